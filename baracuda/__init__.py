@@ -1,0 +1,74 @@
+"""Fused machine-learning primitives, forward and explicit backward, over any array-API array.
+
+Every op is a stateless function: ``bc.swiglu(x)``, ``bc.swiglu_backward(dy, x)``. The library
+picks a backend, records the choice in a plan (``bc.swiglu.plan(x)``) and its SKU, and reuses it.
+"""
+
+from baracuda._version import __version__
+from baracuda.cache import CacheInfo, PlanCache, plan_cache
+from baracuda.dispatch import Dispatch, options
+from baracuda.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    BaracudaError,
+    IndexOutOfRangeError,
+    UnsupportedError,
+)
+from baracuda.op import Op
+from baracuda.ops.elementwise import lerp, lerp_backward
+from baracuda.ops.gated import (
+    geglu,
+    geglu_backward,
+    glu,
+    glu_backward,
+    reglu,
+    reglu_backward,
+    swiglu,
+    swiglu_backward,
+)
+from baracuda.ops.indexing import gather, gather_backward
+from baracuda.ops.pooling import (
+    lp_pool1d,
+    lp_pool1d_backward,
+    lp_pool2d,
+    lp_pool2d_backward,
+)
+from baracuda.ops.rope import rope, rope_backward
+from baracuda.plan import Plan
+from baracuda.sku import KernelSku, PrecisionGuarantee
+
+__all__ = [
+    "ArgumentTypeError",
+    "ArgumentValueError",
+    "BaracudaError",
+    "CacheInfo",
+    "Dispatch",
+    "IndexOutOfRangeError",
+    "KernelSku",
+    "Op",
+    "Plan",
+    "PlanCache",
+    "PrecisionGuarantee",
+    "UnsupportedError",
+    "__version__",
+    "gather",
+    "gather_backward",
+    "geglu",
+    "geglu_backward",
+    "glu",
+    "glu_backward",
+    "lerp",
+    "lerp_backward",
+    "lp_pool1d",
+    "lp_pool1d_backward",
+    "lp_pool2d",
+    "lp_pool2d_backward",
+    "options",
+    "plan_cache",
+    "reglu",
+    "reglu_backward",
+    "rope",
+    "rope_backward",
+    "swiglu",
+    "swiglu_backward",
+]

@@ -1,0 +1,248 @@
+"""Run a body block by block into the result, so that its temporaries stay in the cache.
+
+Along an axis that every output has, no element depends on another: such axes are cut. Axes that
+an input lacks are cut last, so that what broadcasts (a table of angles) is computed once a block.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from baracuda import body
+from baracuda.libraries import Array
+from baracuda.shapes import Label, Pattern
+from baracuda.spec import Prepared, Problem, Runner
+
+# Elements per block: a handful of float32 temporaries of this size fit a core's own cache. Halving
+# or doubling it costs 10% on the gated ops, a tenth of it 40%.
+BLOCK = 1 << 15
+
+Cut: TypeAlias = Mapping[str, slice]
+"""A block, as a slice of each label."""
+
+
+def prepare(problem: Problem) -> Prepared:
+    """The body in blocks where there is more than one, else at once."""
+    form = _Form(problem)
+    steps = form.steps()
+    if not steps:
+        run, variant = body.runner(problem), ""
+    else:
+        run, variant = _runner(problem, form, steps), f"blocks of {BLOCK}"
+    return Prepared(
+        run=run,
+        kernel="body",
+        variant=variant,
+        arch=problem.library.arch(problem.device),
+        precision=body.precision(problem),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """One half of a packed array."""
+
+    axis: int
+    extent: int
+    second: bool
+
+    def __call__(self, x: Array) -> Array:
+        along = slice(self.extent, None) if self.second else slice(self.extent)
+        return x[(slice(None),) * self.axis + (along,)]
+
+
+class _Form:
+    """A problem without packing and without implied inputs: one pattern for every array."""
+
+    def __init__(self, problem: Problem) -> None:
+        spec, given = problem.spec, set(problem.signature.names)
+        self.problem = problem
+        self.halves: dict[str, _Half] = {}
+        counted = {n: axis for n, axis in spec.counted.items() if n not in given}
+        self.counts = {name: int(problem.axes[axis]) for name, axis in counted.items()}  # type: ignore[arg-type]
+        wanted = given | set(self.counts)
+        packed = spec.packed
+        if packed is not None and packed.other not in given:
+            wanted.add(packed.other)
+            axis = problem.options[packed.axis]
+            shape = next(x.shape for x in problem.given if x.name == packed.array)
+            for second, name in enumerate(packed.order(problem.options)):
+                self.halves[name] = _Half(axis, shape[axis] // 2, bool(second))
+        self.signature = next(s for s in spec.signatures if set(s.names) == wanted)
+        self.free = {
+            term.name
+            for pattern in self.signature.outputs
+            for term in pattern.terms
+            if term.group
+            or term.name in spec.counted.values()
+            or (spec.elementwise and term.factor == 1)
+        }
+
+    def arrays(self, given: Sequence[Array]) -> list[Array]:
+        """The inputs, in the order of the op's parameters, absent ones None."""
+        known = dict(zip(self.problem.spec.arrays, given, strict=False))
+        if self.halves:
+            packed = known[self.problem.spec.packed.array]  # type: ignore[union-attr]
+            known.update({name: half(packed) for name, half in self.halves.items()})
+        for name, extent in self.counts.items():
+            known[name] = np.arange(extent, dtype=np.int32)
+        return [known.get(name) for name in self.problem.spec.arrays]
+
+    def outs(self, outs: Sequence[Array]) -> list[Array]:
+        """The outputs, a packed one as its halves."""
+        if len(outs) == len(self.signature.outputs):
+            return list(outs)
+        return [self.halves[p.name.removeprefix("d")](outs[0]) for p in self.signature.outputs]
+
+    def labels(self, pattern: Pattern) -> tuple[Label, ...]:
+        return pattern.labels(self.problem.axes)
+
+    def patterns(self) -> list[Pattern | None]:
+        """The pattern of each of the op's parameters."""
+        known = {p.name: p for p in self.signature.inputs}
+        return [known.get(name) for name in self.problem.spec.arrays]
+
+    def steps(self) -> dict[str, tuple[int, int]]:
+        """Extent and step of every label that is cut, the outermost first; none for one block."""
+        shapes = {x.name: x.shape for x in self.problem.given}
+        total = max(x.size for x in (*self.problem.given, *self.problem.outputs))
+        if total < 2 * BLOCK or 0 in (x.size for x in self.problem.outputs):
+            return {}
+        extents: dict[str, int] = {}
+        lacking: dict[str, bool] = {}
+        first = self.signature.outputs[0]
+        for label, extent in zip(self.labels(first), first.shape(self.problem.axes), strict=True):
+            if label.term.name in self.free:
+                extents[label.name] = extent
+                lacking[label.name] = False
+        for pattern in self.signature.inputs:
+            shape = shapes.get(pattern.name)
+            have = {
+                label.name
+                for i, label in enumerate(self.labels(pattern))
+                if not label.term.or_one or shape is None or shape[i] != 1
+            }
+            for name in lacking:
+                lacking[name] |= name not in have
+        out: dict[str, tuple[int, int]] = {}
+        for name in sorted(extents, key=lambda n: lacking[n]):
+            if total <= BLOCK:
+                break
+            each = total // max(extents[name], 1)
+            step = max(1, BLOCK // max(each, 1))
+            out[name] = (extents[name], step)
+            total = each * step
+        return out
+
+
+def _cuts(steps: Mapping[str, tuple[int, int]]) -> Iterator[Cut]:
+    names = list(steps)
+    ranges = [range(0, extent, step) for extent, step in steps.values()]
+    for starts in itertools.product(*ranges):
+        yield {n: slice(at, at + steps[n][1]) for n, at in zip(names, starts, strict=True)}
+
+
+def _indexer(labels: Sequence[Label], cut_names: Iterable[str]) -> Callable[[Cut, Array], Array]:
+    """Takes a block's part out of one array."""
+    names = [label.name if label.name in cut_names else "" for label in labels]
+    maybe = {i for i, label in enumerate(labels) if label.term.or_one}
+    whole = slice(None)
+
+    def part(cut: Cut, x: Array) -> Array:
+        return x[
+            tuple(
+                [
+                    whole if not name or (i in maybe and x.shape[i] == 1) else cut[name]
+                    for i, name in enumerate(names)
+                ]
+            )
+        ]
+
+    return part
+
+
+def _runner(problem: Problem, form: _Form, steps: Mapping[str, tuple[int, int]]) -> Runner:
+    evaluate = body.evaluator(problem)
+    library, compute = problem.library, problem.library.dtype(problem.compute_dtype)
+    takes = [p and _indexer(form.labels(p), steps) for p in form.patterns()]
+    puts = [_indexer(form.labels(p), steps) for p in form.signature.outputs]
+
+    def run(
+        arrays: Sequence[Array],
+        outs: tuple[Array, ...] | None,
+        accumulate: bool,
+        scalars: Mapping[str, Any],
+    ) -> Any:
+        results = outs or tuple(
+            library.empty(x.shape, x.dtype, arrays[0], x.strides) for x in problem.outputs
+        )
+        inputs, targets = form.arrays(arrays), form.outs(results)
+
+        def block(cut: Cut) -> None:
+            parts = [
+                take if take is None or x is None else take(cut, x)
+                for take, x in zip(takes, inputs, strict=True)
+            ]
+            values = evaluate(parts, scalars)
+            for put, target, value in zip(puts, targets, values, strict=True):
+                view = put(cut, target)
+                view[...] = view.astype(compute) + value if accumulate else value
+
+        on_threads(block, _cuts(steps))
+        return results if len(results) > 1 else results[0]
+
+    return run
+
+
+_WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_pool: ThreadPoolExecutor | None = None
+_pool_lock = threading.Lock()
+
+
+def on_threads(task: Callable[[Any], None], items: Iterable[Any]) -> None:
+    """Run `task` on every item, this thread among the workers, floating-point warnings off."""
+    remaining = iter(items)
+    # A generator may not be advanced by two threads at once.
+    lock = threading.Lock()
+
+    def drain() -> None:
+        with np.errstate(all="ignore"):
+            while True:
+                with lock:
+                    item = next(remaining, None)
+                if item is None:
+                    return
+                task(item)
+
+    helpers = [_shared_pool().submit(drain) for _ in range(_WORKERS - 1)]
+    try:
+        drain()
+    finally:
+        for helper in helpers:
+            helper.result()
+
+
+def _shared_pool() -> ThreadPoolExecutor:
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max(_WORKERS - 1, 1), "baracuda")
+        return _pool
+
+
+def _forget_pool() -> None:
+    """A forked child has the pool's record but none of its threads."""
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)

@@ -1,0 +1,193 @@
+"""Gather and scatter-add on NumPy: `bincount` for dense indices, sorted segments for sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from baracuda import body
+from baracuda.check import out_of_range
+from baracuda.libraries import Array
+from baracuda.sku import PrecisionGuarantee
+from baracuda.spec import Operand, Prepared, Problem
+
+# Entries per bincount: its bins, twice as wide as float32, stay in the cache.
+_ENTRIES = 1 << 14
+# With fewer than one entry for this many bins, sorting the entries is less than zeroing the bins.
+_SPARSE = 8
+
+
+def _check(problem: Problem, index: Array) -> None:
+    """IndexError for an entry out of range, in one pass: a negative one is a huge unsigned one."""
+    if problem.options["mode"] != "raise" or not index.size:
+        return
+    once = index[tuple(slice(1) if s == 0 else slice(None) for s in index.strides)]
+    extent = problem.axes["n"]
+    if once.view(f"u{index.itemsize}").max() >= extent:
+        bad = np.nonzero((index < 0) | (index >= extent))
+        raise out_of_range(problem, "index", extent, index, bad)
+
+
+def _operand(problem: Problem, name: str) -> Operand:
+    return next(x for x in problem.given if x.name == name)
+
+
+def _one_index_per_row(problem: Problem) -> bool:
+    """Whether the index varies along its axis alone, as in an embedding."""
+    x, axis = _operand(problem, "index"), problem.options["axis"]
+    if x.strides is None:
+        return all(n == 1 for i, n in enumerate(x.shape) if i != axis)
+    return all(s == 0 for i, s in enumerate(x.strides) if i != axis)
+
+
+def _line(index: Array, axis: int) -> Array:
+    """The entries of an index that varies along `axis` alone."""
+    return index[tuple(slice(None) if i == axis else 0 for i in range(index.ndim))]
+
+
+def gather(problem: Problem) -> Prepared:
+    """Whole rows by `take` where one index serves a row; the body elsewhere."""
+    index = _operand(problem, "index")
+    rows = _one_index_per_row(problem) and problem.options["mode"] == "raise" and index.size > 0
+    plain = body.runner(problem)
+    axis = problem.options["axis"]
+    region = tuple(slice(None) if i == axis else slice(n) for i, n in enumerate(index.shape))
+
+    def run(
+        arrays: Sequence[Array],
+        outs: tuple[Array, ...] | None,
+        accumulate: bool,
+        scalars: Mapping[str, Any],
+    ) -> Any:
+        src, at = arrays
+        _check(problem, at)
+        # The range was checked above; numpy's own check would run once more over a copy.
+        result = np.take(src[region], _line(at, axis), axis=axis, mode="clip")
+        if outs is None:
+            return np.asarray(result, order="C")
+        outs[0][...] = result
+        return outs[0]
+
+    return Prepared(
+        run=run if rows else plain,
+        kernel="take" if rows else "body",
+        variant="rows" if rows else "",
+        arch=problem.library.arch(problem.device),
+        precision=body.precision(problem),
+    )
+
+
+def scatter(problem: Problem) -> Prepared:
+    """Bins where the index is dense, segments of sorted entries where it is sparse or in rows."""
+    index, axis = _operand(problem, "index"), problem.options["axis"]
+    entries, bins = index.shape[axis], problem.axes["n"]
+    rows = _one_index_per_row(problem)
+    segments = rows or entries * _SPARSE <= bins
+    adds = _add_rows if rows else _add_segments if segments else _add_bins
+    library, out = problem.library, problem.outputs[0]
+    accumulator = problem.compute_dtype if segments else "float64"
+
+    def run(
+        arrays: Sequence[Array],
+        outs: tuple[Array, ...] | None,
+        accumulate: bool,
+        scalars: Mapping[str, Any],
+    ) -> Array:
+        values, at = arrays
+        _check(problem, at)
+        if outs is None:
+            result = np.zeros(out.shape, library.dtype(out.dtype))
+        else:
+            (result,) = outs
+            if not accumulate:
+                result[...] = 0
+        region = tuple(slice(None) if i == axis else slice(n) for i, n in enumerate(at.shape))
+        with np.errstate(all="ignore"):
+            adds(problem, values, at, result[region], axis)
+        return result
+
+    return Prepared(
+        run=run,
+        kernel="reduceat" if segments else "bincount",
+        variant="rows" if rows else "entries" if segments else f"blocks of {_ENTRIES}",
+        arch=library.arch(problem.device),
+        precision=PrecisionGuarantee(accumulator, accumulator, True, True),
+    )
+
+
+def _segments(ids: Array, values: Array, dtype: Any) -> tuple[Array, Array]:
+    """The distinct `ids` and the sum of the `values` of each, in their given order."""
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
+    return ids[starts], np.add.reduceat(values[order].astype(dtype, copy=False), starts, axis=0)
+
+
+def _valid(problem: Problem, index: Array) -> Array:
+    return (index >= 0) & (index < problem.axes["n"])
+
+
+def _add_rows(problem: Problem, values: Array, at: Array, out: Array, axis: int) -> None:
+    """One index for a whole row: sort the rows, add the runs."""
+    if not at.size:
+        return
+    ids, rows = _line(at, axis), np.moveaxis(values, axis, 0)
+    keep = _valid(problem, ids)
+    if not keep.all():
+        ids, rows = ids[keep], rows[keep]
+    if ids.size:
+        hit, sums = _segments(ids, rows, problem.library.dtype(problem.compute_dtype))
+        target = np.moveaxis(out, axis, 0)
+        target[hit] = target[hit].astype(sums.dtype) + sums
+
+
+def _lines(values: Array, at: Array, out: Array, axis: int, width: int) -> Iterator[Any]:
+    """Blocks of whole lines along `axis`, as matrices; `width` elements a line."""
+    values, at, out = (np.moveaxis(x, axis, -1) for x in (values, at, out))
+    lead = at.shape[:-1]
+    if not at.size:
+        return
+    step = max(1, _ENTRIES // max(width, 1))
+    if not lead:
+        yield values[None], at[None], out[None]
+        return
+    # Lines that are not contiguous share cache lines with their neighbours: take 16 at a time.
+    step = max(step, 1 if values.strides[-1] == values.itemsize else 16)
+    for outer in np.ndindex(lead[:-1]):
+        for start in range(0, lead[-1], step):
+            block = (*outer, slice(start, start + step))
+            yield values[block], at[block], out[block]
+
+
+def _flat(problem: Problem, at: Array) -> tuple[Array, int]:
+    """Bins of a block of lines, numbered through; entries out of range go to one bin past all."""
+    bins = problem.axes["n"]
+    total = at.shape[0] * bins
+    flat = at.astype(np.intp) + (np.arange(at.shape[0]) * bins)[:, None]
+    if problem.options["mode"] == "drop":
+        flat = np.where(_valid(problem, at), flat, total)
+    return flat.ravel(), total
+
+
+def _add_bins(problem: Problem, values: Array, at: Array, out: Array, axis: int) -> None:
+    """Count into bins in float64, a few lines at a time."""
+    width = max(problem.axes["n"], at.shape[axis])
+    for part, index, target in _lines(values, at, out, axis, width):
+        flat, total = _flat(problem, index)
+        weights = part.reshape(-1).astype(np.float64, copy=False)
+        sums = np.bincount(flat, weights, total + 1)[:total].reshape(target.shape)
+        target[...] = target.astype(np.float64) + sums
+
+
+def _add_segments(problem: Problem, values: Array, at: Array, out: Array, axis: int) -> None:
+    """Sort the few entries of many lines, touch only the elements that they hit."""
+    for part, index, target in _lines(values, at, out, axis, at.shape[axis]):
+        flat, total = _flat(problem, index)
+        dtype = problem.library.dtype(problem.compute_dtype)
+        hit, sums = _segments(flat, part.reshape(-1), dtype)
+        if hit[-1] == total:
+            hit, sums = hit[:-1], sums[:-1]
+        line, column = np.divmod(hit, problem.axes["n"])
+        target[line, column] = target[line, column].astype(dtype) + sums

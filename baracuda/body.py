@@ -1,0 +1,82 @@
+"""Run an op's own body: up to the accumulate dtype, through the body, one rounding at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from baracuda.check import indices
+from baracuda.libraries import Array
+from baracuda.spec import Problem, Runner
+from baracuda.sku import PrecisionGuarantee
+
+
+def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
+    """``(arrays, scalars) -> results`` in the accumulate dtype, without looking at values."""
+    body, options = problem.spec.body, problem.options
+    if problem.dtype == problem.compute_dtype:
+
+        def plain(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
+            result = body(*arrays, **options, **scalars)
+            return result if type(result) is tuple else (result,)
+
+        return plain
+
+    compute = problem.library.dtype(problem.compute_dtype)
+    astype = problem.library.xp.astype
+    narrow = [x is not None and x.name not in problem.spec.integers for x in problem.inputs]
+
+    def widened(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
+        wide = [
+            astype(x, compute) if cast and x is not None else x
+            for x, cast in zip(arrays, narrow, strict=False)
+        ]
+        result = body(*wide, **options, **scalars)
+        return result if type(result) is tuple else (result,)
+
+    return widened
+
+
+def runner(problem: Problem) -> Runner:
+    """The runner of the body over whole arrays."""
+    evaluate, library = evaluator(problem), problem.library
+    dtype = library.dtype(problem.dtype)
+    checked = problem.options.get("mode") == "raise"
+    # Whoever differentiates or traces keeps the layout that falls out; a copy would be recorded.
+    layouts = [x.strides for x in problem.outputs] if not problem.mode else None
+
+    def run(
+        arrays: Sequence[Array],
+        outs: tuple[Array, ...] | None,
+        accumulate: bool,
+        scalars: Mapping[str, Any],
+    ) -> Any:
+        if checked:
+            indices(problem, arrays)
+        with library.quiet():
+            results = evaluate(arrays, scalars)
+            if outs is None:
+                results = tuple(
+                    x if x.dtype == dtype else library.xp.astype(x, dtype) for x in results
+                )
+                if layouts is not None:
+                    results = tuple(map(library.conform, results, layouts))
+            else:
+                for out, value in zip(outs, results, strict=True):
+                    library.assign(out, value, accumulate)
+                results = outs
+        return results if len(results) > 1 else results[0]
+
+    return run
+
+
+def ordered(problem: Problem) -> bool:
+    """Whether the library adds what collides in a fixed order; devices scatter by atomics."""
+    scatters = problem.spec.adjoint_of is not None and "index" in problem.spec.integers
+    return not scatters or any(host in problem.device.lower() for host in ("cpu", "none"))
+
+
+def precision(problem: Problem) -> PrecisionGuarantee:
+    """What the body guarantees: one dtype throughout, in the library's own order."""
+    compute, fixed = problem.compute_dtype, ordered(problem)
+    return PrecisionGuarantee(compute, compute, fixed, fixed)

@@ -1,0 +1,277 @@
+"""From a spec and arguments to a `Problem`, or to the error that says what does not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral, Real
+from typing import Any
+
+from baracuda import layouts
+from baracuda.dispatch import Choices
+from baracuda.dtypes import FLOATS, INDICES
+from baracuda.errors import IndexOutOfRangeError, type_error, value_error
+from baracuda.libraries import Array, Facts, Library, library_of
+from baracuda.shapes import Axes, Binder, Signature
+from baracuda.spec import Normaliser, Operand, OpSpec, Problem
+
+
+def integer(op: str, name: str, value: Any) -> int:
+    """An integer, of Python or NumPy."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise type_error(op, name, "an integer", repr(value))
+    return int(value)
+
+
+def flag(op: str, name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise type_error(op, name, "True or False", repr(value))
+    return value
+
+
+def real(op: str, name: str, value: Any) -> float:
+    """A real number, of Python or NumPy."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise type_error(op, name, "a real number", repr(value))
+    return float(value)
+
+
+def choice(*values: Any) -> Normaliser:
+    """One of `values`."""
+
+    def normalise(op: str, name: str, value: Any) -> Any:
+        if value not in values:
+            raise value_error(op, name, "one of " + ", ".join(map(repr, values)), repr(value))
+        return value
+
+    return normalise
+
+
+def positive(*, inf: bool = False) -> Normaliser:
+    """A real number above 0, infinity included where `inf`."""
+
+    def normalise(op: str, name: str, value: Any) -> float:
+        number = real(op, name, value)
+        if not number > 0 or (math.isinf(number) and not inf):
+            raise value_error(op, name, "a number > 0" if inf else "a finite number > 0", value)
+        return number
+
+    return normalise
+
+
+def optional(inner: Normaliser) -> Normaliser:
+    """None, or what `inner` takes."""
+    return lambda op, name, value: None if value is None else inner(op, name, value)
+
+
+def sizes(count: int) -> Normaliser:
+    """An integer >= 1 for all of `count` axes, or one for each."""
+
+    def normalise(op: str, name: str, value: Any) -> tuple[int, ...]:
+        many = tuple(value) if isinstance(value, (tuple, list)) else (value,) * count
+        many = tuple(integer(op, name, v) for v in many)
+        if len(many) != count:
+            raise value_error(op, name, f"{count} sizes", value)
+        if min(many) < 1:
+            raise value_error(op, name, "sizes >= 1", value)
+        return many
+
+    return normalise
+
+
+def shape(op: str, name: str, value: Any) -> tuple[int, ...]:
+    """A shape: integers >= 0."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise type_error(op, name, "a tuple of integers", repr(value))
+    extents = tuple(integer(op, name, v) for v in value)
+    if min(extents, default=0) < 0:
+        raise value_error(op, name, "extents >= 0", extents)
+    return extents
+
+
+def arguments(
+    spec: OpSpec, names: Mapping[str, Normaliser], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`given` and the defaults, normalised, in the order of `names`."""
+    out = {}
+    for name, normalise in names.items():
+        if name not in given and name not in spec.defaults:
+            raise type_error(spec.name, name, "a value", "none", "the keyword is required")
+        out[name] = normalise(spec.name, name, given.get(name, spec.defaults.get(name)))
+    return out
+
+
+def problem(
+    spec: OpSpec, arrays: Sequence[Array], given: Mapping[str, Any], choices: Choices
+) -> Problem:
+    """Validate a call.
+
+    Raises
+    ------
+    TypeError
+        No array, libraries or devices or floating dtypes mixed, a dtype or option of the
+        wrong kind.
+    ValueError
+        Shapes or option values that do not fit.
+    """
+    named = dict(zip(spec.arrays, arrays, strict=False))
+    library, facts = _facts(spec, named)
+    dtype = _dtypes(spec, facts)
+    options = arguments(spec, spec.options, given)
+    signature, axes = _bind(spec, facts, options)
+    inputs = tuple(
+        Operand(name, f.dtype, f.shape, layouts.canonical(f.shape, f.strides))
+        if (f := facts.get(name))
+        else None
+        for name in spec.arrays
+    )
+    state = library.state([x for x in named.values() if x is not None])
+    mode, switch = state or ("", False)
+    if choices.deterministic is None:
+        choices = replace(choices, deterministic=switch)
+    return Problem(
+        spec,
+        signature,
+        library,
+        next(iter(facts.values())).device,
+        mode,
+        axes,
+        inputs,
+        _outputs(spec, signature, axes, inputs, dtype),
+        options,
+        choices,
+    )
+
+
+def traced(arrays: Sequence[Array]) -> bool:
+    """Whether a framework is tracing these arrays."""
+    try:
+        state = library_of(arrays[0]).state(arrays)
+    except (IndexError, TypeError):
+        return False
+    return state is not None and state[0] == "traced"
+
+
+def _facts(spec: OpSpec, named: Mapping[str, Array]) -> tuple[Library, dict[str, Facts]]:
+    """The library, and the facts of every array given."""
+    facts: dict[str, Facts] = {}
+    libraries: dict[str, Library] = {}
+    first = spec.arrays[0]
+    for name, x in named.items():
+        if x is None and name != first:
+            continue
+        try:
+            libraries[name] = library_of(x)
+            facts[name] = libraries[name].describe(x)
+        except TypeError as error:
+            raise type_error(spec.name, name, *_split(str(error))) from None
+        for what, own, want in (
+            ("an array of library", libraries[name].name, libraries[first].name),
+            ("device", facts[name].device, facts[first].device),
+        ):
+            if own != want:
+                raise type_error(spec.name, name, f"{what} {want} (as {first})", own)
+    return libraries[first], facts
+
+
+def _split(text: str) -> tuple[str, str]:
+    expected, _, got = text.removeprefix("expected ").partition(", got ")
+    return expected, got
+
+
+def _dtypes(spec: OpSpec, facts: Mapping[str, Facts]) -> str:
+    """The dtype that all arrays but the integer ones share."""
+    dtype, first = "", ""
+    for name, fact in facts.items():
+        if name in spec.integers:
+            if fact.dtype not in INDICES:
+                raise type_error(spec.name, name, "int32 or int64", fact.dtype)
+        elif fact.dtype not in spec.dtypes:
+            allowed = "a floating dtype" if spec.dtypes == FLOATS else "a dtype of the array API"
+            raise type_error(spec.name, name, f"{allowed} ({', '.join(spec.dtypes)})", fact.dtype)
+        elif not dtype:
+            dtype, first = fact.dtype, name
+        elif fact.dtype != dtype:
+            raise type_error(spec.name, name, f"{dtype} (as {first})", fact.dtype)
+    return dtype
+
+
+def _bind(
+    spec: OpSpec, facts: Mapping[str, Facts], options: dict[str, Any]
+) -> tuple[Signature, Axes]:
+    """The form that the arrays fit, and its axes; options are completed in place."""
+    shapes = {name: fact.shape for name, fact in facts.items()}
+    forms = [s for s in spec.signatures if set(s.names) == set(shapes)]
+    if not forms:
+        takes = " or ".join(f"({', '.join(s.names)})" for s in spec.signatures)
+        raise type_error(spec.name, "arrays", takes, f"({', '.join(shapes)})")
+    failures: list[tuple[bool, ValueError]] = []
+    for form in forms:
+        trial = dict(options)
+        try:
+            axes = Binder(spec.name, trial, spec.hints).bind(
+                form, shapes, spec.derived, spec.resolve
+            )
+        except ValueError as error:
+            ranks = all(p.fits_rank(len(shapes[p.name])) for p in form.inputs if not p.is_option)
+            failures.append((not ranks, error))
+        else:
+            options.update(trial)
+            return form, axes
+    # Of several forms, the first one whose ranks fit explains best what does not.
+    raise min(failures, key=lambda failure: failure[0])[1]
+
+
+def _outputs(
+    spec: OpSpec,
+    signature: Signature,
+    axes: Axes,
+    inputs: Sequence[Operand | None],
+    dtype: str,
+) -> tuple[Operand, ...]:
+    """The outputs, dense: in C order, or as their primal where the op is elementwise."""
+    known = {x.name: x for x in inputs if x is not None}
+    out = []
+    for pattern in signature.outputs:
+        extents = pattern.shape(axes)
+        primal = known.get(pattern.name.removeprefix("d"), known[signature.names[0]])
+        strides = None
+        if spec.elementwise and primal.strides and len(primal.shape) == len(extents):
+            order = layouts.dense_order(primal.shape, primal.strides)
+            if order is not None:
+                strides = layouts.canonical(extents, layouts.in_order(extents, order))
+        out.append(Operand(pattern.name, dtype, extents, strides))
+    return tuple(out)
+
+
+def indices(problem: Problem, arrays: Sequence[Array]) -> None:
+    """Look for entries out of range where ``mode="raise"`` and the values can be read at once.
+
+    Raises
+    ------
+    IndexError
+        Naming the first bad value and where it stands.
+    """
+    if problem.options.get("mode") != "raise":
+        return
+    for name, x in zip(problem.spec.arrays, arrays, strict=False):
+        axis = problem.spec.integers.get(name)
+        if axis is None or not problem.library.readable(x):
+            continue
+        extent, xp = problem.axes[axis], problem.library.xp
+        bad = (x < 0) | (x >= extent)
+        if bool(xp.any(bad)):
+            raise out_of_range(problem, name, extent, x, xp.nonzero(bad))
+
+
+def out_of_range(
+    problem: Problem, name: str, extent: Any, x: Array, where: Sequence[Array]
+) -> IndexError:
+    """The error for the first of the bad entries whose coordinates are `where`."""
+    position = tuple(int(axis[0]) for axis in where)
+    return IndexOutOfRangeError(
+        f"{problem.spec.name}: {name}: expected 0 <= i < {extent}, "
+        f"got {int(x[position])} at position {position}"
+    )

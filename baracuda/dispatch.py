@@ -1,0 +1,101 @@
+"""The options that every op takes besides its own, and the block that sets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypedDict, Unpack
+
+from baracuda.errors import type_error, value_error
+from baracuda.sku import KernelSku
+
+
+class Dispatch(TypedDict, total=False):
+    """Keywords that say how to run an op, not what it computes."""
+
+    backend: str | None
+    """Force this backend; a forced backend never falls back."""
+    deterministic: bool | None
+    """True: bit-stable run to run, or an error. None: the framework's global switch."""
+    max_workspace_bytes: int | None
+    """Refuse plans that need more scratch memory than this."""
+    autotune: bool
+    """Measure the variants once, keep the fastest."""
+    sku: KernelSku | str | None
+    """Make this recorded choice again, or say why it cannot be made here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """`Dispatch` with every keyword given; hashable, part of a plan's key."""
+
+    backend: str | None = None
+    deterministic: bool | None = None
+    max_workspace_bytes: int | None = None
+    autotune: bool = False
+    sku: KernelSku | None = None
+
+    def but(self, op: str, given: Mapping[str, Any]) -> Choices:
+        """These choices with `given` put in, checked."""
+        for name, value in given.items():
+            kinds, text = _KINDS[name]
+            if not isinstance(value, kinds) or (name == "max_workspace_bytes" and value is True):
+                raise type_error(op, name, text, repr(value))
+        limit = given.get("max_workspace_bytes") or 0
+        if limit < 0:
+            raise value_error(op, "max_workspace_bytes", "a size >= 0", limit)
+        if isinstance(given.get("sku"), str):
+            given = {**given, "sku": KernelSku.from_json(given["sku"])}
+        return replace(self, **given)
+
+
+_NONE = type(None)
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "backend": ((str, _NONE), "the name of a backend or None"),
+    "deterministic": ((bool, _NONE), "True, False or None"),
+    "max_workspace_bytes": ((int, _NONE), "a number of bytes or None"),
+    "autotune": ((bool,), "True or False"),
+    "sku": ((KernelSku, str, _NONE), "a KernelSku, its JSON text or None"),
+}
+NAMES = frozenset(field.name for field in fields(Choices))
+DEFAULT = Choices()
+
+current: ContextVar[Choices] = ContextVar("baracuda_options", default=DEFAULT)
+"""What `options` set for the running block."""
+
+
+@contextmanager
+def options(**dispatch: Unpack[Dispatch]) -> Iterator[None]:
+    """Set dispatch options for a block, in this thread or task only.
+
+    A keyword given to an op wins over the block, an inner block over an outer one. While a
+    framework traces, only keywords count: what is traced must not depend on where it was traced.
+
+    Parameters
+    ----------
+    **dispatch
+        Any of `Dispatch`'s keywords.
+
+    Raises
+    ------
+    TypeError
+        For an unknown keyword or a value of the wrong type.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> with bc.options(backend="array_api"):
+    ...     plan = bc.reglu.plan(np.ones((2, 4)))
+    >>> plan.sku.backend
+    'array_api'
+    """
+    unknown = sorted(set(dispatch) - NAMES)
+    if unknown:
+        raise type_error("options", unknown[0], f"one of {', '.join(sorted(NAMES))}", "that")
+    token = current.set(current.get().but("options", dispatch))
+    try:
+        yield
+    finally:
+        current.reset(token)

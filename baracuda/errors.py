@@ -1,0 +1,62 @@
+"""Exceptions and the one place where their messages are built.
+
+Every exception is also the built-in that fits it, so callers may catch ``ValueError`` as well as
+`BaracudaError`. Messages read ``op: argument: expected …, got … [axis values]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class BaracudaError(Exception):
+    """Base of all exceptions raised by baracuda."""
+
+
+class ArgumentTypeError(BaracudaError, TypeError):
+    """An argument of the wrong kind: not an array, wrong dtype, mixed libraries or devices."""
+
+
+class ArgumentValueError(BaracudaError, ValueError):
+    """An argument of the right kind whose shape or value does not fit."""
+
+
+class IndexOutOfRangeError(BaracudaError, IndexError):
+    """An entry of an index array lies outside the axis that it indexes."""
+
+
+class UnsupportedError(BaracudaError, NotImplementedError):
+    """No backend takes the problem; the message lists each backend's reason."""
+
+
+def message(
+    op: str,
+    argument: str,
+    expected: str,
+    got: object,
+    axes: Mapping[str, Any] | None = None,
+    hint: str = "",
+) -> str:
+    """Build ``op: argument: expected …, got … [axes]; hint``."""
+    text = f"{op}: {argument}: expected {expected}, got {got}"
+    if axes:
+        text += " [" + ", ".join(f"{name}={value}" for name, value in axes.items()) + "]"
+    return f"{text}; {hint}" if hint else text
+
+
+def type_error(op: str, argument: str, expected: str, got: object, hint: str = "") -> TypeError:
+    """Build an `ArgumentTypeError`."""
+    return ArgumentTypeError(message(op, argument, expected, got, None, hint))
+
+
+def value_error(
+    op: str,
+    argument: str,
+    expected: str,
+    got: object,
+    axes: Mapping[str, Any] | None = None,
+    hint: str = "",
+) -> ValueError:
+    """Build an `ArgumentValueError`."""
+    return ArgumentValueError(message(op, argument, expected, got, axes, hint))

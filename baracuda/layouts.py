@@ -1,0 +1,111 @@
+"""Strides: which layouts are dense, which are the same, and which overlap in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+Shape: TypeAlias = tuple[int, ...]
+
+# Beyond this many steps the exact overlap test gives up and the answer is "may overlap".
+_OVERLAP_WORK = 20_000
+
+
+def contiguous(shape: Shape) -> Shape:
+    """The C-order strides of `shape`, in elements."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def canonical(shape: Shape, strides: Shape | None) -> Shape | None:
+    """None for C order, else the strides with those of axes of extent 1 set to 0.
+
+    An axis of extent 1 is never stepped along, and an empty array never read, so their strides
+    make no difference to any kernel.
+    """
+    if strides is None or 0 in shape:
+        return None
+    same = all(
+        n == 1 or have == want
+        for n, have, want in zip(shape, strides, contiguous(shape), strict=True)
+    )
+    if same:
+        return None
+    return tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
+
+
+def dense_order(shape: Shape, strides: Shape) -> tuple[int, ...] | None:
+    """The axes from the slowest to the fastest where the elements fill a block, else None."""
+    order = sorted(range(len(shape)), key=lambda i: (shape[i] != 1, -strides[i], i))
+    step = 1
+    for i in reversed(order):
+        if shape[i] != 1 and strides[i] != step:
+            return None
+        step *= shape[i]
+    return tuple(order)
+
+
+def in_order(shape: Shape, order: Sequence[int]) -> Shape:
+    """The dense strides of `shape` whose axes run from slowest to fastest as `order` says."""
+    strides = [0] * len(shape)
+    permuted = contiguous(tuple(shape[i] for i in order))
+    for axis, step in zip(order, permuted, strict=True):
+        strides[axis] = step
+    return tuple(strides)
+
+
+def kind(shape: Shape, strides: Shape | None) -> str:
+    """``contiguous``, ``dense`` or ``strided``, of canonical strides."""
+    if strides is None:
+        return "contiguous"
+    return "strided" if dense_order(shape, strides) is None else "dense"
+
+
+class _Phantom:
+    """An array interface over an address that is never read."""
+
+    def __init__(self, address: int, shape: Shape, strides: Shape, itemsize: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{itemsize}",
+            "shape": shape,
+            "strides": strides,
+            "data": (address, True),
+        }
+
+
+Memory: TypeAlias = tuple[int, Shape, Shape, int]
+"""Address, shape, strides in bytes, bytes per element."""
+
+
+def overlap(a: Memory, b: Memory) -> bool:
+    """Whether any byte belongs to both arrays; True where that is too costly to decide."""
+    if 0 in a[1] or 0 in b[1]:
+        return False
+    try:
+        return bool(
+            np.shares_memory(
+                np.asarray(_Phantom(*a)), np.asarray(_Phantom(*b)), max_work=_OVERLAP_WORK
+            )
+        )
+    except np.exceptions.TooHardError:
+        return True
+
+
+def overlaps_itself(memory: Memory) -> bool:
+    """Whether two elements of one array share memory (a stride of 0, a sliding window)."""
+    _, shape, strides, itemsize = memory
+    if 0 in shape:
+        return False
+    steps = sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1)
+    reach = itemsize
+    for step, extent in steps:
+        if step < reach:
+            return True
+        reach = step * (extent - 1) + reach
+    return False

@@ -1,0 +1,160 @@
+"""One adapter per array library: the facts of an array that a plan depends on, and its allocator.
+
+An array's library is found from its type, once per type, without importing anything: an array of a
+library can only exist where that library is loaded.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from baracuda.dtypes import name_of
+from baracuda.layouts import Shape
+
+Array: TypeAlias = Any
+"""Any array-API array. Results have the type of the first array given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What `check` reads off an array. `strides` are in elements, None where there are none."""
+
+    dtype: str
+    shape: Shape
+    strides: Shape | None
+    device: str
+
+
+class Library:
+    """What baracuda asks of an array library; the defaults fit any array-API namespace.
+
+    Attributes
+    ----------
+    name : str
+        The library's name, as it stands in plan keys.
+    xp : module
+        Its array-API namespace.
+    writable : bool
+        Whether `out=` arrays are possible.
+    """
+
+    name: str
+    xp: Any
+    writable: bool = True
+
+    def facts(self, x: Array) -> Hashable:
+        """The cheapest hashable value that tells apart any two arrays needing two plans."""
+        return (self.name, x.dtype, x.shape, str(self.device_of(x)))
+
+    def describe(self, x: Array) -> Facts:
+        """The facts of `x` under their portable names."""
+        return Facts(name_of(x.dtype), tuple(x.shape), self.strides(x), str(self.device_of(x)))
+
+    def strides(self, x: Array) -> Shape | None:
+        """The strides of `x` in elements, None where the library does not have them."""
+        return None
+
+    def device_of(self, x: Array) -> Any:
+        """The library's own device object, None where tracing hides it."""
+        return getattr(x, "device", None)
+
+    def state(self, arrays: Sequence[Array]) -> tuple[str, bool] | None:
+        """Mode (``""``, ``"autograd"``, ``"traced"``) and global determinism; None: plain."""
+        return None
+
+    def readable(self, x: Array) -> bool:
+        """Whether the values of `x` can be looked at without waiting for a device."""
+        return str(self.device_of(x)).lower().startswith("cpu")
+
+    def dtype(self, name: str) -> Any:
+        """The library's dtype object called `name`; AttributeError where it has none."""
+        return getattr(self.xp, name)
+
+    def empty(self, shape: Shape, dtype: str, like: Array, strides: Shape | None) -> Array:
+        """A new array on the device of `like`, in C order unless dense `strides` are given."""
+        return self.xp.empty(shape, dtype=self.dtype(dtype), device=self.device_of(like))
+
+    def conform(self, x: Array, strides: Shape | None) -> Array:
+        """`x` in C order, or in the dense order of `strides`; as it is without a layout."""
+        return x
+
+    def assign(self, out: Array, value: Array, accumulate: bool) -> None:
+        """Write `value` into `out`, or add it in the dtype of `value`, rounding once."""
+        if accumulate:
+            value = self.xp.astype(out, value.dtype) + value
+        out[...] = self.xp.astype(value, out.dtype, copy=False)
+
+    def memory(self, x: Array) -> tuple[int, Shape] | None:
+        """Address of the first element and strides in bytes, None where there is no such thing."""
+        return None
+
+    def frozen(self, x: Array) -> bool:
+        """Whether writing to `x` is forbidden."""
+        return False
+
+    def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array | None:
+        """Zeros of `shape` with `values` added at `index`, all in range; None: no fast route."""
+        return None
+
+    def arch(self, device: str) -> str:
+        """The architecture that computes on `device`, for the SKU."""
+        return platform.machine() if device.lower().startswith("cpu") else device
+
+    def quiet(self) -> AbstractContextManager[Any]:
+        """A block in which floating-point exceptions neither warn nor raise."""
+        return nullcontext()
+
+
+_ADAPTERS = {"numpy": "numpy", "torch": "torch", "jax": "jax", "jaxlib": "jax"}
+_LOADED: dict[str, Library] = {}
+_BY_TYPE: dict[type, Library] = {}
+
+# Looked up on every call, so without a step in between: type -> the adapter's own method. The
+# second has only the types whose library has a state at all.
+FACTS: dict[type, Callable[[Array], Hashable]] = {type(None): lambda x: None}
+STATES: dict[type, Callable[[Sequence[Array]], tuple[str, bool] | None]] = {}
+
+
+def library(name: str) -> Library:
+    """The adapter called `name` (``numpy``, ``torch``, ``jax``); imports the library."""
+    if name not in _LOADED:
+        _LOADED[name] = import_module(f"baracuda.libraries.{name}").ADAPTER
+    return _LOADED[name]
+
+
+def library_of(x: Array) -> Library:
+    """The adapter for the library that `x` belongs to.
+
+    Raises
+    ------
+    TypeError
+        Where `x` is not an array of any library.
+    """
+    kind = type(x)
+    found = _BY_TYPE.get(kind)
+    if found is None:
+        found = _detect(x)
+        if type(found).state is not Library.state:
+            STATES[kind] = found.state
+        FACTS[kind] = found.facts
+        _BY_TYPE[kind] = found
+    return found
+
+
+def _detect(x: Array) -> Library:
+    for base in type(x).__mro__:
+        root = base.__module__.partition(".")[0]
+        if root in _ADAPTERS and hasattr(x, "dtype") and hasattr(x, "shape"):
+            adapter = library(_ADAPTERS[root])
+            if adapter.name == "numpy" and base.__name__ in ("matrix", "MaskedArray"):
+                break
+            return adapter
+    else:
+        if hasattr(x, "__array_namespace__"):
+            return import_module("baracuda.libraries.array_api").adapter(x)
+    raise TypeError(f"expected an array, got {type(x).__module__}.{type(x).__qualname__}")

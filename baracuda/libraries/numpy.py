@@ -1,0 +1,74 @@
+"""NumPy: facts, allocation and floating-point state of its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import Any
+
+import array_api_compat.numpy
+import numpy as np
+
+from baracuda.layouts import Shape, dense_order
+from baracuda.libraries import Array, Library
+
+
+class NumPy(Library):
+    """Arrays of NumPy, its subclasses without semantics of their own, and its scalars."""
+
+    name = "numpy"
+    xp = array_api_compat.numpy
+
+    def facts(self, x: Array) -> Hashable:
+        return ("numpy", x.dtype, x.shape, x.strides)
+
+    def strides(self, x: Array) -> Shape | None:
+        # A step that is no whole number of elements (a field of a record) has no stride in
+        # elements; it only has to be told apart from a dense one.
+        size = x.dtype.itemsize
+        return tuple(s // size if s % size == 0 else s * size + 1 for s in x.strides)
+
+    def device_of(self, x: Array) -> Any:
+        return "cpu"
+
+    def dtype(self, name: str) -> Any:
+        if name == "bfloat16":
+            return np.dtype(_ml_dtypes().bfloat16)
+        return np.dtype(name)
+
+    def empty(self, shape: Shape, dtype: str, like: Array, strides: Shape | None) -> Array:
+        if strides is None:
+            return np.empty(shape, self.dtype(dtype))
+        order = dense_order(shape, strides) or tuple(range(len(shape)))
+        permuted = np.empty([shape[i] for i in order], self.dtype(dtype))
+        return permuted.transpose(np.argsort(order))
+
+    def conform(self, x: Array, strides: Shape | None) -> Array:
+        if strides is None:
+            # Unlike ascontiguousarray this keeps rank 0.
+            return np.asarray(x, order="C")
+        if self.strides(x) == strides:
+            return x
+        out = self.empty(x.shape, x.dtype.name, x, strides)
+        out[...] = x
+        return out
+
+    def memory(self, x: Array) -> tuple[int, Shape] | None:
+        return x.__array_interface__["data"][0], x.strides
+
+    def frozen(self, x: Array) -> bool:
+        return not x.flags.writeable
+
+    def quiet(self) -> AbstractContextManager[Any]:
+        return np.errstate(all="ignore")
+
+
+def _ml_dtypes() -> Any:
+    try:
+        return import_module("ml_dtypes")
+    except ImportError:
+        raise TypeError("bfloat16 in NumPy needs ml-dtypes: pip install 'baracuda[bf16]'") from None
+
+
+ADAPTER = NumPy()

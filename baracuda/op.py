@@ -1,0 +1,260 @@
+"""``@op``: from one decorated function to a public op, its plans and its place in the registry."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from baracuda import check
+from baracuda.cache import plan_cache
+from baracuda.dispatch import DEFAULT, NAMES, current
+from baracuda.dtypes import FLOATS
+from baracuda.errors import ArgumentTypeError
+from baracuda.libraries import FACTS, STATES, Array, library_of
+from baracuda.plan import Plan, make
+from baracuda.spec import Case, Kernel, Normaliser, OpSpec, Packed, Resolver, signatures
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# What looking up an alias raises for a new type, no array at all, or a keyword without a hash.
+_UNFIT = (KeyError, IndexError, TypeError, AttributeError, RuntimeError)
+_NOTHING: dict[str, Any] = {}
+
+registry: dict[str, Op[Any, Any]] = {}
+"""Every op by its public name."""
+
+
+class Route(Protocol):
+    """What a framework does with calls that need more than a plain run.
+
+    Asked only where the library's `state` reports a mode: autograd, transforms, tracing.
+    """
+
+    def takes(self, op: Op[Any, Any], arrays: Sequence[Array], mode: str) -> bool:
+        """Whether this call is the route's."""
+
+    def call(self, op: Op[Any, Any], arrays: Sequence[Array], options: dict[str, Any]) -> Any:
+        """Compute it."""
+
+
+routes: dict[str, Route] = {}
+"""The route of each library; without one, such calls run the differentiable body."""
+
+
+class Op(Generic[P, R]):
+    """A public op: callable as its function, with plans.
+
+    Attributes
+    ----------
+    spec : OpSpec
+        What the op's block declares.
+    """
+
+    def __init__(self, function: Callable[P, R], spec: OpSpec) -> None:
+        self.spec = spec
+        self._name = spec.name
+        self._scalars = tuple(spec.scalars)
+        functools.update_wrapper(self, function)
+        whole = inspect.signature(function)
+        own = [p for p in whole.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        self._own = whole.replace(parameters=own)
+
+    def __repr__(self) -> str:
+        return f"<op {self.spec.name}>"
+
+    def __reduce__(self) -> str:
+        return self.spec.name
+
+    def __call__(self, *arrays: P.args, **options: P.kwargs) -> R:
+        scalars = self._split(options) if self._scalars else _NOTHING
+        try:
+            alias = self._alias(arrays, options)
+            plan = plan_cache.find(alias)
+        except _UNFIT:
+            plan = None
+        if plan is None or (routes and alias[1] is not None):
+            self._signature_check(arrays, {**options, **scalars})
+            route = self._route(arrays)
+            if route is not None:
+                return route.call(self, arrays, {**options, **scalars})  # type: ignore[no-any-return]
+            plan = plan or self._find(arrays, options)
+        if self._scalars:
+            scalars = check.arguments(self.spec, self.spec.scalars, scalars)
+        return plan.run(arrays, None, False, scalars)  # type: ignore[no-any-return]
+
+    def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan:
+        """Choose once: the plan that a call with these arguments runs.
+
+        Takes the op's own arguments. The run-time values among them are checked and not kept;
+        they may be left out.
+
+        Returns
+        -------
+        Plan
+
+        Raises
+        ------
+        TypeError, ValueError, NotImplementedError
+            As the op itself does.
+        """
+        given: dict[str, Any] = dict(options)
+        scalars = self._split(given)
+        self._signature_check(arrays, {**dict.fromkeys(self._scalars, 0.0), **given})
+        for name, value in scalars.items():
+            self.spec.scalars[name](self.spec.name, name, value)
+        try:
+            plan = plan_cache.find(self._alias(arrays, given))
+        except _UNFIT:
+            plan = None
+        return plan or self._find(arrays, given)
+
+    def planned(self, *arrays: P.args, **options: P.kwargs) -> tuple[R, Plan]:
+        """The result, and the plan that made it."""
+        given: dict[str, Any] = dict(options)
+        scalars = self._split(given)
+        self._signature_check(arrays, {**given, **scalars})
+        plan = self.plan(*arrays, **given)  # type: ignore[call-arg,arg-type]
+        return plan(*arrays, **scalars), plan
+
+    def _split(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Take the run-time values out of `given`."""
+        return {name: given.pop(name) for name in self._scalars if name in given}
+
+    def _alias(self, arrays: Sequence[Any], options: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The cheap key of a call: facts of the arrays, keywords as written, what is in force.
+
+        One of `_UNFIT` where an array or keyword cannot be part of it; `check` says why.
+        """
+        state_of = STATES.get(type(arrays[0]))
+        state = None if state_of is None else state_of(arrays)
+        return (
+            self._name,
+            state,
+            tuple([FACTS[type(x)](x) for x in arrays]),
+            tuple([(k, v, type(v)) for k, v in options.items()]) if options else (),
+            current.get() if state is None or state[0] != "traced" else DEFAULT,
+        )
+
+    def _signature_check(self, arrays: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """The errors of any Python call: too many arrays, an unknown or missing keyword."""
+        try:
+            self._own.bind(*arrays, **{k: v for k, v in options.items() if k not in NAMES})
+        except TypeError as error:
+            raise ArgumentTypeError(f"{self.spec.name}: {error}") from None
+
+    def _route(self, arrays: Sequence[Any]) -> Route | None:
+        state_of = STATES.get(type(arrays[0]))
+        state = state_of and state_of(arrays)
+        if not state or not state[0]:
+            return None
+        route = routes.get(library_of(arrays[0]).name)
+        return route if route and route.takes(self, arrays, state[0]) else None
+
+    def _find(self, arrays: Sequence[Any], options: Mapping[str, Any]) -> Plan:
+        """The plan for a call whose alias is not known."""
+        dispatch = {name: value for name, value in options.items() if name in NAMES}
+        own = {name: value for name, value in options.items() if name not in NAMES}
+        block = DEFAULT if check.traced(arrays) else current.get()
+        problem = check.problem(self.spec, arrays, own, block.but(self.spec.name, dispatch))
+        try:
+            # Only now are all types known.
+            alias = self._alias(arrays, options)
+            hash(alias)
+        except _UNFIT:
+            alias = None
+        seen = (alias[2], alias[1]) if alias else (None, None)
+        return plan_cache.get(alias, problem, lambda p: make(p, self._sibling, seen))
+
+    def _sibling(self, plan: Plan, arrays: Sequence[Any]) -> Plan:
+        """The plan for the same problem in the layout of `arrays`."""
+        problem = plan.problem
+        dispatch = {name: getattr(problem.choices, name) for name in NAMES - {"sku"}}
+        if problem.choices.sku is not None:
+            dispatch["backend"] = problem.choices.sku.backend
+        options = {**problem.options, **dispatch}
+        try:
+            found = plan_cache.find(self._alias(arrays, options))
+        except _UNFIT:
+            found = None
+        return found or self._find(arrays, options)
+
+
+def op(
+    *forms: str,
+    category: str,
+    options: Mapping[str, Normaliser] | None = None,
+    scalars: Mapping[str, Normaliser] | None = None,
+    dtypes: tuple[str, ...] = FLOATS,
+    integers: Mapping[str, str | None] | None = None,
+    resolve: Resolver | None = None,
+    derived: tuple[str, ...] = (),
+    hints: Mapping[str, str] | None = None,
+    adjoint_of: str | None = None,
+    elementwise: bool = False,
+    inplace: bool = False,
+    packed: Packed | None = None,
+    counted: Mapping[str, str] | None = None,
+    kernel: Kernel | None = None,
+    cases: tuple[Case, ...] = (),
+) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Declare an op; see `OpSpec` for what each keyword says.
+
+    The decorated function's signature and docstring are the public ones. Its body is the
+    definition in array-API terms, called with arrays in the accumulate dtype and normalised
+    options.
+
+    Raises
+    ------
+    ValueError
+        Where the declaration contradicts the function or itself.
+    """
+
+    def decorate(function: Callable[P, R]) -> Op[P, R]:
+        parameters = inspect.signature(function).parameters
+        spec = OpSpec(
+            name=function.__name__,
+            category=category,
+            body=function,
+            signatures=signatures(forms),
+            options=dict(options or {}),
+            scalars=dict(scalars or {}),
+            defaults={
+                name: p.default
+                for name, p in parameters.items()
+                if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
+            },
+            dtypes=dtypes,
+            integers=dict(integers or {}),
+            resolve=resolve,
+            derived=derived,
+            hints=dict(hints or {}),
+            adjoint_of=adjoint_of,
+            elementwise=elementwise,
+            inplace=inplace,
+            packed=packed,
+            counted=dict(counted or {}),
+            kernel=kernel,
+            cases=cases,
+        )
+        _consistent(spec, parameters)
+        registry[spec.name] = made = Op(function, spec)
+        return made
+
+    return decorate
+
+
+def _consistent(spec: OpSpec, parameters: Mapping[str, inspect.Parameter]) -> None:
+    arrays = tuple(n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY)
+    keywords = {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    for what, declared, real in (
+        ("arrays", spec.arrays, arrays),
+        ("options", set(spec.options) | set(spec.scalars), keywords),
+        ("integers", set(spec.integers), set(spec.integers) & set(arrays)),
+    ):
+        if declared != real:
+            raise ValueError(
+                f"@op {spec.name}: {what}: {declared} declared, {real} in the function"
+            )

@@ -1,0 +1,269 @@
+"""From a problem to a plan: choose a backend, let it prepare, record what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from baracuda import backends, layouts
+from baracuda._version import __version__
+from baracuda.check import arguments
+from baracuda.errors import type_error, value_error
+from baracuda.libraries import FACTS, STATES, Array, Library, library_of
+from baracuda.sku import KernelSku
+from baracuda.spec import Operand, Prepared, Problem
+
+
+class Plan:
+    """A choice made once: which kernel, on which backend, for arrays of these shapes.
+
+    A plan holds no array. It is tied to shapes, dtypes, library and device; arrays of another
+    layout run through the sibling plan of that layout. Plans are immutable and may be called
+    from any thread.
+
+    Attributes
+    ----------
+    sku : KernelSku
+        What runs and what it guarantees.
+    why : tuple of (str, str)
+        Every backend passed over, with its reason.
+    workspace_size : int
+        Bytes of scratch memory per call.
+    problem : Problem
+        The validated call that this plan was made for.
+    run : callable
+        ``(arrays, outs, accumulate, scalars) -> result``, without any check.
+    """
+
+    __slots__ = (
+        "_facts", "_sibling", "_state", "problem", "run", "sku", "why", "workspace_size",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        problem: Problem,
+        prepared: Prepared,
+        sku: KernelSku,
+        why: tuple[tuple[str, str], ...],
+        sibling: Callable[[Plan, Sequence[Array]], Plan],
+        seen: tuple[Hashable, Hashable],
+    ) -> None:
+        self.problem = problem
+        self.sku = sku
+        self.why = why
+        self.workspace_size = prepared.workspace_size
+        self.run = prepared.run
+        self._sibling = sibling
+        self._facts, self._state = seen
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.sku}>"
+
+    def __call__(
+        self, *arrays: Array, out: Any = None, accumulate: bool = False, **scalars: Any
+    ) -> Any:
+        """Run on arrays of the planned shapes, dtypes, library and device.
+
+        Parameters
+        ----------
+        *arrays
+            As the op takes them.
+        out : array or tuple of arrays, optional
+            Where to write, of the outputs' shapes, dtypes, library and device. May be exactly an
+            input where the op is safe in place.
+        accumulate : bool, optional
+            Add into `out` instead, rounding once. For gradients.
+        **scalars
+            The op's run-time values, such as `weight`.
+
+        Returns
+        -------
+        array or tuple of arrays
+            `out` where it was given.
+
+        Raises
+        ------
+        ValueError
+            For arrays or outputs that do not fit the plan, naming the difference; for an `out`
+            that overlaps an input in part.
+        NotImplementedError
+            For `out` with arrays that cannot be written to, and for `accumulate` with an op that
+            is no gradient.
+        """
+        if scalars or self.problem.spec.scalars:
+            scalars = self._scalars(scalars)
+        plan = self
+        try:
+            fits = tuple([FACTS[type(x)](x) for x in arrays]) == self._facts
+            if fits and type(arrays[0]) in STATES:
+                fits = STATES[type(arrays[0])](arrays) == self._state
+        except (KeyError, IndexError, AttributeError, TypeError, RuntimeError):
+            fits = False
+        if not fits:
+            plan = self._fitting(arrays)
+        if out is None and not accumulate:
+            return plan.run(arrays, None, False, scalars)
+        return plan.run(arrays, plan._outs(arrays, out, accumulate), accumulate, scalars)
+
+    def _scalars(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        spec = self.problem.spec
+        for name in given:
+            if name not in spec.scalars:
+                takes = ", ".join(spec.scalars) or "no run-time values"
+                hint = "a structural option is part of the plan" if name in spec.options else ""
+                raise type_error(spec.name, name, takes, "that keyword", hint)
+        return arguments(spec, spec.scalars, given)
+
+    def _fitting(self, arrays: Sequence[Array]) -> Plan:
+        """This plan or its sibling for the layout of `arrays`."""
+        spec, ours = self.problem.spec, self.problem
+        given = [x for x in arrays if x is not None]
+        if len(given) != len(ours.given):
+            raise value_error(spec.name, "plan", f"{len(ours.given)} arrays", len(given))
+        for x, operand in zip(given, ours.given, strict=True):
+            library = library_of(x)
+            has = library.describe(x)
+            for what, got, want in (
+                ("library", library.name, ours.library.name),
+                ("shape", has.shape, operand.shape),
+                ("dtype", has.dtype, operand.dtype),
+                ("device", has.device, ours.device),
+            ):
+                if got != want:
+                    raise value_error(
+                        spec.name,
+                        operand.name,
+                        f"{what} {want} (as planned)",
+                        got,
+                        None,
+                        "make another plan",
+                    )
+        return self._sibling(self, arrays)
+
+    def _outs(self, arrays: Sequence[Array], out: Any, accumulate: bool) -> tuple[Array, ...]:
+        """The outputs given, checked; nothing has been written when this fails."""
+        problem, op = self.problem, self.problem.spec.name
+        if not problem.library.writable:
+            raise NotImplementedError(f"{op}: out: arrays of {problem.library.name} are immutable")
+        if accumulate and not problem.spec.accumulates:
+            raise NotImplementedError(f"{op}: accumulate: only gradients add into their outputs")
+        if out is None:
+            raise value_error(op, "accumulate", "out= to add into", "none")
+        outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        if len(outs) != len(problem.outputs):
+            raise value_error(op, "out", f"{len(problem.outputs)} arrays", len(outs))
+        for x, operand in zip(outs, problem.outputs, strict=True):
+            self._fits(x, operand)
+        spans = [(x.name, a) for x, a in zip(problem.inputs, arrays, strict=False) if x is not None]
+        for i, x in enumerate(outs):
+            self._apart(x, spans, outs[:i])
+        return outs
+
+    def _fits(self, x: Array, operand: Operand) -> None:
+        problem, op = self.problem, self.problem.spec.name
+        library = library_of(x)
+        has = library.describe(x)
+        for what, got, want in (
+            ("library", library.name, problem.library.name),
+            ("device", has.device, problem.device),
+            ("dtype", has.dtype, operand.dtype),
+            ("shape", has.shape, operand.shape),
+        ):
+            if got != want:
+                raise value_error(op, f"out ({operand.name})", f"{what} {want}", got)
+        if library.frozen(x):
+            raise value_error(op, f"out ({operand.name})", "a writable array", "a read-only one")
+
+    def _apart(self, x: Array, inputs: Sequence[tuple[str, Array]], outs: Sequence[Array]) -> None:
+        """Outputs may be exactly an input where the op allows it, and overlap nothing else."""
+        spec, library = self.problem.spec, self.problem.library
+        own = _memory(library, x)
+        if own is None:
+            return
+        if layouts.overlaps_itself(own):
+            raise value_error(spec.name, "out", "elements apart", "an array that overlaps itself")
+        for name, other in [*inputs, *(("another output", o) for o in outs)]:
+            memory = _memory(library, other)
+            if memory is None or not layouts.overlap(own, memory):
+                continue
+            if memory == own and spec.inplace and name != "another output":
+                continue
+            raise value_error(
+                spec.name,
+                "out",
+                f"memory apart from {name}",
+                "an overlap",
+                None,
+                "this op is safe in place on the whole array" if spec.inplace else "",
+            )
+
+
+def _memory(library: Library, x: Array) -> layouts.Memory | None:
+    place = library.memory(x)
+    if place is None:
+        return None
+    address, strides = place
+    return address, tuple(x.shape), strides, x.dtype.itemsize
+
+
+def make(
+    problem: Problem,
+    sibling: Callable[[Plan, Sequence[Array]], Plan],
+    seen: tuple[Hashable, Hashable],
+) -> Plan:
+    """Choose a backend, let it prepare, and record what it will run.
+
+    Raises
+    ------
+    ValueError
+        Where the choice of `sku=` cannot be made again here.
+    NotImplementedError
+        Where no backend takes the problem.
+    """
+    wanted = problem.choices.sku
+    if wanted is not None:
+        problem = _as_recorded(problem, wanted)
+    name, prepared, why = backends.choose(problem)
+    sku = KernelSku(
+        category=problem.spec.category,
+        op=problem.spec.name,
+        dtype=problem.dtype,
+        index_dtype=problem.index_dtype,
+        layout=problem.layout,
+        backend=name,
+        arch=prepared.arch,
+        kernel=prepared.kernel,
+        variant=prepared.variant,
+        version=__version__,
+        precision=prepared.precision,
+    )
+    if wanted is not None and sku != wanted:
+        differing = [f for f in _SKU_FIELDS if getattr(sku, f) != getattr(wanted, f)]
+        raise value_error(
+            sku.op,
+            "sku",
+            ", ".join(f"{f} {getattr(wanted, f)}" for f in differing),
+            ", ".join(f"{getattr(sku, f)}" for f in differing) + " here",
+        )
+    return Plan(problem, prepared, sku, why, sibling, seen)
+
+
+_SKU_FIELDS = tuple(field.name for field in fields(KernelSku))
+
+
+def _as_recorded(problem: Problem, sku: KernelSku) -> Problem:
+    """`problem` with the backend of `sku` forced, where the record is of such a problem."""
+    for what, want, got in (
+        ("op", problem.spec.name, sku.op),
+        ("dtype", problem.dtype, sku.dtype),
+        ("index_dtype", problem.index_dtype, sku.index_dtype),
+        ("layout", problem.layout, sku.layout),
+        ("version", __version__, sku.version),
+    ):
+        if want != got:
+            raise value_error(problem.spec.name, "sku", f"one of {what} {want}", got)
+    forced = problem.choices.backend
+    if forced is not None and forced != sku.backend:
+        raise value_error(problem.spec.name, "sku", f"one of backend {forced}", sku.backend)
+    return replace(problem, choices=replace(problem.choices, backend=sku.backend))

@@ -1,0 +1,283 @@
+"""The shape language: parse ``"dy[*b n], x[*b 2n] -> dx[*b 2n]"``, bind its axes to real shapes.
+
+A signature names the axes of every array. ``n`` is one axis, ``2n`` twice its extent, ``*b`` a
+group of any number of axes, ``n?`` an axis of extent ``n`` or 1, ``*i<=b`` a group no larger than
+``*b`` axis by axis, ``n@axis`` the axis that the option ``axis`` points at. ``shape(*b n)`` in
+parentheses is an option that holds a shape.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from baracuda.errors import value_error
+from baracuda.layouts import Shape
+
+Axes: TypeAlias = dict[str, int | Shape]
+
+_PATTERN = re.compile(r"\s*(\w+)\s*([\[(])([^\])]*)[\])]\s*")
+_TERM = re.compile(r"(\*?)(\d*)([a-z]\w*)(\??)(?:<=(\w+))?(?:@(\w+))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One axis, or one group of axes, of an array."""
+
+    name: str
+    group: bool = False
+    factor: int = 1
+    or_one: bool = False
+    bound: str | None = None
+    marker: str | None = None
+
+    def __str__(self) -> str:
+        factor = "" if self.factor == 1 else str(self.factor)
+        bound = f"<={self.bound}" if self.bound else ""
+        return f"{'*' * self.group}{factor}{self.name}{'?' * self.or_one}{bound}"
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The axes of one array, or of one option that holds a shape."""
+
+    name: str
+    terms: tuple[Term, ...]
+    is_option: bool = False
+
+    def __str__(self) -> str:
+        return "[" + " ".join(map(str, self.terms)) + "]"
+
+    @cached_property
+    def marker(self) -> str | None:
+        """The option that points at one of these axes."""
+        return next((t.marker for t in self.terms if t.marker), None)
+
+    def fits_rank(self, rank: int) -> bool:
+        """Whether an array of this rank could have these axes."""
+        fixed = sum(not t.group for t in self.terms)
+        return rank == fixed or (rank > fixed and fixed < len(self.terms))
+
+    def labels(self, axes: Mapping[str, Any]) -> tuple[Label, ...]:
+        """What each axis of the bound array is called."""
+        out: list[Label] = []
+        for term in self.terms:
+            if term.group:
+                out += [Label(f"{term.name}{i}", term) for i in range(len(axes[term.name]))]
+            else:
+                out.append(Label(term.name, term))
+        return tuple(out)
+
+    def shape(self, axes: Mapping[str, Any]) -> Shape:
+        """The shape under bound axes."""
+        out: list[int] = []
+        for term in self.terms:
+            value = axes[term.name]
+            out += value if term.group else [term.factor * value]
+        return tuple(out)
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One axis of a bound array: its name, a group's axes numbered, and the term it came from."""
+
+    name: str
+    term: Term
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The axes of all inputs and outputs of one form of an op."""
+
+    text: str
+    inputs: tuple[Pattern, ...]
+    outputs: tuple[Pattern, ...]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The arrays that this form takes."""
+        return tuple(p.name for p in self.inputs if not p.is_option)
+
+
+def parse(text: str) -> Signature:
+    """Read one signature.
+
+    Raises
+    ------
+    ValueError
+        Where the text is not of the language.
+    """
+    left, arrow, right = text.partition("->")
+    if not arrow:
+        raise ValueError(f"signature {text!r}: expected '->'")
+    return Signature(text, _patterns(text, left), _patterns(text, right))
+
+
+def _patterns(text: str, part: str) -> tuple[Pattern, ...]:
+    out, end = [], 0
+    for match in _PATTERN.finditer(part):
+        if part[end : match.start()].strip(" ,"):
+            break
+        name, bracket, body = match.groups()
+        out.append(Pattern(name, tuple(_term(text, t) for t in body.split()), bracket == "("))
+        end = match.end()
+    if not out or part[end:].strip(" ,"):
+        raise ValueError(f"signature {text!r}: cannot read {part[end:]!r}")
+    return tuple(out)
+
+
+def _term(text: str, word: str) -> Term:
+    match = _TERM.match(word)
+    if match is None:
+        raise ValueError(f"signature {text!r}: cannot read the axis {word!r}")
+    star, factor, name, one, bound, marker = match.groups()
+    return Term(name, bool(star), int(factor or 1), bool(one), bound, marker)
+
+
+class Binder:
+    """Binds the axes of one signature, array by array, and explains what does not fit."""
+
+    def __init__(self, op: str, options: dict[str, Any], hints: Mapping[str, str]) -> None:
+        self.op = op
+        self.axes: Axes = {}
+        self._options = options
+        self._hints = hints
+        self._owner: dict[str, str] = {}
+
+    def bind(
+        self,
+        signature: Signature,
+        shapes: Mapping[str, Shape],
+        derived: Sequence[str] = (),
+        resolve: Callable[[str, Axes, dict[str, Any]], Mapping[str, int]] | None = None,
+    ) -> Axes:
+        """Bind every input; `resolve` computes the derived axes from the others.
+
+        Options that mark an axis are made non-negative in place.
+
+        Raises
+        ------
+        ValueError
+            For the first array that does not fit, with the axis and both values.
+        """
+        patterns = sorted(
+            signature.inputs,
+            key=lambda p: (any(t.name in derived for t in p.terms), p.marker is None),
+        )
+        resolved = resolve is None
+        for pattern in patterns:
+            if not resolved and any(t.name in derived for t in pattern.terms):
+                resolved = True
+                self._derive(resolve)
+            shape = self._options[pattern.name] if pattern.is_option else shapes[pattern.name]
+            self._match(pattern, tuple(shape))
+        if not resolved:
+            self._derive(resolve)
+        return self.axes
+
+    def _derive(self, resolve: Any) -> None:
+        for name, value in resolve(self.op, self.axes, self._options).items():
+            self.axes[name] = value
+            self._owner[name] = "the options"
+
+    def _fail(self, pattern: Pattern, expected: str, got: object) -> ValueError:
+        return value_error(
+            self.op, pattern.name, expected, got, self.axes, self._hints.get(pattern.name, "")
+        )
+
+    def _match(self, pattern: Pattern, shape: Shape) -> None:
+        lengths = self._group_lengths(pattern, shape)
+        axis = 0
+        for term in pattern.terms:
+            if not term.group:
+                self._extent(pattern, term, axis, shape[axis])
+                axis += 1
+                continue
+            part = shape[axis : axis + lengths[term.name]]
+            if term.name not in self.axes and term.bound is None:
+                self.axes[term.name] = part
+                self._owner[term.name] = pattern.name
+            else:
+                self._group(pattern, term, axis, part)
+            axis += len(part)
+
+    def _group_lengths(self, pattern: Pattern, shape: Shape) -> dict[str, int]:
+        """How many axes each group of `pattern` has in an array of this shape."""
+        groups = [t for t in pattern.terms if t.group]
+        spare = len(shape) - (len(pattern.terms) - len(groups))
+        lengths: dict[str, int] = {}
+        for term in groups:
+            known = self.axes.get(term.name, self.axes.get(term.bound or ""))
+            if known is not None:
+                lengths[term.name] = len(known)  # type: ignore[arg-type]
+        if pattern.marker and groups[0].name not in lengths and spare >= 0:
+            before = [t.marker for t in pattern.terms].index(pattern.marker)
+            position = self._position(pattern, len(shape)) - (before - 1)
+            last = len(groups) == 1
+            if not (0 <= position <= spare) or (last and position != spare):
+                raise value_error(
+                    self.op,
+                    pattern.marker,
+                    f"an axis that leaves {pattern} of {pattern.name}",
+                    self._options[pattern.marker],
+                    {"shape": shape},
+                )
+            lengths[groups[0].name] = position
+        free = [t.name for t in groups if t.name not in lengths]
+        if len(free) == 1:
+            lengths[free[0]] = spare - sum(lengths.values())
+        if spare < 0 or any(n < 0 for n in lengths.values()) or sum(lengths.values()) != spare:
+            raise self._fail(pattern, f"{pattern}", f"shape {shape} of rank {len(shape)}")
+        return lengths
+
+    def _position(self, pattern: Pattern, rank: int) -> int:
+        name = pattern.marker or ""
+        axis = self._options[name]
+        if not -rank <= axis < rank:
+            raise value_error(
+                self.op, name, f"{-rank} <= {name} < {rank} for {pattern.name} of rank {rank}", axis
+            )
+        self._options[name] = axis % rank
+        return int(axis % rank)
+
+    def _extent(self, pattern: Pattern, term: Term, axis: int, extent: int) -> None:
+        known = self.axes.get(term.name)
+        if known is None:
+            if extent % term.factor:
+                even = "an even extent" if term.factor == 2 else f"a multiple of {term.factor}"
+                raise self._fail(pattern, f"{even} along axis {axis} ({term})", extent)
+            self.axes[term.name] = extent // term.factor
+            self._owner[term.name] = pattern.name
+            return
+        want = term.factor * int(known)  # type: ignore[arg-type]
+        if extent != want and not (term.or_one and extent == 1):
+            owner = self._owner[term.name]
+            either = " or 1" if term.or_one else ""
+            expected = f"{term} = {want}{either} along axis {axis} (as {owner} has it)"
+            raise self._fail(pattern, expected, extent)
+
+    def _group(self, pattern: Pattern, term: Term, axis: int, part: Shape) -> None:
+        known = self.axes.get(term.name)
+        if known is None:
+            limit = self.axes[term.bound or ""]
+            for i, (n, most) in enumerate(zip(part, limit, strict=True)):  # type: ignore[arg-type]
+                if n > most:
+                    owner = self._owner[term.bound or ""]
+                    raise self._fail(
+                        pattern, f"at most {most} along axis {axis + i} (as {owner} has it)", n
+                    )
+            self.axes[term.name] = part
+            self._owner[term.name] = pattern.name
+            return
+        for i, (n, want) in enumerate(zip(part, known, strict=True)):  # type: ignore[arg-type]
+            if n != want and not (term.or_one and n == 1):
+                either = " or 1" if term.or_one else ""
+                owner = self._owner[term.name]
+                raise self._fail(
+                    pattern,
+                    f"{term.name}[{i}] = {want}{either} along axis {axis + i} (as {owner} has it)",
+                    n,
+                )

@@ -1,0 +1,263 @@
+"""Frozen declarations: what an op is, what a problem is, what a backend must answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+from baracuda.dispatch import Choices
+from baracuda.dtypes import FLOATS, named
+from baracuda.layouts import Shape, kind
+from baracuda.libraries import Array, Library
+from baracuda.shapes import Axes, Signature, parse
+from baracuda.sku import PrecisionGuarantee
+
+Normaliser: TypeAlias = Callable[[str, str, Any], Any]
+"""``(op, option, value) -> value``, or an error that names the option."""
+
+Resolver: TypeAlias = Callable[[str, Axes, dict[str, Any]], Mapping[str, int]]
+"""``(op, axes, options) -> derived axes``; may complete the options in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Where the bespoke kernel of an op is found: file, functor and the schedule that maps it."""
+
+    file: str
+    functor: str
+    schedule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One array that holds two others as its halves along an axis.
+
+    The packed problem is the unpacked one on views, for its inputs and for its outputs.
+    """
+
+    array: str
+    other: str
+    axis: str
+    first: str
+
+    def order(self, options: Mapping[str, Any]) -> tuple[str, str]:
+        """The names of the first and the second half."""
+        return (self.other, self.array) if options[self.first] else (self.array, self.other)
+
+
+class Case:
+    """One set of axes and options at which the laws are tried."""
+
+    def __init__(self, axes: Mapping[str, int | Shape], **options: Any) -> None:
+        self.axes = dict(axes)
+        self.options = options
+
+    def __repr__(self) -> str:
+        parts = [f"{k}={v}" for k, v in (*self.axes.items(), *self.options.items())]
+        return ",".join(parts).replace(" ", "")
+
+
+@dataclass(frozen=True, eq=False)
+class OpSpec:
+    """Everything that is derived from an op's block.
+
+    Attributes
+    ----------
+    name, category : str
+        Public name and family.
+    body : callable
+        The array-API definition, in the accumulate dtype: fallback, composite and oracle.
+    signatures : tuple of Signature
+        The forms of the op, chosen by the arrays given and their ranks.
+    options, scalars : mapping
+        Structural options and run-time values, each with its normaliser.
+    defaults : mapping
+        Default of every option and scalar that has one.
+    dtypes : tuple of str
+        dtypes of all arrays that are not `integers`.
+    integers : mapping
+        Integer inputs, each with the axis whose extent bounds its values, or None.
+    resolve, derived
+        Computes the axes named in `derived` from the others and the options.
+    adjoint_of : str or None
+        The forward op whose gradient this is.
+    counted : mapping
+        Optional integer inputs that count 0, 1, ... along an axis when they are not given.
+    elementwise : bool
+        Outputs keep the layout of a dense input.
+    """
+
+    name: str
+    category: str
+    body: Callable[..., Any]
+    signatures: tuple[Signature, ...]
+    options: Mapping[str, Normaliser] = field(default_factory=dict)
+    scalars: Mapping[str, Normaliser] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = FLOATS
+    integers: Mapping[str, str | None] = field(default_factory=dict)
+    resolve: Resolver | None = None
+    derived: tuple[str, ...] = ()
+    hints: Mapping[str, str] = field(default_factory=dict)
+    adjoint_of: str | None = None
+    elementwise: bool = False
+    inplace: bool = False
+    packed: Packed | None = None
+    counted: Mapping[str, str] = field(default_factory=dict)
+    kernel: Kernel | None = None
+    cases: tuple[Case, ...] = ()
+
+    @property
+    def moves(self) -> bool:
+        """Whether elements are only moved, so that nothing has to be computed in a wider dtype."""
+        return "bool" in self.dtypes
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether `accumulate=True` may add into given outputs: gradients do."""
+        return self.adjoint_of is not None
+
+    @cached_property
+    def arrays(self) -> tuple[str, ...]:
+        """All array parameters, in order."""
+        return max((s.names for s in self.signatures), key=len)
+
+
+def signatures(texts: Sequence[str]) -> tuple[Signature, ...]:
+    """Parse the forms of an op."""
+    return tuple(parse(text) for text in texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One array of a problem. `strides` are canonical: None is C order."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    strides: Shape | None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, whatever the strides."""
+        return self.size * named(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A call without its values: validated, normalised, comparable, free of arrays.
+
+    Attributes
+    ----------
+    spec : OpSpec
+    signature : Signature
+        The form that the arrays fit.
+    library : Library
+    device : str
+    mode : str
+        ``""``, ``"autograd"`` (concrete values under differentiation) or ``"traced"``.
+    axes : dict
+        Every axis with its extent.
+    inputs : tuple of Operand or None
+        None for an optional array that was not given.
+    outputs : tuple of Operand
+    options : dict
+        Structural options, normalised.
+    choices : Choices
+        Dispatch options, `deterministic` resolved.
+    """
+
+    spec: OpSpec
+    signature: Signature
+    library: Library
+    device: str
+    mode: str
+    axes: Axes
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand, ...]
+    options: dict[str, Any]
+    choices: Choices
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """What makes two problems the same, as nested tuples of plain values."""
+        c = self.choices
+        return (
+            self.spec.name,
+            self.library.name,
+            self.device,
+            self.mode,
+            tuple(x and (x.name, x.dtype, x.shape, x.strides) for x in self.inputs),
+            tuple(self.options.items()),
+            (c.backend, c.deterministic, c.max_workspace_bytes, c.autotune),
+            c.sku and c.sku.to_json(),
+        )
+
+    @property
+    def given(self) -> tuple[Operand, ...]:
+        """The inputs that were given."""
+        return tuple(x for x in self.inputs if x is not None)
+
+    @cached_property
+    def dtype(self) -> str:
+        """dtype of the primal, which is that of the outputs."""
+        return self.outputs[0].dtype
+
+    @cached_property
+    def compute_dtype(self) -> str:
+        """dtype in which the body runs and sums are kept."""
+        return self.dtype if self.spec.moves else named(self.dtype).accumulate
+
+    @cached_property
+    def index_dtype(self) -> str | None:
+        """dtype of the integer input, where one was given."""
+        return next((x.dtype for x in self.given if x.name in self.spec.integers), None)
+
+    @cached_property
+    def layout(self) -> str:
+        """The least regular layout among the inputs."""
+        kinds = {kind(x.shape, x.strides) for x in self.given}
+        return next(k for k in ("strided", "dense", "contiguous") if k in kinds)
+
+
+Runner: TypeAlias = Callable[
+    [Sequence[Array], "tuple[Array, ...] | None", bool, Mapping[str, Any]], Any
+]
+"""``(arrays, outs, accumulate, scalars) -> result``; ``outs=None`` allocates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a backend made of a problem: the runner, and the facts of it that go into the SKU."""
+
+    run: Runner
+    kernel: str
+    variant: str
+    arch: str
+    precision: PrecisionGuarantee
+    workspace_size: int = 0
+
+
+class Backend(Protocol):
+    """Whoever can compute. Stateless as seen from outside; asked in the registry's order."""
+
+    name: str
+
+    def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
+        """The dtypes for which this backend takes `spec` on plain arrays of `library`."""
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why this backend does not take `problem`, None when it does."""
+
+    def prepare(self, problem: Problem) -> Prepared:
+        """Do all that does not depend on values: choose the kernel, compile, tune."""
