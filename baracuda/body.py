@@ -13,7 +13,17 @@ from baracuda.sku import PrecisionGuarantee
 
 def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
     """``(arrays, scalars) -> results`` in the accumulate dtype, without looking at values."""
-    body, options = problem.spec.body, problem.options
+    body, options, library = problem.spec.body, problem.options, problem.library
+    stored = library.stored_as.get(problem.dtype)
+    if stored is not None and problem.spec.moves:
+
+        def moved(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
+            first, *rest = arrays
+            result = body(library.view(first, stored), *rest, **options, **scalars)
+            return (library.view(result, problem.dtype),)
+
+        return moved
+
     if problem.dtype == problem.compute_dtype:
 
         def plain(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
@@ -22,8 +32,7 @@ def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
 
         return plain
 
-    compute = problem.library.dtype(problem.compute_dtype)
-    astype = problem.library.xp.astype
+    compute, astype = library.dtype(problem.compute_dtype), library.xp.astype
     narrow = [x is not None and x.name not in problem.spec.integers for x in problem.inputs]
 
     def widened(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:

@@ -123,7 +123,9 @@ class PlanCache:
     def _touch(self, entry: _Entry, alias: Hashable | None) -> None:
         self._clock += 1
         entry.used = self._clock
-        if alias is not None and len(entry.aliases) < _MOST_ALIASES:
+        if alias is None or alias in self._aliases:
+            return
+        if len(entry.aliases) < _MOST_ALIASES:
             entry.aliases.append(alias)
             self._aliases[alias] = entry
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 Kind = Literal["float", "int", "uint", "bool", "complex"]
@@ -53,7 +52,6 @@ def named(name: str) -> DType:
     return _TABLE[name]
 
 
-@lru_cache(maxsize=256)
 def name_of(dtype: Any) -> str:
     """The array-API name of any library's dtype object.
 

@@ -9,6 +9,7 @@ from typing import Any
 from baracuda import backends, layouts
 from baracuda._version import __version__
 from baracuda.check import arguments
+from baracuda.dtypes import name_of, named
 from baracuda.errors import type_error, value_error
 from baracuda.libraries import FACTS, STATES, Array, Library, library_of
 from baracuda.sku import KernelSku
@@ -204,7 +205,7 @@ def _memory(library: Library, x: Array) -> layouts.Memory | None:
     if place is None:
         return None
     address, strides = place
-    return address, tuple(x.shape), strides, x.dtype.itemsize
+    return address, tuple(x.shape), strides, named(name_of(x.dtype)).itemsize
 
 
 def make(

@@ -14,28 +14,26 @@ from baracuda.errors import UnsupportedError
 from baracuda.libraries import Array, library
 from baracuda.spec import OpSpec, Prepared, Problem, Runner
 
-# torch computes with these only in part: no arithmetic, no gather, no comparison.
-_STORAGE_ONLY = ("uint16", "uint32", "uint64")
-
-
 class TorchBackend:
     """The body through torch's functions, outside autograd, into tensors of the right layout."""
 
     name = "torch"
 
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
-        return [d for d in spec.dtypes if _refused_dtype(d, library) is None]
+        return [d for d in spec.dtypes if not (d == "bfloat16" and library == "numpy")]
 
     def refuses(self, problem: Problem) -> str | None:
         if problem.mode:
             return f"{problem.mode} tensors need functions that torch can differentiate and trace"
-        reason = _refused_dtype(problem.dtype, problem.library.name)
-        if reason is None and problem.library.name == "numpy":
-            negative = [x.name for x in problem.given if x.strides and min(x.strides) < 0]
-            reason = f"{negative[0]}: torch has no negative strides" if negative else None
-        if reason is None and problem.choices.deterministic and not body.ordered(problem):
-            reason = f"scatter_add on {problem.device} adds in no fixed order"
-        return reason
+        if problem.library.name == "numpy":
+            if problem.dtype == "bfloat16":
+                return "torch.from_numpy has no bfloat16"
+            for x in problem.given:
+                if x.strides and min(x.strides) < 0:
+                    return f"{x.name}: torch has no negative strides"
+        if problem.choices.deterministic and not body.ordered(problem):
+            return f"scatter_add on {problem.device} adds in no fixed order"
+        return None
 
     def prepare(self, problem: Problem) -> Prepared:
         foreign = problem.library.name == "numpy"
@@ -46,14 +44,6 @@ class TorchBackend:
             arch=problem.library.arch(problem.device),
             precision=body.precision(problem),
         )
-
-
-def _refused_dtype(dtype: str, library: str) -> str | None:
-    if dtype in _STORAGE_ONLY:
-        return f"torch only stores {dtype}"
-    if dtype == "bfloat16" and library == "numpy":
-        return "torch.from_numpy has no bfloat16"
-    return None
 
 
 def _runner(problem: Problem) -> Runner:

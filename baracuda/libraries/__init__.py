@@ -7,10 +7,11 @@ library can only exist where that library is loaded.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from baracuda.dtypes import name_of
@@ -41,11 +42,17 @@ class Library:
         Its array-API namespace.
     writable : bool
         Whether `out=` arrays are possible.
+    differentiates : bool
+        Whether gradients may be taken through its functions.
+    stored_as : mapping
+        For each dtype that the library can only store, one of its size that it can move.
     """
 
     name: str
     xp: Any
     writable: bool = True
+    differentiates: bool = True
+    stored_as: Mapping[str, str] = MappingProxyType({})
 
     def facts(self, x: Array) -> Hashable:
         """The cheapest hashable value that tells apart any two arrays needing two plans."""
@@ -74,6 +81,10 @@ class Library:
     def dtype(self, name: str) -> Any:
         """The library's dtype object called `name`; AttributeError where it has none."""
         return getattr(self.xp, name)
+
+    def view(self, x: Array, dtype: str) -> Array:
+        """The bytes of `x` as elements of another dtype of the same size."""
+        return x.view(self.dtype(dtype))
 
     def empty(self, shape: Shape, dtype: str, like: Array, strides: Shape | None) -> Array:
         """A new array on the device of `like`, in C order unless dense `strides` are given."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import array_api_compat.torch
@@ -21,6 +22,7 @@ class Torch(Library):
 
     name = "torch"
     xp = array_api_compat.torch
+    stored_as = MappingProxyType({"uint16": "int16", "uint32": "int32", "uint64": "int64"})
 
     def facts(self, x: Array) -> Hashable:
         return ("torch", x.dtype, x.shape, x.stride(), x.device)

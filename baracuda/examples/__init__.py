@@ -1,0 +1,1 @@
+"""Programs to read: models trained with baracuda alone."""

@@ -1,0 +1,264 @@
+"""A character-level transformer, forward and backward by hand, on any array library.
+
+Read it from top to bottom: how an op is planned once, the parts of the model with each backward
+pass below its forward, the gradient of the whole, and one step of training. There is no autograd
+engine, and nothing here knows which library its arrays come from.
+
+Tokens are flat, [batch * context], and so are the activations, [batch * context, width]; only
+attention looks at them as [batch, head, position, size]. `python -m baracuda train` runs it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from array_api_compat import array_namespace
+
+import baracuda as bc
+
+Array: TypeAlias = Any
+Weights: TypeAlias = dict[str, Array]
+Saved: TypeAlias = tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of the model and settings of its training."""
+
+    vocabulary: int
+    context: int = 64
+    batch: int = 8
+    width: int = 96
+    heads: int = 4
+    hidden: int = 192
+    layers: int = 2
+    learning_rate: float = 2e-3
+    warmup: int = 100
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-8
+    average: float = 0.99
+
+
+class Plans:
+    """The plan of each op and slot: made by the first call, reused by every later one.
+
+    A plan fixes the shapes and the options, so one slot serves all layers. A scalar is no part of
+    it: the weight of `lerp` changes at every step and is handed to the plan with the arrays.
+    """
+
+    def __init__(self) -> None:
+        self.plans: dict[tuple[str, str], Any] = {}
+        self.calls: Counter[tuple[str, str]] = Counter()
+
+    def __call__(
+        self,
+        op: Any,
+        *arrays: Array,
+        slot: str = "",
+        scalars: Mapping[str, float] | None = None,
+        **options: Any,
+    ) -> Array:
+        key, scalars = (op.__name__, slot), scalars or {}
+        self.calls[key] += 1
+        if key not in self.plans:
+            result, self.plans[key] = op.planned(*arrays, **options, **scalars)
+            return result
+        return self.plans[key](*arrays, **scalars)
+
+
+# -- the parts: each forward also returns what its backward needs --------------------------------
+
+
+def rms_norm(x: Array) -> tuple[Array, Saved]:
+    xp = array_namespace(x)
+    scale = 1 / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + 1e-5)
+    y = x * scale
+    return y, (y, scale)
+
+
+def rms_norm_backward(dy: Array, saved: Saved) -> Array:
+    y, scale = saved
+    xp = array_namespace(dy)
+    return (dy - y * xp.mean(dy * y, axis=-1, keepdims=True)) * scale
+
+
+def attention(
+    x: Array, w_qkv: Array, w_out: Array, config: Config, plans: Plans
+) -> tuple[Array, Saved]:
+    xp = array_namespace(x)
+    size = config.width // config.heads
+    x, norm = rms_norm(x)
+    qkv = xp.reshape(x @ w_qkv, (-1, config.context, 3, config.heads, size))
+    qkv = xp.permute_dims(qkv, (2, 0, 3, 1, 4))
+    qk, v = plans(bc.rope, qkv[:2, ...]), qkv[2, ...]
+    q, k = qk[0, ...] / math.sqrt(size), qk[1, ...]
+
+    scores = q @ xp.matrix_transpose(k)
+    scores = scores + xp.triu(xp.full_like(scores[0, 0, ...], -math.inf), k=1)
+    p = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
+    p = p / xp.sum(p, axis=-1, keepdims=True)
+    mixed = xp.reshape(xp.permute_dims(p @ v, (0, 2, 1, 3)), x.shape)
+    return mixed @ w_out, (norm, x, q, k, v, p, mixed)
+
+
+def attention_backward(
+    dy: Array, saved: Saved, w_qkv: Array, w_out: Array, config: Config, plans: Plans
+) -> tuple[Array, Array, Array]:
+    norm, x, q, k, v, p, mixed = saved
+    xp = array_namespace(dy)
+    size = config.width // config.heads
+    dmixed = xp.reshape(dy @ w_out.T, (-1, config.context, config.heads, size))
+    dmixed = xp.permute_dims(dmixed, (0, 2, 1, 3))
+    dv = xp.matrix_transpose(p) @ dmixed
+    dp = dmixed @ xp.matrix_transpose(v)
+    dscores = p * (dp - xp.sum(dp * p, axis=-1, keepdims=True))
+    dq, dk = dscores @ k / math.sqrt(size), xp.matrix_transpose(dscores) @ q
+
+    dqk = plans(bc.rope_backward, xp.stack([dq, dk]))
+    dqkv = xp.permute_dims(xp.concat([dqk, dv[None, ...]]), (1, 3, 0, 2, 4))
+    dqkv = xp.reshape(dqkv, (-1, 3 * config.width))
+    return rms_norm_backward(dqkv @ w_qkv.T, norm), x.T @ dqkv, mixed.T @ dy
+
+
+def mlp(x: Array, w_up: Array, w_down: Array, plans: Plans) -> tuple[Array, Saved]:
+    x, norm = rms_norm(x)
+    up = x @ w_up  # the value and its gate, side by side
+    gated = plans(bc.swiglu, up)
+    return gated @ w_down, (norm, x, up, gated)
+
+
+def mlp_backward(
+    dy: Array, saved: Saved, w_up: Array, w_down: Array, plans: Plans
+) -> tuple[Array, Array, Array]:
+    norm, x, up, gated = saved
+    dup = plans(bc.swiglu_backward, dy @ w_down.T, up)
+    return rms_norm_backward(dup @ w_up.T, norm), x.T @ dup, gated.T @ dy
+
+
+def cross_entropy(logits: Array, targets: Array, plans: Plans) -> tuple[Array, Saved]:
+    xp = array_namespace(logits)
+    logits = logits - xp.max(logits, axis=-1, keepdims=True)
+    logp = logits - xp.log(xp.sum(xp.exp(logits), axis=-1, keepdims=True))
+    picked = plans(bc.gather, logp, targets[:, None], axis=-1, slot="label")
+    return -xp.mean(picked), (logp, picked, targets)
+
+
+def cross_entropy_backward(saved: Saved, plans: Plans) -> Array:
+    logp, picked, targets = saved
+    xp = array_namespace(logp)
+    share = 1 / targets.shape[0]
+    dlogp = plans(
+        bc.gather_backward,
+        xp.full_like(picked, -share),
+        targets[:, None],
+        axis=-1,
+        src_shape=logp.shape,
+        slot="label",
+    )
+    return dlogp + share * xp.exp(logp)
+
+
+# -- the model -----------------------------------------------------------------------------------
+
+
+def initial_weights(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:
+    """The weights as NumPy arrays, so that every library can start from the same ones."""
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> np.ndarray[Any, Any]:
+        return gain / math.sqrt(rows) * rng.standard_normal((rows, columns))
+
+    width, hidden, residual = config.width, config.hidden, 1 / math.sqrt(2 * config.layers)
+    weights = {"embedding": rng.standard_normal((config.vocabulary, width))}
+    for i in range(config.layers):
+        weights[f"qkv{i}"] = matrix(width, 3 * width)
+        weights[f"out{i}"] = matrix(width, width, residual)
+        weights[f"up{i}"] = matrix(width, 2 * hidden)
+        weights[f"down{i}"] = matrix(hidden, width, residual)
+    return weights | {"head": matrix(width, config.vocabulary, 0.1)}
+
+
+def forward(w: Weights, tokens: Array, config: Config, plans: Plans) -> tuple[Array, list[Saved]]:
+    """The logits, [batch * context, vocabulary], and a stack of what the backward needs."""
+    xp = array_namespace(tokens)
+    # One index for all columns of a row: where the library has views, no index is ever copied.
+    index = xp.broadcast_to(tokens[:, None], (tokens.shape[0], config.width))
+    x = plans(bc.gather, w["embedding"], index, axis=0, slot="embedding")
+    saved: list[Saved] = [(index,)]
+    for i in range(config.layers):
+        y, part = attention(x, w[f"qkv{i}"], w[f"out{i}"], config, plans)
+        x = x + y
+        saved.append(part)
+        y, part = mlp(x, w[f"up{i}"], w[f"down{i}"], plans)
+        x = x + y
+        saved.append(part)
+    x, norm = rms_norm(x)
+    return x @ w["head"], [*saved, norm]
+
+
+def backward(
+    dlogits: Array, saved: list[Saved], w: Weights, config: Config, plans: Plans
+) -> Weights:
+    """The gradient of every weight; takes `saved` from its end, as the forward filled it."""
+    norm = saved.pop()
+    dw = {"head": norm[0].T @ dlogits}
+    dx = rms_norm_backward(dlogits @ w["head"].T, norm)
+    for i in reversed(range(config.layers)):
+        up, down, qkv, out = f"up{i}", f"down{i}", f"qkv{i}", f"out{i}"
+        dy, dw[up], dw[down] = mlp_backward(dx, saved.pop(), w[up], w[down], plans)
+        dx = dx + dy
+        dy, dw[qkv], dw[out] = attention_backward(dx, saved.pop(), w[qkv], w[out], config, plans)
+        dx = dx + dy
+    (index,) = saved.pop()
+    dw["embedding"] = plans(
+        bc.gather_backward, dx, index, axis=0, src_shape=w["embedding"].shape, slot="embedding"
+    )
+    return dw
+
+
+def loss_and_gradient(
+    w: Weights, tokens: Array, targets: Array, config: Config, plans: Plans
+) -> tuple[Array, Weights]:
+    logits, saved = forward(w, tokens, config, plans)
+    loss, picked = cross_entropy(logits, targets, plans)
+    return loss, backward(cross_entropy_backward(picked, plans), saved, w, config, plans)
+
+
+# -- training ------------------------------------------------------------------------------------
+
+
+class Training:
+    """Weights, their exponential moving average, and the two moments of Adam."""
+
+    def __init__(self, weights: Weights, config: Config) -> None:
+        xp = array_namespace(*weights.values())
+        self.config, self.plans, self.steps = config, Plans(), 0
+        self.weights, self.average = dict(weights), dict(weights)
+        self.mean = {name: xp.zeros_like(w) for name, w in weights.items()}
+        self.square = {name: xp.zeros_like(w) for name, w in weights.items()}
+
+    def step(self, tokens: Array, targets: Array) -> Array:
+        """One step of Adam on one batch; its loss, before the step."""
+        loss, gradient = loss_and_gradient(
+            self.weights, tokens, targets, self.config, self.plans
+        )
+        self.steps = t = self.steps + 1
+        c = self.config
+        rate = c.learning_rate * min(1.0, t / c.warmup)
+        keep = min(c.average, (1 + t) / (10 + t))  # a young average forgets its start quickly
+        for name, g in gradient.items():
+            xp = array_namespace(g)
+            self.mean[name] = mean = c.beta1 * self.mean[name] + (1 - c.beta1) * g
+            self.square[name] = square = c.beta2 * self.square[name] + (1 - c.beta2) * g * g
+            spread = xp.sqrt(square / (1 - c.beta2**t)) + c.epsilon
+            w = self.weights[name] - (rate / (1 - c.beta1**t)) * mean / spread
+            self.weights[name] = w
+            self.average[name] = self.plans(
+                bc.lerp, self.average[name], w, slot=name, scalars={"weight": 1 - keep}
+            )
+        return loss

@@ -1,0 +1,264 @@
+"""Array-API numerics that the standard lacks: activations, exact angles, scatter-add, windows.
+
+Everything here is pure array API: no assignment into arrays, no Python branch on values, no
+dtype wider than the arrays'. It traces, batches and differentiates wherever its namespace does.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from baracuda.layouts import Shape
+from baracuda.libraries import Array, library_of
+
+
+def _sides(b: Array) -> tuple[Array, Array]:
+    """1 where `b` is at or above 0, and 1 where it is below or NaN; else 0."""
+    # What follows selects by products with these: NumPy's `where` stalls on masks that no branch
+    # predictor can follow, and unlike abs they leave the slope at 0 right.
+    above = library_of(b).xp.astype(b >= 0, b.dtype)
+    return above, 1 - above
+
+
+def sigmoid(b: Array) -> tuple[Array, Array]:
+    """The logistic function at `b` and at `-b`, neither by cancellation nor through overflow."""
+    above, below = _sides(b)
+    e = library_of(b).xp.exp(b * (below - above))
+    r = 1 / (1 + e)
+    return (below * e + above) * r, (above * e + below) * r
+
+
+# With u = (z - k)/(z + k), the normal upper tail is exp(-z*z/2) P(u)/(z + k): the form of Shepherd
+# and Laframboise (Math. Comp. 36, 1981). P is fitted in relative error on 0 <= z <= end, to 2^-27
+# and 2^-56.6; beyond `end` the exponential is 0. Highest power first.
+_TAIL_F32 = (15.0, 4.25, (
+    -0.00023730119089375844, -0.00036966268885632147, 0.002185157512937553,
+    -0.0007470031722397262, -0.0193663460294703, 0.08527114081696635, -0.2205154199051285,
+    0.4182276251312367, -0.6251297864848382, 0.7595542069623962,
+))  # fmt: skip
+_TAIL_F64 = (40.0, 5.5, (
+    -2.6089786072799307e-09, -5.741271549765598e-09, 2.2933730888048783e-08,
+    5.0471537980641335e-08, -1.7745106516978097e-07, -2.679978329902207e-07,
+    1.4836476894253894e-06, 4.4646680155067967e-07, -1.2118743512648596e-05,
+    1.6319949812801757e-05, 7.141478739249692e-05, -0.0003245226482919879,
+    0.0002696040163971622, 0.0024429826748350683, -0.013923510567905448, 0.04509758081477901,
+    -0.10970308995854398, 0.21787243285796895, -0.3670490652936261, 0.5355964890624945,
+    -0.685183420574338, 0.7737696342764068,
+))  # fmt: skip
+
+
+def normal(b: Array) -> tuple[Array, Array]:
+    """The standard normal distribution function and density at `b`, sharing one exponential.
+
+    Far below 0 both keep their relative accuracy; 0, 1 and 0, 0 at -inf and inf, NaN at NaN.
+    """
+    xp = library_of(b).xp
+    end, k, coefficients = _TAIL_F64 if b.dtype == xp.float64 else _TAIL_F32
+    above, below = _sides(b)
+    side = above - below
+    z = xp.clip(b * side, None, end)
+    # z*z rounded once would cost z*z/4 eps: the head squares exactly, the rest is small.
+    head = xp.round(z * 16) * 0.0625
+    q = xp.exp(head * head * -0.5) * xp.exp((head - z) * (head + z) * 0.5)
+    r = 1 / (z + k)
+    u = (z - k) * r
+    tail = u * coefficients[0] + coefficients[1]
+    for c in coefficients[2:]:
+        tail = tail * u + c
+    return above - side * (q * (tail * r)), q * (1 / math.sqrt(2 * math.pi))
+
+
+_PI = decimal.Decimal("3.1415926535897932384626433832795028841971693993751058209749445923")
+
+
+def rotations(
+    positions: Array, base: float, count: int, like: Array, *, bound: int | None = None
+) -> tuple[Array, Array]:
+    """cos and sin of ``positions * base**(-i/count)`` for i < count, along a new last axis.
+
+    In float32 the phase is reduced in integers: exact to 2^-28 turns at every position below
+    2^31 in size, for a base from 1e-40 on. In float64 the angle is a product rounded to 2^-52.
+
+    Parameters
+    ----------
+    positions : array of int32 or int64
+    base : float
+    count : int
+        How many frequencies.
+    like : array
+        Gives dtype and device.
+    bound : int, optional
+        Known bound: every position is in ``0 <= p < bound``.
+    """
+    library = library_of(like)
+    xp, device = library.xp, library.device_of(like)
+    if like.dtype == xp.float64:
+        frequencies = xp.asarray(_frequencies(base, count)[0], dtype=xp.float64, device=device)
+        angles = xp.astype(positions, xp.float64)[..., None] * frequencies
+        return xp.cos(angles), xp.sin(angles)
+    limbs = xp.asarray(_frequencies(base, count)[1], dtype=xp.int32, device=device)
+    positions = xp.astype(positions, xp.int32, copy=False)[..., None, None]
+    if bound is not None and bound <= 1 << 16:
+        columns = positions * limbs[0, ...]
+    else:
+        low = ((positions & 0xFFFF) ^ 0x8000) - 0x8000
+        high = (positions >> 16) + ((positions >> 15) & 1)
+        columns = low * limbs[0, ...] + high * limbs[1, ...]
+    # The columns count 2^-15, 2^-30 and 2^-45 turns; no sum here leaves the range of int32.
+    phase = ((columns[..., 0, :] & 0x7FFF) << 15) + columns[..., 1, :] + (columns[..., 2, :] >> 15)
+    phase = phase & 0x3FFFFFFF
+    quarter = (phase + (1 << 27)) >> 28
+    rest = xp.astype(phase - (quarter << 28), xp.float32) * (math.pi * 2.0**-29)
+    cos, sin = xp.cos(rest), xp.sin(rest)
+    ahead = xp.astype(1 - (quarter & 2), xp.float32)
+    across = ahead * xp.astype(quarter & 1, xp.float32)
+    ahead = ahead - across
+    return cos * ahead - sin * across, sin * ahead + cos * across
+
+
+@lru_cache(maxsize=64)
+def _frequencies(base: float, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """``base**(-i/count)`` in float64, and in turns as fixed point: int32 of [2, 3, count].
+
+    The second holds turns per position and per 2^16 positions, as three signed 15-bit limbs.
+    """
+    radians = np.empty(count, np.float64)
+    limbs = np.empty((2, 3, count), np.int32)
+    # 20 digits decide; the others are for a small base, whose frequencies are large.
+    with decimal.localcontext(decimal.Context(prec=65)):
+        log = decimal.Decimal(base).ln()
+        for i in range(count):
+            frequency = (-log * i / count).exp()
+            radians[i] = float(frequency)
+            turns = int(frequency * (1 << 61) / (2 * _PI) + decimal.Decimal("0.5"))
+            for part in (0, 1):
+                units = turns if part else (turns + (1 << 15)) >> 16
+                for limb in (2, 1, 0):
+                    digit = ((units + (1 << 14)) & 0x7FFF) - (1 << 14)
+                    limbs[part, limb, i] = digit
+                    units = (units - digit) >> 15
+    return radians, limbs
+
+
+def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:
+    """Zeros of `shape` with `values` added where `index` points along `axis`.
+
+    Entries out of range contribute nothing, not even a NaN. `values` and `index` have one shape,
+    which off the axis may be smaller than `shape`. The sum is taken in a fixed order unless the
+    library has a scatter of its own.
+    """
+    library = library_of(values)
+    xp, n = library.xp, shape[axis]
+    valid = (index >= 0) & (index < n)
+    values = xp.where(valid, values, 0)
+    if n == 0 or values.shape[axis] == 0:
+        return xp.zeros(shape, dtype=values.dtype, device=library.device_of(values))
+    index = xp.where(valid, index, 0)
+    out = library.scatter_add(values, index, axis, shape)
+    return _segment_sums(values, index, axis, shape) if out is None else out
+
+
+def _segment_sums(values: Array, index: Array, axis: int, shape: Shape) -> Array:
+    """`scatter_add` by sorting: no duplicate is ever written to, so nothing has to be atomic."""
+    library = library_of(values)
+    xp, n, device = library.xp, shape[axis], library.device_of(values)
+    values, index = xp.moveaxis(values, axis, -1), xp.moveaxis(index, axis, -1)
+    lead, k = values.shape[:-1], values.shape[-1]
+    # One sentinel per target: equal keys sort stably, so it ends its segment and meets the sum.
+    targets = xp.broadcast_to(xp.arange(n, dtype=index.dtype, device=device), (*lead, n))
+    keys = xp.concat([index, targets], axis=-1)
+    order = xp.argsort(keys, axis=-1, stable=True)
+    keys = xp.take_along_axis(keys, order, axis=-1)
+    padding = xp.zeros((*lead, n), dtype=values.dtype, device=device)
+    sums = xp.take_along_axis(xp.concat([values, padding], axis=-1), order, axis=-1)
+    step = 1
+    # Doubling adds within a segment only: differences of a running sum would spread a NaN.
+    while step < k + 1:
+        same = keys[..., step:] == keys[..., :-step]
+        ahead = sums[..., step:] + xp.where(same, sums[..., :-step], 0)
+        sums = xp.concat([sums[..., :step], ahead], axis=-1)
+        step *= 2
+    places = xp.argsort(order, axis=-1)[..., k:]
+    out = xp.moveaxis(xp.take_along_axis(sums, places, axis=-1), -1, axis)
+    for other, extent in enumerate(shape):
+        out = _extended(out, other, extent, 0.0)
+    return out
+
+
+def _extended(x: Array, axis: int, extent: int, value: float) -> Array:
+    """`x` with `value` appended along `axis` up to `extent`."""
+    missing = extent - x.shape[axis]
+    if missing <= 0:
+        return x
+    library = library_of(x)
+    shape = (*x.shape[:axis], missing, *x.shape[axis + 1 :])
+    more = library.xp.full(shape, value, dtype=x.dtype, device=library.device_of(x))
+    return library.xp.concat([x, more], axis=axis)
+
+
+def windows(
+    x: Array, kernel: Sequence[int], stride: Sequence[int], counts: Sequence[int]
+) -> Iterator[Array]:
+    """Slide over the last axes: for each offset in the kernel, what every window has there.
+
+    `counts` is the number of windows per axis; one that reaches beyond `x` has zeros there.
+    """
+    first = x.ndim - len(kernel)
+    for axis, (k, s, n) in enumerate(zip(kernel, stride, counts, strict=True), first):
+        x = _extended(x, axis, (n - 1) * s + k, 0.0)
+    for offsets in product(*map(range, kernel)):
+        steps = (
+            slice(at, at + (n - 1) * s + 1, s)
+            for at, s, n in zip(offsets, stride, counts, strict=True)
+        )
+        yield x[(..., *steps)]
+
+
+def coverings(
+    arrays: Sequence[Array],
+    fills: Sequence[float],
+    extents: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    axis: int = -1,
+) -> Iterator[Sequence[Array]]:
+    """The transpose of `windows`: for each cell, what the windows that contain it hold.
+
+    Parameters
+    ----------
+    arrays, fills : sequences of arrays and numbers
+        Arrays over the windows, and for each what stands for a window that is not there.
+    extents : sequence of int
+        Number of cells along the last axes.
+    kernel, stride : sequence of int
+    axis : int
+        Where to begin; the axes before it follow.
+
+    Yields
+    ------
+    sequence of arrays
+        `arrays` over the cells, once for each of the ``ceil(k/s)`` windows per axis that a cell
+        may be in.
+    """
+    if -axis > len(extents):
+        yield arrays
+        return
+    library = library_of(arrays[0])
+    xp, n = library.xp, arrays[0].shape[axis]
+    k, s = kernel[axis], stride[axis]
+    ended = [
+        _extended(x, axis % x.ndim, n + 1, fill) for x, fill in zip(arrays, fills, strict=True)
+    ]
+    cell = xp.arange(extents[axis], device=library.device_of(arrays[0]))
+    for back in range(-(-k // s)):
+        window = cell // s - back
+        inside = (window >= 0) & (window < n) & (cell - window * s < k)
+        window = xp.where(inside, window, n)
+        taken = [xp.take(x, window, axis=axis) for x in ended]
+        yield from coverings(taken, fills, extents, kernel, stride, axis - 1)

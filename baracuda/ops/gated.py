@@ -1,0 +1,535 @@
+"""Gated activations: ``a * act(b)``, with `a` and the gate `b` packed in one array or apart."""
+
+from __future__ import annotations
+
+import math
+from typing import Unpack
+
+from baracuda.check import choice, flag, integer
+from baracuda.dispatch import Dispatch
+from baracuda.dtypes import FLOATS
+from baracuda.libraries import Array, library_of
+from baracuda.numerics import normal, sigmoid
+from baracuda.op import op
+from baracuda.spec import Case, Kernel, Packed
+
+FORWARD = (
+    "x[*b 2n@axis *c] -> y[*b n *c]",
+    "x[*b n@axis *c], gate[*b n *c] -> y[*b n *c]",
+)
+BACKWARD = (
+    "dy[*b n *c], x[*b 2n@axis *c] -> dx[*b 2n *c]",
+    "dy[*b n *c], x[*b n@axis *c], gate[*b n *c] -> dx[*b n *c], dgate[*b n *c]",
+)
+GATED = {"axis": integer, "gate_first": flag}
+APPROXIMATE = {"approximate": choice("none", "tanh")}
+PACKED = Packed("x", "gate", axis="axis", first="gate_first")
+CASES = (
+    Case({"b": (3,), "n": 8, "c": ()}),
+    Case({"b": (2,), "n": 5, "c": (3,)}, axis=1),
+    Case({"b": (2,), "n": 5, "c": (3,)}, axis=-2, gate_first=True),
+)
+TANH_CASES = (*CASES, Case({"b": (3,), "n": 8, "c": ()}, approximate="tanh"))
+
+
+def _halves(x: Array, gate: Array | None, axis: int, gate_first: bool) -> tuple[Array, Array]:
+    """The value and the gate."""
+    if gate is not None:
+        return x, gate
+    n = x.shape[axis] // 2
+    before = (slice(None),) * axis
+    first, second = x[(*before, slice(0, n), ...)], x[(*before, slice(n, 2 * n), ...)]
+    return (second, first) if gate_first else (first, second)
+
+
+def _joined(
+    da: Array, db: Array, gate: Array | None, axis: int, gate_first: bool
+) -> Array | tuple[Array, Array]:
+    """The gradients as the arrays came: packed, or apart."""
+    if gate is not None:
+        return da, db
+    return library_of(da).xp.concat([db, da] if gate_first else [da, db], axis=axis)
+
+
+@op(
+    *FORWARD,
+    category="gated",
+    dtypes=FLOATS,
+    options=GATED,
+    elementwise=True,
+    packed=PACKED,
+    kernel=Kernel("gated.cu", "Glu", schedule="elementwise"),
+    cases=CASES,
+)
+def glu(
+    x: Array,
+    gate: Array | None = None,
+    /,
+    *,
+    axis: int = -1,
+    gate_first: bool = False,
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """Gated linear unit: ``a * sigmoid(b)``.
+
+    Parameters
+    ----------
+    x : array of shape [*b, 2n, *c], or [*b, n, *c] beside `gate`
+        `a` and the gate `b` as halves along `axis`, or `a` alone. float16, bfloat16, float32 or
+        float64.
+    gate : array of shape [*b, n, *c], optional
+        `b`, where it is an array of its own.
+    axis : int
+        Where the halves meet; negative counts from the end.
+    gate_first : bool
+        The first half of a packed `x` is the gate. The default is the second, as in torch.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [*b, n, *c]
+        dtype of `x`, in the layout of a dense `x`.
+
+    Raises
+    ------
+    TypeError
+        A dtype that is not floating; mixed libraries, devices or dtypes.
+    ValueError
+        An odd extent along `axis`, no such axis, `x` and `gate` of different shapes.
+
+    Notes
+    -----
+    Dauphin et al. (arXiv:1612.08083). The sigmoid keeps its relative accuracy on both sides. NaN
+    and infinities propagate as in the product. Same as `torch.nn.functional.glu`, which takes
+    packed arrays only. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.glu(np.asarray([2.0, 6.0, 0.0, 0.0]))
+    array([1., 3.])
+    """
+    a, b = _halves(x, gate, axis, gate_first)
+    return a * sigmoid(b)[0]
+
+
+@op(
+    *BACKWARD,
+    category="gated",
+    adjoint_of="glu",
+    dtypes=FLOATS,
+    options=GATED,
+    elementwise=True,
+    packed=PACKED,
+    kernel=Kernel("gated.cu", "GluBackward", schedule="elementwise"),
+    cases=CASES,
+)
+def glu_backward(
+    dy: Array,
+    x: Array,
+    gate: Array | None = None,
+    /,
+    *,
+    axis: int = -1,
+    gate_first: bool = False,
+    **dispatch: Unpack[Dispatch],
+) -> Array | tuple[Array, Array]:
+    """Gradient of `glu`: ``da = dy * s``, ``db = dy * a * s * (1 - s)``, ``s = sigmoid(b)``.
+
+    Parameters
+    ----------
+    dy : array of shape [*b, n, *c]
+        Gradient of the result.
+    x, gate, axis, gate_first
+        As in `glu`.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    dx : array of the shape of `x`
+        Packed as `x` is, in its layout where that is dense.
+    dgate : array of shape [*b, n, *c]
+        Only where `gate` was given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `glu`; `dy` of another shape than the result.
+
+    Notes
+    -----
+    ``1 - s`` is evaluated as ``sigmoid(-b)``, without cancellation. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.glu_backward(np.ones(1), np.asarray([4.0, 0.0]))
+    array([0.5, 1. ])
+    """
+    a, b = _halves(x, gate, axis, gate_first)
+    on, off = sigmoid(b)
+    return _joined(dy * on, dy * a * (on * off), gate, axis, gate_first)
+
+
+@op(
+    *FORWARD,
+    category="gated",
+    dtypes=FLOATS,
+    options=GATED,
+    elementwise=True,
+    packed=PACKED,
+    kernel=Kernel("gated.cu", "Reglu", schedule="elementwise"),
+    cases=CASES,
+)
+def reglu(
+    x: Array,
+    gate: Array | None = None,
+    /,
+    *,
+    axis: int = -1,
+    gate_first: bool = False,
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """ReLU-gated linear unit: ``a * max(b, 0)``.
+
+    Parameters
+    ----------
+    x, gate, axis, gate_first
+        As in `glu`.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [*b, n, *c]
+        dtype of `x`, in the layout of a dense `x`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `glu`.
+
+    Notes
+    -----
+    Shazeer (arXiv:2002.05202). A NaN gate gives NaN, and so does an infinite `a` behind a closed
+    gate, as in ``a * torch.relu(b)``. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.reglu(np.asarray([2.0, 6.0]), np.asarray([-1.0, 0.5]))
+    array([0., 3.])
+    """
+    a, b = _halves(x, gate, axis, gate_first)
+    return a * library_of(b).xp.where(b <= 0, 0, b)
+
+
+@op(
+    *BACKWARD,
+    category="gated",
+    adjoint_of="reglu",
+    dtypes=FLOATS,
+    options=GATED,
+    elementwise=True,
+    packed=PACKED,
+    kernel=Kernel("gated.cu", "RegluBackward", schedule="elementwise"),
+    cases=CASES,
+)
+def reglu_backward(
+    dy: Array,
+    x: Array,
+    gate: Array | None = None,
+    /,
+    *,
+    axis: int = -1,
+    gate_first: bool = False,
+    **dispatch: Unpack[Dispatch],
+) -> Array | tuple[Array, Array]:
+    """Gradient of `reglu`: ``da = dy * max(b, 0)``, ``db = dy * a`` where ``b > 0``, else 0.
+
+    Parameters
+    ----------
+    dy : array of shape [*b, n, *c]
+        Gradient of the result.
+    x, gate, axis, gate_first
+        As in `glu`.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    dx : array of the shape of `x`
+        Packed as `x` is, in its layout where that is dense.
+    dgate : array of shape [*b, n, *c]
+        Only where `gate` was given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `glu`; `dy` of another shape than the result.
+
+    Notes
+    -----
+    The slope is 0 at 0 and 1 at NaN, as in torch. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.reglu_backward(np.ones(2), np.asarray([2.0, 6.0]), np.asarray([-1.0, 0.5]))
+    (array([0. , 0.5]), array([0., 6.]))
+    """
+    a, b = _halves(x, gate, axis, gate_first)
+    xp = library_of(b).xp
+    closed = b <= 0
+    da, db = dy * xp.where(closed, 0, b), xp.where(closed, 0, dy * a)
+    return _joined(da, db, gate, axis, gate_first)
+
+
+@op(
+    *FORWARD,
+    category="gated",
+    dtypes=FLOATS,
+    options=GATED,
+    elementwise=True,
+    packed=PACKED,
+    kernel=Kernel("gated.cu", "Swiglu", schedule="elementwise"),
+    cases=CASES,
+)
+def swiglu(
+    x: Array,
+    gate: Array | None = None,
+    /,
+    *,
+    axis: int = -1,
+    gate_first: bool = False,
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """SiLU-gated linear unit: ``a * b * sigmoid(b)``.
+
+    Parameters
+    ----------
+    x, gate, axis, gate_first
+        As in `glu`. HF Llama packs the gate first.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [*b, n, *c]
+        dtype of `x`, in the layout of a dense `x`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `glu`.
+
+    Notes
+    -----
+    Shazeer (arXiv:2002.05202). A gate of -inf gives NaN, as ``-inf * 0`` does and
+    `torch.nn.functional.silu`. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.swiglu(np.asarray([2.0, 3.0]), np.asarray([0.0, 1.0])).round(4)
+    array([0.    , 2.1932])
+    """
+    a, b = _halves(x, gate, axis, gate_first)
+    return a * (b * sigmoid(b)[0])
+
+
+@op(
+    *BACKWARD,
+    category="gated",
+    adjoint_of="swiglu",
+    dtypes=FLOATS,
+    options=GATED,
+    elementwise=True,
+    packed=PACKED,
+    kernel=Kernel("gated.cu", "SwigluBackward", schedule="elementwise"),
+    cases=CASES,
+)
+def swiglu_backward(
+    dy: Array,
+    x: Array,
+    gate: Array | None = None,
+    /,
+    *,
+    axis: int = -1,
+    gate_first: bool = False,
+    **dispatch: Unpack[Dispatch],
+) -> Array | tuple[Array, Array]:
+    """Gradient of `swiglu`: ``da = dy * b * s``, ``db = dy * a * s * (1 + b * (1 - s))``.
+
+    Parameters
+    ----------
+    dy : array of shape [*b, n, *c]
+        Gradient of the result.
+    x, gate, axis, gate_first
+        As in `glu`.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    dx : array of the shape of `x`
+        Packed as `x` is, in its layout where that is dense.
+    dgate : array of shape [*b, n, *c]
+        Only where `gate` was given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `glu`; `dy` of another shape than the result.
+
+    Notes
+    -----
+    ``s = sigmoid(b)``, and ``1 - s`` is evaluated as ``sigmoid(-b)``, without cancellation. The
+    slope is NaN at both infinities, as in torch. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.swiglu_backward(np.ones(1), np.asarray([4.0, 0.0]))
+    array([0., 2.])
+    """
+    a, b = _halves(x, gate, axis, gate_first)
+    on, off = sigmoid(b)
+    return _joined(dy * (b * on), dy * a * (on * (1 + b * off)), gate, axis, gate_first)
+
+
+_TANH_SCALE = math.sqrt(8 / math.pi)
+_TANH_CUBE = 0.044715
+
+
+def _gelu(b: Array, approximate: str) -> tuple[Array, Array]:
+    """The weight of `b` in ``gelu(b)``, and the slope of that weight."""
+    if approximate == "none":
+        return normal(b)
+    xp = library_of(b).xp
+    # Past 40 the weight is 0 or 1 in any dtype, while the cube would go on to infinity.
+    b = xp.where(b > 40, 40, xp.where(b < -40, -40, b))
+    square = b * b
+    # (1 + tanh(v))/2 as the sigmoid of 2v does not cancel below 0.
+    on, off = sigmoid(_TANH_SCALE * (b + _TANH_CUBE * (square * b)))
+    return on, on * off * (_TANH_SCALE * (1 + 3 * _TANH_CUBE * square))
+
+
+@op(
+    *FORWARD,
+    category="gated",
+    dtypes=FLOATS,
+    options=GATED | APPROXIMATE,
+    elementwise=True,
+    packed=PACKED,
+    kernel=Kernel("gated.cu", "Geglu", schedule="elementwise"),
+    cases=TANH_CASES,
+)
+def geglu(
+    x: Array,
+    gate: Array | None = None,
+    /,
+    *,
+    axis: int = -1,
+    gate_first: bool = False,
+    approximate: str = "none",
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """GELU-gated linear unit: ``a * b * cdf(b)``, `cdf` of the standard normal distribution.
+
+    Parameters
+    ----------
+    x, gate, axis, gate_first
+        As in `glu`.
+    approximate : {"none", "tanh"}
+        Exact, or with ``(1 + tanh(sqrt(2/pi) * (b + 0.044715 * b**3)))/2`` for `cdf`.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [*b, n, *c]
+        dtype of `x`, in the layout of a dense `x`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `glu`; `approximate` neither of the two.
+
+    Notes
+    -----
+    Shazeer (arXiv:2002.05202); Hendrycks and Gimpel (arXiv:1606.08415). The exact form keeps its
+    relative accuracy for negative gates, where torch's float32 ``1 + erf`` loses it. A gate of
+    -inf gives NaN, as ``-inf * 0`` does and torch. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.geglu(np.asarray([2.0, 1.0]), np.asarray([1.0, -1.0])).round(4)
+    array([ 1.6827, -0.1587])
+    """
+    a, b = _halves(x, gate, axis, gate_first)
+    return a * (b * _gelu(b, approximate)[0])
+
+
+@op(
+    *BACKWARD,
+    category="gated",
+    adjoint_of="geglu",
+    dtypes=FLOATS,
+    options=GATED | APPROXIMATE,
+    elementwise=True,
+    packed=PACKED,
+    kernel=Kernel("gated.cu", "GegluBackward", schedule="elementwise"),
+    cases=TANH_CASES,
+)
+def geglu_backward(
+    dy: Array,
+    x: Array,
+    gate: Array | None = None,
+    /,
+    *,
+    axis: int = -1,
+    gate_first: bool = False,
+    approximate: str = "none",
+    **dispatch: Unpack[Dispatch],
+) -> Array | tuple[Array, Array]:
+    """Gradient of `geglu`: ``da = dy * b * cdf(b)``, ``db = dy * a * (cdf(b) + b * pdf(b))``.
+
+    Parameters
+    ----------
+    dy : array of shape [*b, n, *c]
+        Gradient of the result.
+    x, gate, axis, gate_first, approximate
+        As in `geglu`.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    dx : array of the shape of `x`
+        Packed as `x` is, in its layout where that is dense.
+    dgate : array of shape [*b, n, *c]
+        Only where `gate` was given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `geglu`; `dy` of another shape than the result.
+
+    Notes
+    -----
+    `cdf` and `pdf` come from one exponential. The slope is NaN at both infinities, where
+    ``b * pdf(b)`` is ``inf * 0``. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.geglu_backward(np.ones(1), np.asarray([4.0, 0.0]))
+    array([0., 2.])
+    """
+    a, b = _halves(x, gate, axis, gate_first)
+    cdf, pdf = _gelu(b, approximate)
+    return _joined(dy * (b * cdf), dy * a * (cdf + b * pdf), gate, axis, gate_first)

@@ -1,0 +1,157 @@
+"""Ops that read or write where an index array points."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from baracuda.check import choice, integer, shape
+from baracuda.dispatch import Dispatch
+from baracuda.dtypes import ANY, FLOATS
+from baracuda.libraries import Array, library_of
+from baracuda.numerics import scatter_add
+from baracuda.op import op
+from baracuda.spec import Case, Kernel
+
+MODE = choice("raise", "drop")
+CASES = (
+    Case({"b": (), "n": 7, "c": (), "i": (), "k": 12, "j": ()}, axis=0),
+    Case({"b": (3,), "n": 5, "c": (4,), "i": (2,), "k": 9, "j": (4,)}, axis=1),
+    Case({"b": (2, 3), "n": 6, "c": (), "i": (2, 2), "k": 4, "j": ()}, axis=-1, mode="drop"),
+)
+
+
+@op(
+    "src[*b n@axis *c], index[*i<=b k *j<=c] -> out[*i k *j]",
+    category="indexing",
+    dtypes=ANY,
+    options={"axis": integer, "mode": MODE},
+    integers={"index": "n"},
+    kernel=Kernel("indexing.cu", "Gather", schedule="gather"),
+    cases=CASES,
+)
+def gather(
+    src: Array, index: Array, /, *, axis: int, mode: str = "raise", **dispatch: Unpack[Dispatch]
+) -> Array:
+    """Take elements along an axis: ``out[..., j, ...] = src[..., index[..., j, ...], ...]``.
+
+    Parameters
+    ----------
+    src : array of shape [*b, n, *c]
+        Any dtype.
+    index : array of shape [*i, k, *j]
+        int32 or int64, of the rank of `src`; off `axis` no larger than `src`. Valid entries are
+        ``0 <= i < n``: a negative one does not count from the end.
+    axis : int
+        Where `src` is indexed; negative counts from the end.
+    mode : {"raise", "drop"}
+        What an entry out of range does: raise, or give 0. On a GPU the entry is skipped, nothing
+        waits, and the error comes with the next call on that device or from `check_errors`.
+        While a framework traces, "raise" acts as "drop".
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [*i, k, *j]
+        dtype of `src`, C order.
+
+    Raises
+    ------
+    IndexError
+        An entry out of range under ``mode="raise"``; names the first and its position.
+    TypeError
+        `index` neither int32 nor int64; mixed libraries or devices.
+    ValueError
+        Ranks that differ, `index` larger than `src` off the axis, no such axis.
+
+    Notes
+    -----
+    Moves values unchanged; bit-stable. `torch.gather` is the same but for `mode` and int32.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> src = np.asarray([[1, 2, 3], [4, 5, 6]])
+    >>> bc.gather(src, np.asarray([[2, 0], [1, 1]]), axis=1)
+    array([[3, 1],
+           [5, 5]])
+    """
+    library = library_of(src)
+    xp, n = library.xp, src.shape[axis]
+    if n == 0:
+        return xp.zeros(index.shape, dtype=src.dtype, device=library.device_of(src))
+    valid = (index >= 0) & (index < n)
+    # What the namespace itself indexes with: libraries differ in which integers they take.
+    native = xp.__array_namespace_info__().default_dtypes()["indexing"]
+    index = xp.astype(xp.where(valid, index, 0), native, copy=False)
+    seen = tuple(
+        slice(None) if at == axis else slice(extent) for at, extent in enumerate(index.shape)
+    )
+    out = xp.take_along_axis(src[seen], index, axis=axis)
+    return xp.where(valid, out, xp.zeros_like(out))
+
+
+@op(
+    "dout[*i<=b k *j<=c], index[*i k *j], src_shape(*b n@axis *c) -> dsrc[*b n *c]",
+    category="indexing",
+    adjoint_of="gather",
+    dtypes=FLOATS,
+    options={"axis": integer, "src_shape": shape, "mode": MODE},
+    integers={"index": "n"},
+    kernel=Kernel("indexing.cu", "GatherBackward", schedule="scatter"),
+    cases=CASES,
+)
+def gather_backward(
+    dout: Array,
+    index: Array,
+    /,
+    *,
+    axis: int,
+    src_shape: tuple[int, ...],
+    mode: str = "raise",
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """Gradient of `gather`: add each element of `dout` where its index points.
+
+    Parameters
+    ----------
+    dout : array of shape [*i, k, *j]
+        Gradient of the result; float16, bfloat16, float32 or float64.
+    index : array of shape [*i, k, *j]
+        As in `gather`; entries may repeat.
+    axis : int
+        As in `gather`.
+    src_shape : tuple of int
+        Shape of `src`, [*b, n, *c].
+    mode : {"raise", "drop"}
+        As in `gather`; a dropped entry contributes nothing.
+    **dispatch
+        `Dispatch` options. ``deterministic=True`` sums in a fixed order.
+
+    Returns
+    -------
+    array of shape [*b, n, *c]
+        dtype of `dout`, C order; 0 where nothing landed.
+
+    Raises
+    ------
+    IndexError
+        An entry out of range under ``mode="raise"``; names the first and its position.
+    TypeError
+        `dout` not floating, `index` neither int32 nor int64; mixed libraries or devices.
+    ValueError
+        `dout` and `index` of different shapes, or larger than `src_shape` off the axis.
+
+    Notes
+    -----
+    Sums are kept in float32 (float64 for float64) and rounded once, where torch adds float16 and
+    bfloat16 in their own precision on a GPU. Linear in `dout`. Whether the order of the sum is
+    fixed depends on the backend; the plan's SKU says.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.gather_backward(np.ones(4), np.asarray([2, 0, 2, 2]), axis=0, src_shape=(4,))
+    array([1., 0., 3., 0.])
+    """
+    return scatter_add(dout, index, axis, src_shape)

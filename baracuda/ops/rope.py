@@ -1,0 +1,205 @@
+"""Rotary position embedding."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from baracuda.check import flag, integer, optional, positive
+from baracuda.dispatch import Dispatch
+from baracuda.dtypes import FLOATS
+from baracuda.errors import value_error
+from baracuda.libraries import Array, library_of
+from baracuda.numerics import rotations
+from baracuda.op import op
+from baracuda.shapes import Axes
+from baracuda.spec import Case, Kernel
+
+OPTIONS = {
+    "base": positive(),
+    "interleaved": flag,
+    "rotary_dim": optional(integer),
+    "seq_axis": integer,
+}
+HINTS = {
+    "positions": "positions are [S], or have one axis for each of x but the last: "
+    "one set per batch entry is positions[:, None] for x of [B, H, S, D]"
+}
+CASES = (
+    Case({"b": (2, 3), "s": 7, "h": (), "d": 8}),
+    Case({"b": (2,), "s": 5, "h": (3,), "d": 6}, seq_axis=-3, interleaved=False),
+    Case({"b": (), "s": 9, "h": (), "d": 10}, rotary_dim=4, base=500.0),
+)
+
+
+def _rotary_dim(name: str, axes: Axes, options: dict[str, Any]) -> dict[str, int]:
+    """Complete `rotary_dim` by the extent of the last axis."""
+    d: Any = axes["d"]
+    if options["rotary_dim"] is None:
+        options["rotary_dim"] = d
+    if options["rotary_dim"] not in range(0, d + 1, 2):
+        expected = f"an even number from 0 to d = {d}"
+        raise value_error(name, "rotary_dim", expected, options["rotary_dim"], axes)
+    return {}
+
+
+def _rotate(
+    x: Array, positions: Array | None, base: float, interleaved: bool, size: Any, axis: int,
+    back: bool,
+) -> Array:  # fmt: skip
+    """Rotate the pairs of the first `size` entries of `x` by their angles, or `back`."""
+    library = library_of(x)
+    xp, extent, bound = library.xp, x.shape[axis], None
+    if positions is None:
+        positions, bound = xp.arange(extent, device=library.device_of(x)), extent
+    if positions.ndim == 1:
+        positions = xp.reshape(positions, (-1,) + (1,) * (x.ndim - 2 - axis))
+    cos, sin = rotations(positions, base, size // 2, x, bound=bound)
+    if back:
+        sin = -sin
+    if interleaved:
+        first, second = x[..., 0:size:2], x[..., 1:size:2]
+    else:
+        first, second = x[..., : size // 2], x[..., size // 2 : size]
+    pair = (first * cos - second * sin, first * sin + second * cos)
+    if interleaved:
+        y = xp.reshape(xp.stack(pair, axis=-1), (*x.shape[:-1], size))
+    else:
+        y = xp.concat(pair, axis=-1)
+    return y if size == x.shape[-1] else xp.concat([y, x[..., size:]], axis=-1)
+
+
+@op(
+    "x[*b s@seq_axis *h d] -> y[*b s *h d]",
+    "x[*b s@seq_axis *h d], positions[s] -> y[*b s *h d]",
+    "x[*b s@seq_axis *h d], positions[*b? s? *h?] -> y[*b s *h d]",
+    category="rope",
+    dtypes=FLOATS,
+    options=OPTIONS,
+    integers={"positions": None},
+    counted={"positions": "s"},
+    resolve=_rotary_dim,
+    hints=HINTS,
+    kernel=Kernel("rope.cu", "Rope", schedule="rope"),
+    cases=CASES,
+)
+def rope(
+    x: Array,
+    positions: Array | None = None,
+    /,
+    *,
+    base: float = 10000.0,
+    interleaved: bool = True,
+    rotary_dim: int | None = None,
+    seq_axis: int = -2,
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """Rotate pairs of the last axis by angles proportional to the position.
+
+    Pair i turns by ``positions * base**(-2*i/rotary_dim)``.
+
+    Parameters
+    ----------
+    x : array of shape [*b, s, *h, d]
+        float16, bfloat16, float32 or float64.
+    positions : array, optional
+        int32 or int64, at most 2^31 - 1 in size; 0, 1, ... by default. Of shape [s], or of rank
+        ``x.ndim - 1`` and broadcasting to ``x.shape[:-1]``.
+    base : float
+        Ratio of the fastest to the slowest turning pair, nearly.
+    interleaved : bool
+        Pairs are ``(2i, 2i + 1)`` (GPT-J), else ``(i, i + rotary_dim/2)`` (GPT-NeoX, HF Llama).
+    rotary_dim : int, optional
+        Even; entries from here on pass through unchanged. By default all of d.
+    seq_axis : int
+        Which axis of `x` is the sequence; any but the last.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [*b, s, *h, d]
+        dtype of `x`, C order.
+
+    Raises
+    ------
+    TypeError
+        `positions` neither int32 nor int64; an option of the wrong type; mixed libraries.
+    ValueError
+        `positions` of any other shape, `rotary_dim` odd or more than d, `base` not positive and
+        finite, `seq_axis` the last axis.
+
+    Notes
+    -----
+    Su et al., RoFormer (arXiv:2104.09864). Below float64 the angle is reduced in integers, so that
+    the result stays within 4 eps of the pair's norm at every position; in float64 the angle is
+    itself rounded, which adds 2^-51 of it. torch has no counterpart. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.rope(np.ones((2, 2), np.float32)).round(4)
+    array([[ 1.    ,  1.    ],
+           [-0.3012,  1.3818]], dtype=float32)
+    """
+    return _rotate(x, positions, base, interleaved, rotary_dim, seq_axis, back=False)
+
+
+@op(
+    "dy[*b s@seq_axis *h d] -> dx[*b s *h d]",
+    "dy[*b s@seq_axis *h d], positions[s] -> dx[*b s *h d]",
+    "dy[*b s@seq_axis *h d], positions[*b? s? *h?] -> dx[*b s *h d]",
+    category="rope",
+    adjoint_of="rope",
+    dtypes=FLOATS,
+    options=OPTIONS,
+    integers={"positions": None},
+    counted={"positions": "s"},
+    resolve=_rotary_dim,
+    hints=HINTS,
+    kernel=Kernel("rope.cu", "RopeBackward", schedule="rope"),
+    cases=CASES,
+)
+def rope_backward(
+    dy: Array,
+    positions: Array | None = None,
+    /,
+    *,
+    base: float = 10000.0,
+    interleaved: bool = True,
+    rotary_dim: int | None = None,
+    seq_axis: int = -2,
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """Gradient of `rope`: rotate by the negative angles. Nothing is saved.
+
+    Parameters
+    ----------
+    dy : array of shape [*b, s, *h, d]
+        Gradient of the result.
+    positions, base, interleaved, rotary_dim, seq_axis
+        As in `rope`.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [*b, s, *h, d]
+        dtype of `dy`, C order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `rope`.
+
+    Notes
+    -----
+    Linear in `dy`, the inverse of `rope` up to rounding. Accuracy as of `rope`; bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> x = np.ones((3, 4))
+    >>> np.allclose(bc.rope_backward(bc.rope(x)), x)
+    True
+    """
+    return _rotate(dy, positions, base, interleaved, rotary_dim, seq_axis, back=True)

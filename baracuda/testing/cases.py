@@ -1,0 +1,233 @@
+"""Inputs for the laws: derived from an op's block, drawn once, rounded to each dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from baracuda import backends
+from baracuda.dtypes import named
+from baracuda.libraries import Array, Library, library
+from baracuda.op import Op, registry
+from baracuda.shapes import Signature
+from baracuda.spec import Case, OpSpec
+
+LIBRARIES = ("numpy", "torch", "jax", "array_api_strict")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One op on one backend, for arrays of one library and dtype."""
+
+    op: str
+    backend: str
+    library: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.op}-{self.backend}-{self.library}-{named(self.dtype).short}"
+
+    @property
+    def function(self) -> Op[..., Any]:
+        """The op."""
+        return registry[self.op]
+
+    @property
+    def spec(self) -> OpSpec:
+        """Its declaration."""
+        return registry[self.op].spec
+
+    def calls(self) -> Iterator[Call]:
+        """Every form of the op at every case of its block."""
+        for case in self.spec.cases:
+            for form in self.spec.signatures:
+                yield Call(self, case, form, draw(self.spec, case, form, self.dtype))
+
+
+def subjects(
+    ops: Sequence[str] | None = None,
+    libraries: Sequence[str] = LIBRARIES,
+    only: Sequence[str] | None = None,
+) -> Iterator[Subject]:
+    """Every op x backend x library x dtype that a backend claims and the library can hold."""
+    for name in ops or registry:
+        for lib in libraries:
+            for backend, dtypes in backends.claims(registry[name].spec, lib).items():
+                if only is None or backend in only:
+                    for dtype in dtypes:
+                        if holds(lib, dtype):
+                            yield Subject(name, backend, lib, dtype)
+
+
+@cache
+def holds(lib: str, dtype: str) -> bool:
+    """Whether the library has arrays of this dtype, in the configuration it is in."""
+    if lib == "jax":
+        wide = dtype in ("float64", "int64", "uint64", "complex128")
+        return not wide or bool(import_module("jax").config.jax_enable_x64)
+    try:
+        adapter(lib).dtype(dtype)
+    except (AttributeError, TypeError):
+        return False
+    return True
+
+
+@cache
+def adapter(lib: str) -> Library:
+    """The library's adapter, also for a plain array-API namespace."""
+    if lib in ("numpy", "torch", "jax"):
+        return library(lib)
+    from baracuda.libraries import library_of
+
+    return library_of(import_module(lib).asarray([0.0]))
+
+
+def to_library(x: np.ndarray[Any, Any], lib: str) -> Array:
+    """A copy of a NumPy array in another library, C-contiguous, of the same dtype."""
+    x = np.array(x, order="C")
+    if lib == "numpy":
+        return x
+    if lib == "torch":
+        torch = import_module("torch")
+        if x.dtype.name == "bfloat16":
+            return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(x)
+    return adapter(lib).xp.asarray(x)
+
+
+def to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    """The values of any library's array; bfloat16 as float32."""
+    if type(x).__module__.startswith("torch"):
+        x = x.detach().cpu()
+        return x.float().numpy() if "bfloat16" in str(x.dtype) else x.numpy()
+    if type(x).__module__.startswith("array_api_strict"):
+        return np.array(np.from_dlpack(x))
+    x = np.asarray(x)
+    return x.astype(np.float32) if x.dtype.name == "bfloat16" else x
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The arguments of one call: NumPy arrays of the subject's dtype, and options."""
+
+    subject: Subject
+    case: Case
+    form: Signature
+    arrays: Mapping[str, np.ndarray[Any, Any]]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Structural options and run-time values."""
+        out = options_of(self.subject.spec, self.case)
+        for pattern in self.form.inputs:
+            if pattern.is_option:
+                out[pattern.name] = pattern.shape(self.case.axes)
+        return out
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        """The run-time values alone."""
+        return {k: v for k, v in self.options.items() if k in self.subject.spec.scalars}
+
+    def given(self, lib: str | None = None) -> list[Array]:
+        """The positional arguments in the subject's library."""
+        lib = lib or self.subject.library
+        return positional(
+            [
+                to_library(self.arrays[name], lib) if name in self.arrays else None
+                for name in self.subject.spec.arrays
+            ]
+        )
+
+    def run(self, arrays: Sequence[Array] | None = None, **more: Any) -> tuple[Array, ...]:
+        """The op forced onto the subject's backend; always a tuple."""
+        arrays = self.given() if arrays is None else arrays
+        result = self.subject.function(
+            *arrays, **{**self.options, "backend": self.subject.backend, **more}
+        )
+        return result if isinstance(result, tuple) else (result,)
+
+    def plan(self, arrays: Sequence[Array] | None = None, **more: Any) -> Any:
+        """The plan of `run`."""
+        arrays = self.given() if arrays is None else arrays
+        return self.subject.function.plan(
+            *arrays, **{**self.options, "backend": self.subject.backend, **more}
+        )
+
+    def reference(self, noise: float = 0.0, seed: int = 0) -> tuple[np.ndarray[Any, Any], ...]:
+        """The body in float64 on NumPy, its inputs moved by a relative `noise`."""
+        rng = np.random.default_rng(seed)
+        wide = []
+        for name in self.subject.spec.arrays:
+            x = self.arrays.get(name)
+            if x is not None and named(x.dtype.name).kind == "float":
+                x = x.astype(np.float64)
+                x = x * (1 + noise * rng.choice([-1.0, 1.0], x.shape)) if noise else x
+            wide.append(x)
+        result = self.subject.function(
+            *positional(wide), **{**self.options, "backend": "array_api"}
+        )
+        return result if isinstance(result, tuple) else (result,)
+
+
+def positional(arrays: Sequence[Array]) -> list[Array]:
+    """The arrays of a call without the absent ones at its end."""
+    out = list(arrays)
+    while out and out[-1] is None:
+        out.pop()
+    return out
+
+
+def options_of(spec: OpSpec, case: Case) -> dict[str, Any]:
+    """The options of a case that this op has; a forward and its gradient share cases."""
+    return {k: v for k, v in case.options.items() if k in spec.options or k in spec.scalars}
+
+
+@cache
+def draw(
+    spec: OpSpec, case: Case, form: Signature, dtype: str, seed: int = 0
+) -> Mapping[str, np.ndarray[Any, Any]]:
+    """Normal values, indices in range, positions up to a million; saved outputs by the forward."""
+    rng = np.random.default_rng([seed, len(spec.name), *map(ord, spec.name)])
+    kind = adapter("numpy").dtype(dtype)
+    axes = dict(case.axes)
+    if spec.resolve is not None:
+        # Derived axes, as a call would find them: completed options in, axes out.
+        axes.update(_derived(spec, case, axes))
+    out: dict[str, np.ndarray[Any, Any]] = {}
+    for pattern in form.inputs:
+        shape = pattern.shape(axes) if not pattern.is_option else ()
+        if pattern.is_option:
+            continue
+        if pattern.name in spec.integers:
+            extent = spec.integers[pattern.name]
+            top = axes[extent] if extent else 1_000_000
+            out[pattern.name] = rng.integers(0, max(top, 1), shape).astype(np.int64)
+        elif named(dtype).kind == "float":
+            out[pattern.name] = rng.standard_normal(shape).astype(kind)
+        else:
+            out[pattern.name] = rng.integers(0, 2, shape).astype(kind)
+    forward = registry.get(spec.adjoint_of or "")
+    if forward is not None:
+        # What the forward saved has to belong to its input, rounded as the forward rounds it.
+        saved = {p.name for p in forward.spec.signatures[0].outputs} & set(out)
+        if saved:
+            inputs = [out[name] for name in forward.spec.arrays if name in out]
+            result = forward(*inputs, **options_of(forward.spec, case), backend="array_api")
+            out.update(zip(sorted(saved), [result], strict=True))
+    return out
+
+
+def _derived(spec: OpSpec, case: Case, axes: Mapping[str, Any]) -> Mapping[str, int]:
+    given = options_of(spec, case)
+    options = {
+        name: normalise(spec.name, name, given.get(name, spec.defaults.get(name)))
+        for name, normalise in spec.options.items()
+        if name in given or name in spec.defaults
+    }
+    return spec.resolve(spec.name, dict(axes), options) if spec.resolve else {}

@@ -1,0 +1,363 @@
+"""The laws. Each takes a `Subject`, tries every case of its op, and raises AssertionError."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from baracuda.dtypes import named
+from baracuda.errors import UnsupportedError
+from baracuda.libraries import Array, library_of
+from baracuda.op import registry
+from baracuda.sku import KernelSku
+from baracuda.testing.cases import Call, Subject, adapter, positional, to_library, to_numpy
+
+# Rounding steps of the accumulate dtype that an evaluation may take beyond the rounding of its
+# inputs; a body is a dozen operations, most of them well conditioned.
+STEPS = 8
+
+LAWS: dict[str, Callable[[Subject], None]] = {}
+
+
+def law(function: Callable[[Subject], None]) -> Callable[[Subject], None]:
+    """Add a law to `LAWS`."""
+    LAWS[function.__name__] = function
+    return function
+
+
+def tolerance(call: Call) -> list[np.ndarray[Any, Any]]:
+    """How far each output may be from the float64 body, element by element.
+
+    One rounding to the storage dtype, and as much as `STEPS` roundings of the accumulate dtype
+    move the result when they are made to the inputs (its conditioning) or to the output.
+    """
+    spec, dtype = call.subject.spec, call.subject.dtype
+    if spec.moves:
+        return [np.zeros(x.shape) for x in call.reference()]
+    store, compute = named(dtype), named(named(dtype).accumulate)
+    exact = call.reference()
+    moved = [call.reference(noise=compute.eps, seed=seed) for seed in range(3)]
+    out = []
+    for i, value in enumerate(exact):
+        shift = np.max([np.abs(m[i] - value) for m in moved], axis=0)
+        size = np.max(np.abs(value), initial=0.0)
+        rounding = 0.5 * store.eps * np.abs(value) if store is not compute else 0.0
+        smallest = 2.0**-24 if dtype == "float16" else 2.0**-126
+        # An element that cancels has the error of its neighbours' size, not of its own.
+        steps = compute.eps * (STEPS * np.abs(value) + 0.25 * size)
+        out.append(rounding * (1 + store.eps) + steps + STEPS * shift + smallest)
+    return out
+
+
+def _close(call: Call, got: Sequence[Array], label: str = "") -> None:
+    for x, want, most in zip(got, call.reference(), tolerance(call), strict=True):
+        have = to_numpy(x)
+        assert have.shape == want.shape, f"{label} {call.case}: {have.shape} for {want.shape}"
+        if call.subject.spec.moves:
+            assert np.array_equal(have, want), f"{label} {call.case} {call.form.text}"
+            continue
+        error = np.abs(have.astype(np.float64) - want)
+        worst = np.max(error / most, initial=0.0)
+        assert worst <= 1, f"{label} {call.case} {call.form.text}: {worst:.2f} x the tolerance"
+
+
+def _same(a: Sequence[Array], b: Sequence[Array], label: str) -> None:
+    for x, y in zip(a, b, strict=True):
+        same = np.array_equal(to_numpy(x), to_numpy(y), equal_nan=to_numpy(x).dtype.kind in "fc")
+        assert same, f"{label}: other bits"
+
+
+@law
+def matches_the_body_in_float64(subject: Subject) -> None:
+    """The result is the definition's, rounded once."""
+    for call in subject.calls():
+        _close(call, call.run())
+
+
+@law
+def is_the_gradient_of_its_forward(subject: Subject) -> None:
+    """<dy, J v> = <J^T dy, v> for random directions, J by central differences in float64.
+
+    The tolerance is that of the subject's own dtype, so every backend and dtype is held to the
+    forward, not to the gradient's own body.
+    """
+    if subject.spec.adjoint_of is None:
+        return
+    forward = registry[subject.spec.adjoint_of]
+    for call in subject.calls():
+        arrays = {k: v for k, v in call.arrays.items() if k in forward.spec.arrays}
+        rng = np.random.default_rng(7)
+        options = {k: v for k, v in call.options.items() if k not in ("src_shape",)}
+        grads = [to_numpy(x).astype(np.float64) for x in call.run()]
+        outputs = [p.name.removeprefix("d") for p in call.form.outputs]
+        names = [n for n in forward.spec.arrays if n in outputs]
+        at = {
+            name: arrays[name].astype(np.float64)
+            if name in arrays
+            else rng.standard_normal(g.shape)
+            for name, g in zip(names, grads, strict=True)
+        }
+        directions = {name: rng.standard_normal(x.shape) for name, x in at.items()}
+        dy = next(
+            call.arrays[p.name] for p in call.form.inputs if p.name not in forward.spec.arrays
+        )
+
+        def value(step: float) -> Any:
+            moved = [
+                at[n] + step * directions[n] if n in at else arrays.get(n)
+                for n in forward.spec.arrays
+            ]
+            return forward(*positional(moved), **options, backend="array_api")
+
+        h = 1e-6
+        slope = (value(h) - value(-h)) / (2 * h)
+        left = np.sum(dy.astype(np.float64) * slope)
+        right = sum(np.sum(g * directions[n]) for n, g in zip(names, grads, strict=True))
+        scale = np.sum(np.abs(dy.astype(np.float64) * slope)) + 1.0
+        eps = named(subject.dtype).eps
+        assert abs(left - right) <= (1e-7 + 4 * eps) * scale, f"{call.case} {call.form.text}"
+
+
+@law
+def layouts_agree(subject: Subject) -> None:
+    """Strided, offset, reversed, misaligned and read-only views give what copies give."""
+    for call in subject.calls():
+        plain = call.given()
+        want = call.run(plain)
+        for label, views in _views(call, plain).items():
+            try:
+                got = call.run(views)
+            except UnsupportedError as error:
+                assert "torch" in str(error) and subject.library == "numpy", str(error)
+                continue
+            for x, y, most in zip(got, want, tolerance(call), strict=True):
+                error = np.abs(to_numpy(x).astype(np.complex128) - to_numpy(y))
+                assert np.all(error <= 2 * most), f"{label} {call.case} {call.form.text}"
+
+
+def _views(call: Call, plain: Sequence[Array]) -> dict[str, list[Array]]:
+    """The same values in every layout that the library has."""
+    lib = call.subject.library
+    out: dict[str, list[Array]] = {}
+    if lib == "jax":
+        return out
+    if lib == "array_api_strict":
+        out["reversed"] = [_reversed(x, lib) for x in plain]
+        return out
+    out["offset and strided"] = [_strided(x, lib) for x in plain]
+    out["transposed"] = [_permuted(x, lib) for x in plain]
+    if lib == "numpy":
+        out["reversed"] = [_reversed(x, lib) for x in plain]
+        out["misaligned"] = [_misaligned(x) for x in plain]
+        out["read-only"] = [_read_only(x) for x in plain]
+    return out
+
+
+def _strided(x: Array, lib: str) -> Array:
+    if x is None or x.ndim == 0:
+        return x
+    host = np.asarray(x) if lib == "numpy" else None
+    shape = (*x.shape[:-1], 2 * x.shape[-1] + 3)
+    wide = np.zeros(shape, host.dtype) if host is not None else x.new_zeros(shape)
+    view = wide[..., 3::2]
+    view[...] = x
+    return view
+
+
+def _permuted(x: Array, lib: str) -> Array:
+    if x is None or x.ndim < 2:
+        return x
+    order = tuple(reversed(range(x.ndim)))
+    if lib == "numpy":
+        return np.ascontiguousarray(x.transpose(order)).transpose(order)
+    return x.permute(order).contiguous().permute(order)
+
+
+def _reversed(x: Array, lib: str) -> Array:
+    if x is None or x.ndim == 0:
+        return x
+    if lib == "numpy":
+        return np.ascontiguousarray(x[::-1])[::-1]
+    return to_library(np.ascontiguousarray(to_numpy(x)[::-1]), lib)[::-1, ...]
+
+
+def _misaligned(x: Array) -> Array:
+    if x is None:
+        return x
+    raw = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    raw[...] = x
+    return raw
+
+
+def _read_only(x: Array) -> Array:
+    if x is not None:
+        x = x.copy()
+        x.flags.writeable = False
+    return x
+
+
+@law
+def broadcast_inputs_agree(subject: Subject) -> None:
+    """An input of stride 0 gives what its copy gives."""
+    if subject.library not in ("numpy", "torch"):
+        return
+    broadcast = np.broadcast_to if subject.library == "numpy" else lambda x, shape: x.expand(shape)
+    for call in subject.calls():
+        plain = call.given()
+        ranks = {x.ndim for x in plain if x is not None}
+        if 0 in ranks or "y" in call.arrays:
+            continue
+        views = [x if x is None else broadcast(x[:1], x.shape) for x in plain]
+        copies = [
+            x
+            if x is None
+            else to_library(np.array(to_numpy(x)), subject.library)
+            if subject.dtype != "bfloat16"
+            else x + 0
+            for x in views
+        ]
+        try:
+            got = call.run(views)
+        except UnsupportedError as error:
+            assert "read-only" in str(error), str(error)
+            continue
+        for x, y, most in zip(got, call.run(copies), tolerance(call), strict=True):
+            error = np.abs(to_numpy(x).astype(np.complex128) - to_numpy(y))
+            bound = 8 * np.max(most, initial=0.0) + 8 * named(subject.dtype).eps * np.abs(
+                to_numpy(y)
+            )
+            assert np.all(error <= bound), f"{call.case} {call.form.text}"
+
+
+@law
+def inputs_stay_as_they_are(subject: Subject) -> None:
+    """Bit for bit, after a call and after a plan call."""
+    for call in subject.calls():
+        arrays = call.given()
+        before = [None if x is None else np.array(to_numpy(x)) for x in arrays]
+        call.run(arrays)
+        call.plan(arrays)(*arrays, **call.scalars)
+        for x, was in zip(arrays, before, strict=True):
+            assert was is None or to_numpy(x).tobytes() == was.tobytes(), f"{call.case}"
+
+
+@law
+def what_comes_in_goes_out(subject: Subject) -> None:
+    """Library, device and dtype of the primal; C order unless the op keeps layouts."""
+    for call in subject.calls():
+        arrays = call.given()
+        library = library_of(arrays[0])
+        for x in call.run(arrays):
+            assert type(x) is type(arrays[0]), f"{type(x)}"
+            facts = library.describe(x)
+            assert facts.dtype == subject.dtype, facts.dtype
+            assert facts.device == library.describe(arrays[0]).device
+            if subject.library == "numpy":
+                assert x.flags.c_contiguous
+                assert x.flags.writeable
+                assert not any(a is not None and np.may_share_memory(a, x) for a in arrays)
+
+
+@law
+def outputs_may_be_given(subject: Subject) -> None:
+    """`out=` holds what a call returns, and is returned; `accumulate=True` adds to it."""
+    for call in subject.calls():
+        arrays = call.given()
+        plan, want = call.plan(arrays), call.run(arrays)
+        if not adapter(subject.library).writable:
+            try:
+                plan(*arrays, out=want if len(want) > 1 else want[0], **call.scalars)
+            except NotImplementedError:
+                continue
+            raise AssertionError("immutable arrays were taken as outputs")
+        poison = 1 if subject.spec.moves else float("nan")
+        for layout in ("contiguous", "strided"):
+            outs = tuple(_filled(x, poison) for x in want)
+            if layout == "strided" and subject.library in ("numpy", "torch"):
+                outs = tuple(_strided(x, subject.library) for x in outs)
+            result = plan(*arrays, out=outs if len(outs) > 1 else outs[0], **call.scalars)
+            result = result if isinstance(result, tuple) else (result,)
+            assert all(x is y for x, y in zip(result, outs, strict=True)), "out is not returned"
+            _close(call, outs, f"{layout} out")
+        if not subject.spec.accumulates:
+            continue
+        outs = tuple(_filled(x, 0.5) for x in want)
+        plan(*arrays, out=outs if len(outs) > 1 else outs[0], accumulate=True, **call.scalars)
+        for x, value, most in zip(outs, call.reference(), tolerance(call), strict=True):
+            error = np.abs(to_numpy(x).astype(np.float64) - (value + 0.5))
+            half = 0.5 * named(subject.dtype).eps * (np.abs(value + 0.5) + 0.5)
+            assert np.all(error <= most + half), f"accumulate {call.case} {call.form.text}"
+
+
+def _filled(x: Array, value: float) -> Array:
+    """An array like `x` that holds `value` throughout."""
+    return library_of(x).xp.full(x.shape, value, dtype=x.dtype)
+
+
+@law
+def plans_are_reused(subject: Subject) -> None:
+    """One problem, one plan object: again, by its other spelling, from another thread."""
+    for call in subject.calls():
+        arrays = call.given()
+        plan = call.plan(arrays)
+        assert call.plan(call.given()) is plan
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(call.plan(call.given())))
+        thread.start()
+        thread.join()
+        assert found == [plan]
+        result, same = subject.function.planned(
+            *arrays, **{**call.options, "backend": subject.backend}
+        )
+        assert same is plan
+        _same(call.run(arrays), result if isinstance(result, tuple) else (result,), "planned")
+
+
+@law
+def skus_are_honest(subject: Subject) -> None:
+    """The SKU says what the problem is and who ran it, survives JSON, and can be made again."""
+    for call in subject.calls():
+        arrays = call.given()
+        plan = call.plan(arrays)
+        sku, library = plan.sku, library_of(arrays[0])
+        assert (sku.op, sku.backend, sku.dtype) == (subject.op, subject.backend, subject.dtype)
+        assert sku.category == subject.spec.category
+        integers = [
+            library.describe(x).dtype
+            for n, x in zip(subject.spec.arrays, arrays, strict=False)
+            if x is not None and n in subject.spec.integers
+        ]
+        assert sku.index_dtype == (integers[0] if integers else None)
+        assert KernelSku.from_json(sku.to_json()) == sku
+        assert hash(KernelSku.from_json(sku.to_json())) == hash(sku)
+        assert subject.op in str(sku)
+        again = call.plan(arrays, sku=sku)
+        assert again.sku == sku
+
+
+@law
+def declared_determinism_holds(subject: Subject) -> None:
+    """The same bits over 20 runs wherever the SKU says so."""
+    for call in subject.calls():
+        arrays = call.given()
+        plan = call.plan(arrays)
+        if not plan.sku.precision.deterministic:
+            continue
+        first = plan(*arrays, **call.scalars)
+        first = first if isinstance(first, tuple) else (first,)
+        for _ in range(20):
+            again = plan(*arrays, **call.scalars)
+            _same(first, again if isinstance(again, tuple) else (again,), f"{call.case}")
+
+
+@law
+def forced_backends_never_fall_back(subject: Subject) -> None:
+    """`backend=` runs there, or raises with the reason."""
+    for call in subject.calls():
+        plan = call.plan()
+        assert plan.sku.backend == subject.backend
+        assert plan.why == ()
+        break
