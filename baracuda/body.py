@@ -7,8 +7,8 @@ from typing import Any
 
 from baracuda.check import indices
 from baracuda.libraries import Array
-from baracuda.spec import Problem, Runner
 from baracuda.sku import PrecisionGuarantee
+from baracuda.spec import Problem, Runner
 
 
 def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:

@@ -90,7 +90,9 @@ def overlap(a: Memory, b: Memory) -> bool:
     try:
         return bool(
             np.shares_memory(
-                np.asarray(_Phantom(*a)), np.asarray(_Phantom(*b)), max_work=_OVERLAP_WORK
+                np.asarray(_Phantom(*a)),
+                np.asarray(_Phantom(*b)),
+                max_work=_OVERLAP_WORK,  # type: ignore[arg-type]
             )
         )
     except np.exceptions.TooHardError:

@@ -116,7 +116,7 @@ class Op(Generic[P, R]):
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**given, **scalars})
-        plan = self.plan(*arrays, **given)  # type: ignore[call-arg,arg-type]
+        plan = self.plan(*arrays, **given)
         return plan(*arrays, **scalars), plan
 
     def _split(self, given: dict[str, Any]) -> dict[str, Any]:

@@ -11,4 +11,5 @@ from baracuda.testing.laws import LAWS
 @pytest.mark.parametrize("law", list(LAWS))
 @pytest.mark.parametrize("subject", list(subjects()), ids=str)
 def test_law(subject: Subject, law: str) -> None:
-    LAWS[law](subject)
+    with subject.context():
+        LAWS[law](subject)

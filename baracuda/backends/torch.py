@@ -14,6 +14,7 @@ from baracuda.errors import UnsupportedError
 from baracuda.libraries import Array, library
 from baracuda.spec import OpSpec, Prepared, Problem, Runner
 
+
 class TorchBackend:
     """The body through torch's functions, outside autograd, into tensors of the right layout."""
 

@@ -61,10 +61,10 @@ class Plans:
         op: Any,
         *arrays: Array,
         slot: str = "",
-        scalars: Mapping[str, float] | None = None,
+        scalars: Mapping[str, float] = {},
         **options: Any,
     ) -> Array:
-        key, scalars = (op.__name__, slot), scalars or {}
+        key = op.__name__, slot
         self.calls[key] += 1
         if key not in self.plans:
             result, self.plans[key] = op.planned(*arrays, **options, **scalars)
@@ -72,7 +72,7 @@ class Plans:
         return self.plans[key](*arrays, **scalars)
 
 
-# -- the parts: each forward also returns what its backward needs --------------------------------
+# -- the parts: a forward also returns what its backward needs -----------------------------------
 
 
 def rms_norm(x: Array) -> tuple[Array, Saved]:
@@ -93,8 +93,8 @@ def attention(
 ) -> tuple[Array, Saved]:
     xp = array_namespace(x)
     size = config.width // config.heads
-    x, norm = rms_norm(x)
-    qkv = xp.reshape(x @ w_qkv, (-1, config.context, 3, config.heads, size))
+    h, norm = rms_norm(x)
+    qkv = xp.reshape(h @ w_qkv, (-1, config.context, 3, config.heads, size))
     qkv = xp.permute_dims(qkv, (2, 0, 3, 1, 4))
     qk, v = plans(bc.rope, qkv[:2, ...]), qkv[2, ...]
     q, k = qk[0, ...] / math.sqrt(size), qk[1, ...]
@@ -104,13 +104,13 @@ def attention(
     p = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
     p = p / xp.sum(p, axis=-1, keepdims=True)
     mixed = xp.reshape(xp.permute_dims(p @ v, (0, 2, 1, 3)), x.shape)
-    return mixed @ w_out, (norm, x, q, k, v, p, mixed)
+    return x + mixed @ w_out, (norm, h, q, k, v, p, mixed)
 
 
 def attention_backward(
     dy: Array, saved: Saved, w_qkv: Array, w_out: Array, config: Config, plans: Plans
 ) -> tuple[Array, Array, Array]:
-    norm, x, q, k, v, p, mixed = saved
+    norm, h, q, k, v, p, mixed = saved
     xp = array_namespace(dy)
     size = config.width // config.heads
     dmixed = xp.reshape(dy @ w_out.T, (-1, config.context, config.heads, size))
@@ -123,44 +123,39 @@ def attention_backward(
     dqk = plans(bc.rope_backward, xp.stack([dq, dk]))
     dqkv = xp.permute_dims(xp.concat([dqk, dv[None, ...]]), (1, 3, 0, 2, 4))
     dqkv = xp.reshape(dqkv, (-1, 3 * config.width))
-    return rms_norm_backward(dqkv @ w_qkv.T, norm), x.T @ dqkv, mixed.T @ dy
+    return dy + rms_norm_backward(dqkv @ w_qkv.T, norm), h.T @ dqkv, mixed.T @ dy
 
 
 def mlp(x: Array, w_up: Array, w_down: Array, plans: Plans) -> tuple[Array, Saved]:
-    x, norm = rms_norm(x)
-    up = x @ w_up  # the value and its gate, side by side
+    h, norm = rms_norm(x)
+    up = h @ w_up  # the value and its gate, side by side
     gated = plans(bc.swiglu, up)
-    return gated @ w_down, (norm, x, up, gated)
+    return x + gated @ w_down, (norm, h, up, gated)
 
 
 def mlp_backward(
     dy: Array, saved: Saved, w_up: Array, w_down: Array, plans: Plans
 ) -> tuple[Array, Array, Array]:
-    norm, x, up, gated = saved
+    norm, h, up, gated = saved
     dup = plans(bc.swiglu_backward, dy @ w_down.T, up)
-    return rms_norm_backward(dup @ w_up.T, norm), x.T @ dup, gated.T @ dy
+    return dy + rms_norm_backward(dup @ w_up.T, norm), h.T @ dup, gated.T @ dy
 
 
 def cross_entropy(logits: Array, targets: Array, plans: Plans) -> tuple[Array, Saved]:
     xp = array_namespace(logits)
     logits = logits - xp.max(logits, axis=-1, keepdims=True)
     logp = logits - xp.log(xp.sum(xp.exp(logits), axis=-1, keepdims=True))
-    picked = plans(bc.gather, logp, targets[:, None], axis=-1, slot="label")
-    return -xp.mean(picked), (logp, picked, targets)
+    index = targets[:, None]
+    picked = plans(bc.gather, logp, index, axis=-1, slot="label")
+    return -xp.mean(picked), (logp, index)
 
 
 def cross_entropy_backward(saved: Saved, plans: Plans) -> Array:
-    logp, picked, targets = saved
+    logp, index = saved
     xp = array_namespace(logp)
-    share = 1 / targets.shape[0]
-    dlogp = plans(
-        bc.gather_backward,
-        xp.full_like(picked, -share),
-        targets[:, None],
-        axis=-1,
-        src_shape=logp.shape,
-        slot="label",
-    )
+    share = 1 / index.shape[0]
+    dpicked = xp.full_like(logp[:, :1], -share)
+    dlogp = plans(bc.gather_backward, dpicked, index, axis=-1, src_shape=logp.shape, slot="label")
     return dlogp + share * xp.exp(logp)
 
 
@@ -191,11 +186,9 @@ def forward(w: Weights, tokens: Array, config: Config, plans: Plans) -> tuple[Ar
     x = plans(bc.gather, w["embedding"], index, axis=0, slot="embedding")
     saved: list[Saved] = [(index,)]
     for i in range(config.layers):
-        y, part = attention(x, w[f"qkv{i}"], w[f"out{i}"], config, plans)
-        x = x + y
+        x, part = attention(x, w[f"qkv{i}"], w[f"out{i}"], config, plans)
         saved.append(part)
-        y, part = mlp(x, w[f"up{i}"], w[f"down{i}"], plans)
-        x = x + y
+        x, part = mlp(x, w[f"up{i}"], w[f"down{i}"], plans)
         saved.append(part)
     x, norm = rms_norm(x)
     return x @ w["head"], [*saved, norm]
@@ -210,13 +203,12 @@ def backward(
     dx = rms_norm_backward(dlogits @ w["head"].T, norm)
     for i in reversed(range(config.layers)):
         up, down, qkv, out = f"up{i}", f"down{i}", f"qkv{i}", f"out{i}"
-        dy, dw[up], dw[down] = mlp_backward(dx, saved.pop(), w[up], w[down], plans)
-        dx = dx + dy
-        dy, dw[qkv], dw[out] = attention_backward(dx, saved.pop(), w[qkv], w[out], config, plans)
-        dx = dx + dy
+        dx, dw[up], dw[down] = mlp_backward(dx, saved.pop(), w[up], w[down], plans)
+        dx, dw[qkv], dw[out] = attention_backward(dx, saved.pop(), w[qkv], w[out], config, plans)
     (index,) = saved.pop()
+    shape = w["embedding"].shape
     dw["embedding"] = plans(
-        bc.gather_backward, dx, index, axis=0, src_shape=w["embedding"].shape, slot="embedding"
+        bc.gather_backward, dx, index, axis=0, src_shape=shape, slot="embedding"
     )
     return dw
 
@@ -244,9 +236,7 @@ class Training:
 
     def step(self, tokens: Array, targets: Array) -> Array:
         """One step of Adam on one batch; its loss, before the step."""
-        loss, gradient = loss_and_gradient(
-            self.weights, tokens, targets, self.config, self.plans
-        )
+        loss, gradient = loss_and_gradient(self.weights, tokens, targets, self.config, self.plans)
         self.steps = t = self.steps + 1
         c = self.config
         rate = c.learning_rate * min(1.0, t / c.warmup)

@@ -167,5 +167,6 @@ def _detect(x: Array) -> Library:
             return adapter
     else:
         if hasattr(x, "__array_namespace__"):
-            return import_module("baracuda.libraries.array_api").adapter(x)
+            other: Library = import_module("baracuda.libraries.array_api").adapter(x)
+            return other
     raise TypeError(f"expected an array, got {type(x).__module__}.{type(x).__qualname__}")

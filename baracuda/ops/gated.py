@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Unpack
+from functools import partial
+from typing import Any, Unpack
 
 from baracuda.check import choice, flag, integer
 from baracuda.dispatch import Dispatch
@@ -13,23 +14,34 @@ from baracuda.numerics import normal, sigmoid
 from baracuda.op import op
 from baracuda.spec import Case, Kernel, Packed
 
-FORWARD = (
-    "x[*b 2n@axis *c] -> y[*b n *c]",
-    "x[*b n@axis *c], gate[*b n *c] -> y[*b n *c]",
-)
-BACKWARD = (
-    "dy[*b n *c], x[*b 2n@axis *c] -> dx[*b 2n *c]",
-    "dy[*b n *c], x[*b n@axis *c], gate[*b n *c] -> dx[*b n *c], dgate[*b n *c]",
-)
 GATED = {"axis": integer, "gate_first": flag}
-APPROXIMATE = {"approximate": choice("none", "tanh")}
-PACKED = Packed("x", "gate", axis="axis", first="gate_first")
+GELU = GATED | {"approximate": choice("none", "tanh")}
 CASES = (
     Case({"b": (3,), "n": 8, "c": ()}),
     Case({"b": (2,), "n": 5, "c": (3,)}, axis=1),
     Case({"b": (2,), "n": 5, "c": (3,)}, axis=-2, gate_first=True),
 )
-TANH_CASES = (*CASES, Case({"b": (3,), "n": 8, "c": ()}, approximate="tanh"))
+GELU_CASES = (*CASES, Case({"b": (3,), "n": 8, "c": ()}, approximate="tanh"))
+
+_gated = partial(
+    op,
+    category="gated",
+    dtypes=FLOATS,
+    options=GATED,
+    elementwise=True,
+    packed=Packed("x", "gate", axis="axis", first="gate_first"),
+    cases=CASES,
+)
+_forward = partial(
+    _gated,
+    "x[*b 2n@axis *c] -> y[*b n *c]",
+    "x[*b n@axis *c], gate[*b n *c] -> y[*b n *c]",
+)
+_backward = partial(
+    _gated,
+    "dy[*b n *c], x[*b 2n@axis *c] -> dx[*b 2n *c]",
+    "dy[*b n *c], x[*b n@axis *c], gate[*b n *c] -> dx[*b n *c], dgate[*b n *c]",
+)
 
 
 def _halves(x: Array, gate: Array | None, axis: int, gate_first: bool) -> tuple[Array, Array]:
@@ -42,25 +54,14 @@ def _halves(x: Array, gate: Array | None, axis: int, gate_first: bool) -> tuple[
     return (second, first) if gate_first else (first, second)
 
 
-def _joined(
-    da: Array, db: Array, gate: Array | None, axis: int, gate_first: bool
-) -> Array | tuple[Array, Array]:
+def _joined(da: Array, db: Array, gate: Array | None, axis: int, gate_first: bool) -> Any:
     """The gradients as the arrays came: packed, or apart."""
     if gate is not None:
         return da, db
     return library_of(da).xp.concat([db, da] if gate_first else [da, db], axis=axis)
 
 
-@op(
-    *FORWARD,
-    category="gated",
-    dtypes=FLOATS,
-    options=GATED,
-    elementwise=True,
-    packed=PACKED,
-    kernel=Kernel("gated.cu", "Glu", schedule="elementwise"),
-    cases=CASES,
-)
+@_forward(kernel=Kernel("gated.cu", "Glu", schedule="elementwise"))
 def glu(
     x: Array,
     gate: Array | None = None,
@@ -75,8 +76,7 @@ def glu(
     Parameters
     ----------
     x : array of shape [*b, 2n, *c], or [*b, n, *c] beside `gate`
-        `a` and the gate `b` as halves along `axis`, or `a` alone. float16, bfloat16, float32 or
-        float64.
+        `a` and the gate `b` as halves along `axis`, or `a` alone. Any floating dtype.
     gate : array of shape [*b, n, *c], optional
         `b`, where it is an array of its own.
     axis : int
@@ -101,8 +101,7 @@ def glu(
     Notes
     -----
     Dauphin et al. (arXiv:1612.08083). The sigmoid keeps its relative accuracy on both sides. NaN
-    and infinities propagate as in the product. Same as `torch.nn.functional.glu`, which takes
-    packed arrays only. Bit-stable.
+    and infinities propagate as in the product. Agrees with `torch.nn.functional.glu`. Bit-stable.
 
     Examples
     --------
@@ -114,17 +113,7 @@ def glu(
     return a * sigmoid(b)[0]
 
 
-@op(
-    *BACKWARD,
-    category="gated",
-    adjoint_of="glu",
-    dtypes=FLOATS,
-    options=GATED,
-    elementwise=True,
-    packed=PACKED,
-    kernel=Kernel("gated.cu", "GluBackward", schedule="elementwise"),
-    cases=CASES,
-)
+@_backward(adjoint_of="glu", kernel=Kernel("gated.cu", "GluBackward", schedule="elementwise"))
 def glu_backward(
     dy: Array,
     x: Array,
@@ -141,17 +130,13 @@ def glu_backward(
     ----------
     dy : array of shape [*b, n, *c]
         Gradient of the result.
-    x, gate, axis, gate_first
+    x, gate, axis, gate_first, **dispatch
         As in `glu`.
-    **dispatch
-        `Dispatch` options.
 
     Returns
     -------
-    dx : array of the shape of `x`
-        Packed as `x` is, in its layout where that is dense.
-    dgate : array of shape [*b, n, *c]
-        Only where `gate` was given.
+    dx, and dgate where `gate` was given : arrays of the shapes of `x` and `gate`
+        Packed as `x` is; in the layouts of the two where they are dense.
 
     Raises
     ------
@@ -173,16 +158,7 @@ def glu_backward(
     return _joined(dy * on, dy * a * (on * off), gate, axis, gate_first)
 
 
-@op(
-    *FORWARD,
-    category="gated",
-    dtypes=FLOATS,
-    options=GATED,
-    elementwise=True,
-    packed=PACKED,
-    kernel=Kernel("gated.cu", "Reglu", schedule="elementwise"),
-    cases=CASES,
-)
+@_forward(kernel=Kernel("gated.cu", "Reglu", schedule="elementwise"))
 def reglu(
     x: Array,
     gate: Array | None = None,
@@ -196,10 +172,8 @@ def reglu(
 
     Parameters
     ----------
-    x, gate, axis, gate_first
+    x, gate, axis, gate_first, **dispatch
         As in `glu`.
-    **dispatch
-        `Dispatch` options.
 
     Returns
     -------
@@ -226,17 +200,7 @@ def reglu(
     return a * library_of(b).xp.where(b <= 0, 0, b)
 
 
-@op(
-    *BACKWARD,
-    category="gated",
-    adjoint_of="reglu",
-    dtypes=FLOATS,
-    options=GATED,
-    elementwise=True,
-    packed=PACKED,
-    kernel=Kernel("gated.cu", "RegluBackward", schedule="elementwise"),
-    cases=CASES,
-)
+@_backward(adjoint_of="reglu", kernel=Kernel("gated.cu", "RegluBackward", schedule="elementwise"))
 def reglu_backward(
     dy: Array,
     x: Array,
@@ -253,17 +217,13 @@ def reglu_backward(
     ----------
     dy : array of shape [*b, n, *c]
         Gradient of the result.
-    x, gate, axis, gate_first
+    x, gate, axis, gate_first, **dispatch
         As in `glu`.
-    **dispatch
-        `Dispatch` options.
 
     Returns
     -------
-    dx : array of the shape of `x`
-        Packed as `x` is, in its layout where that is dense.
-    dgate : array of shape [*b, n, *c]
-        Only where `gate` was given.
+    dx, and dgate where `gate` was given : arrays of the shapes of `x` and `gate`
+        Packed as `x` is; in the layouts of the two where they are dense.
 
     Raises
     ------
@@ -287,16 +247,7 @@ def reglu_backward(
     return _joined(da, db, gate, axis, gate_first)
 
 
-@op(
-    *FORWARD,
-    category="gated",
-    dtypes=FLOATS,
-    options=GATED,
-    elementwise=True,
-    packed=PACKED,
-    kernel=Kernel("gated.cu", "Swiglu", schedule="elementwise"),
-    cases=CASES,
-)
+@_forward(kernel=Kernel("gated.cu", "Swiglu", schedule="elementwise"))
 def swiglu(
     x: Array,
     gate: Array | None = None,
@@ -310,10 +261,8 @@ def swiglu(
 
     Parameters
     ----------
-    x, gate, axis, gate_first
+    x, gate, axis, gate_first, **dispatch
         As in `glu`. HF Llama packs the gate first.
-    **dispatch
-        `Dispatch` options.
 
     Returns
     -------
@@ -340,17 +289,7 @@ def swiglu(
     return a * (b * sigmoid(b)[0])
 
 
-@op(
-    *BACKWARD,
-    category="gated",
-    adjoint_of="swiglu",
-    dtypes=FLOATS,
-    options=GATED,
-    elementwise=True,
-    packed=PACKED,
-    kernel=Kernel("gated.cu", "SwigluBackward", schedule="elementwise"),
-    cases=CASES,
-)
+@_backward(adjoint_of="swiglu", kernel=Kernel("gated.cu", "SwigluBackward", schedule="elementwise"))
 def swiglu_backward(
     dy: Array,
     x: Array,
@@ -367,17 +306,13 @@ def swiglu_backward(
     ----------
     dy : array of shape [*b, n, *c]
         Gradient of the result.
-    x, gate, axis, gate_first
+    x, gate, axis, gate_first, **dispatch
         As in `glu`.
-    **dispatch
-        `Dispatch` options.
 
     Returns
     -------
-    dx : array of the shape of `x`
-        Packed as `x` is, in its layout where that is dense.
-    dgate : array of shape [*b, n, *c]
-        Only where `gate` was given.
+    dx, and dgate where `gate` was given : arrays of the shapes of `x` and `gate`
+        Packed as `x` is; in the layouts of the two where they are dense.
 
     Raises
     ------
@@ -400,8 +335,7 @@ def swiglu_backward(
     return _joined(dy * (b * on), dy * a * (on * (1 + b * off)), gate, axis, gate_first)
 
 
-_TANH_SCALE = math.sqrt(8 / math.pi)
-_TANH_CUBE = 0.044715
+_TANH_SCALE, _TANH_CUBE = math.sqrt(8 / math.pi), 0.044715
 
 
 def _gelu(b: Array, approximate: str) -> tuple[Array, Array]:
@@ -417,15 +351,10 @@ def _gelu(b: Array, approximate: str) -> tuple[Array, Array]:
     return on, on * off * (_TANH_SCALE * (1 + 3 * _TANH_CUBE * square))
 
 
-@op(
-    *FORWARD,
-    category="gated",
-    dtypes=FLOATS,
-    options=GATED | APPROXIMATE,
-    elementwise=True,
-    packed=PACKED,
+@_forward(
+    options=GELU,
     kernel=Kernel("gated.cu", "Geglu", schedule="elementwise"),
-    cases=TANH_CASES,
+    cases=GELU_CASES,
 )
 def geglu(
     x: Array,
@@ -441,12 +370,10 @@ def geglu(
 
     Parameters
     ----------
-    x, gate, axis, gate_first
+    x, gate, axis, gate_first, **dispatch
         As in `glu`.
     approximate : {"none", "tanh"}
         Exact, or with ``(1 + tanh(sqrt(2/pi) * (b + 0.044715 * b**3)))/2`` for `cdf`.
-    **dispatch
-        `Dispatch` options.
 
     Returns
     -------
@@ -460,9 +387,8 @@ def geglu(
 
     Notes
     -----
-    Shazeer (arXiv:2002.05202); Hendrycks and Gimpel (arXiv:1606.08415). The exact form keeps its
-    relative accuracy for negative gates, where torch's float32 ``1 + erf`` loses it. A gate of
-    -inf gives NaN, as ``-inf * 0`` does and torch. Bit-stable.
+    Shazeer (arXiv:2002.05202); Hendrycks and Gimpel (arXiv:1606.08415). For negative gates the
+    exact form keeps the accuracy that torch's ``1 + erf`` loses. NaN at -inf as in `swiglu`.
 
     Examples
     --------
@@ -474,16 +400,11 @@ def geglu(
     return a * (b * _gelu(b, approximate)[0])
 
 
-@op(
-    *BACKWARD,
-    category="gated",
+@_backward(
     adjoint_of="geglu",
-    dtypes=FLOATS,
-    options=GATED | APPROXIMATE,
-    elementwise=True,
-    packed=PACKED,
+    options=GELU,
     kernel=Kernel("gated.cu", "GegluBackward", schedule="elementwise"),
-    cases=TANH_CASES,
+    cases=GELU_CASES,
 )
 def geglu_backward(
     dy: Array,
@@ -502,17 +423,13 @@ def geglu_backward(
     ----------
     dy : array of shape [*b, n, *c]
         Gradient of the result.
-    x, gate, axis, gate_first, approximate
+    x, gate, axis, gate_first, approximate, **dispatch
         As in `geglu`.
-    **dispatch
-        `Dispatch` options.
 
     Returns
     -------
-    dx : array of the shape of `x`
-        Packed as `x` is, in its layout where that is dense.
-    dgate : array of shape [*b, n, *c]
-        Only where `gate` was given.
+    dx, and dgate where `gate` was given : arrays of the shapes of `x` and `gate`
+        Packed as `x` is; in the layouts of the two where they are dense.
 
     Raises
     ------

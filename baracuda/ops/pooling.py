@@ -257,10 +257,8 @@ def lp_pool1d_backward(
     x : array of shape [*b, l]
     y : array of shape [*b, ol]
         The result of `lp_pool1d`.
-    norm_type, kernel_size, stride, ceil_mode
+    norm_type, kernel_size, stride, ceil_mode, **dispatch
         As in `lp_pool1d`.
-    **dispatch
-        `Dispatch` options.
 
     Returns
     -------
@@ -381,10 +379,8 @@ def lp_pool2d_backward(
     x : array of shape [*b, h, w]
     y : array of shape [*b, oh, ow]
         The result of `lp_pool2d`.
-    norm_type, kernel_size, stride, ceil_mode
+    norm_type, kernel_size, stride, ceil_mode, **dispatch
         As in `lp_pool2d`.
-    **dispatch
-        `Dispatch` options.
 
     Returns
     -------

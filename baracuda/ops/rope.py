@@ -176,10 +176,8 @@ def rope_backward(
     ----------
     dy : array of shape [*b, s, *h, d]
         Gradient of the result.
-    positions, base, interleaved, rotary_dim, seq_axis
+    positions, base, interleaved, rotary_dim, seq_axis, **dispatch
         As in `rope`.
-    **dispatch
-        `Dispatch` options.
 
     Returns
     -------

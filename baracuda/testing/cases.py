@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -17,6 +18,7 @@ from baracuda.op import Op, registry
 from baracuda.shapes import Signature
 from baracuda.spec import Case, OpSpec
 
+_WIDE = ("float64", "int64", "uint64", "complex128")
 LIBRARIES = ("numpy", "torch", "jax", "array_api_strict")
 
 
@@ -42,6 +44,12 @@ class Subject:
         """Its declaration."""
         return registry[self.op].spec
 
+    def context(self) -> AbstractContextManager[Any]:
+        """A block in which the library can hold the dtype: JAX has 64 bits only when asked."""
+        if self.library == "jax" and named(self.dtype).name in _WIDE:
+            return import_module("jax").enable_x64(True)  # type: ignore[no-any-return]
+        return nullcontext()
+
     def calls(self) -> Iterator[Call]:
         """Every form of the op at every case of its block."""
         for case in self.spec.cases:
@@ -66,10 +74,7 @@ def subjects(
 
 @cache
 def holds(lib: str, dtype: str) -> bool:
-    """Whether the library has arrays of this dtype, in the configuration it is in."""
-    if lib == "jax":
-        wide = dtype in ("float64", "int64", "uint64", "complex128")
-        return not wide or bool(import_module("jax").config.jax_enable_x64)
+    """Whether the library has arrays of this dtype; JAX only while `Subject.context` is entered."""
     try:
         adapter(lib).dtype(dtype)
     except (AttributeError, TypeError):
@@ -104,11 +109,11 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
     """The values of any library's array; bfloat16 as float32."""
     if type(x).__module__.startswith("torch"):
         x = x.detach().cpu()
-        return x.float().numpy() if "bfloat16" in str(x.dtype) else x.numpy()
-    if type(x).__module__.startswith("array_api_strict"):
-        return np.array(np.from_dlpack(x))
-    x = np.asarray(x)
-    return x.astype(np.float32) if x.dtype.name == "bfloat16" else x
+        x = (x.float() if "bfloat16" in str(x.dtype) else x).numpy()
+    elif type(x).__module__.startswith("array_api_strict"):
+        x = np.array(np.from_dlpack(x))
+    host: np.ndarray[Any, Any] = np.asarray(x)
+    return host.astype(np.float32) if host.dtype.name == "bfloat16" else host
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
-"""``python -m baracuda train``: a small transformer on one array library, step by step.
+"""``python -m baracuda train``: a small transformer, trained by baracuda on one array library.
 
-The text is that of CPython's own reference (`pydoc_data.topics`), its last tenth held out. Batches
-and initial weights are drawn by NumPy from the seed, so every library trains on the same numbers.
+The text is CPython's own reference (`pydoc_data.topics`), its last tenth held out. Batches and
+initial weights are drawn by NumPy from the seed, so every library trains on the same numbers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import os
 import sys
 import time
 from collections import Counter
@@ -21,45 +22,377 @@ from typing import Any
 import numpy as np
 
 import baracuda as bc
-from baracuda.examples.charlm import Array, Config, Plans, Training, Weights
-from baracuda.examples.charlm import cross_entropy, forward, initial_weights
+from baracuda.examples.charlm import (
+    Array,
+    Config,
+    Plans,
+    Training,
+    Weights,
+    cross_entropy,
+    forward,
+    initial_weights,
+)
 
-LIBRARIES = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "jax": "jax.numpy"}
-STEPS, SECONDS = 3000, 60.0  # when neither is asked for
+NAMESPACES = {
+    "numpy": "array_api_compat.numpy",
+    "torch": "array_api_compat.torch",
+    "cupy": "array_api_compat.cupy",
+    "jax": "jax.numpy",
+}
+STEPS, SECONDS = 3000, 60.0  # of a run that asks for neither
 VALIDATE_EVERY = 250
-REPORT_EVERY = 10
+FLUSH_EVERY = 10
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
-Report = Callable[["Run"], None]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Text:
-    """A text as token ids, its last tenth held out."""
+    """Character ids, and how many different characters there are."""
 
     training: Tokens
     validation: Tokens
-    alphabet: str
+    vocabulary: int
 
 
 def python_reference() -> Text:
-    """CPython's topics, in the order of their names."""
+    """The topics of `help()` in the order of their names, the last tenth for validation."""
     from pydoc_data.topics import topics
 
     text = "".join(topics[name] for name in sorted(topics))
-    characters, ids = np.unique(np.array(list(text)), return_inverse=True)
-    cut = len(text) - len(text) // 10
-    ids = ids.astype(np.int32)
-    return Text(ids[:cut], ids[cut:], "".join(characters))
+    alphabet, inverse = np.unique(np.array(list(text)), return_inverse=True)
+    ids = inverse.astype(np.int32)
+    cut = ids.size - ids.size // 10
+    return Text(ids[:cut], ids[cut:], alphabet.size)
 
 
 @dataclass
 class Run:
-    """What a training leaves behind: curves, counts, plans."""
+    """A training under way, and what it has left behind so far."""
 
-    config: Config
+    text: Text
     training: Training
+    to_library: Callable[[Any], Array]
     losses: list[float] = field(default_factory=list)
-    validation: list[tuple[int, float]] = field(default_factory=list)
+    validations: list[tuple[int, float]] = field(default_factory=list)
     seconds: float = 0.0
-    misses: list[int] = field(default_factory=list)
+    first_misses: int = 0
+    later_misses: int = 0
+    calls_per_step: int = 0
+
+    @property
+    def steps(self) -> int:
+        return self.training.steps
+
+    @property
+    def tokens_per_second(self) -> float:
+        config = self.training.config
+        return self.steps * config.batch * config.context / max(self.seconds, 1e-9)
+
+    def batch(self, ids: Tokens, starts: Any) -> tuple[Array, Array]:
+        """The windows at `starts`, and the characters that follow theirs, both flat."""
+        windows = ids[np.asarray(starts)[:, None] + np.arange(self.training.config.context + 1)]
+        return (
+            self.to_library(windows[:, :-1].reshape(-1)),
+            self.to_library(windows[:, 1:].reshape(-1)),
+        )
+
+    def validate(self, weights: Weights) -> float:
+        """The mean loss over the held-out text, cut into windows; a last short batch is left."""
+        config, ids, plans = self.training.config, self.text.validation, Plans()
+        starts = np.arange(0, ids.size - config.context, config.context)
+        losses = []
+        for i in range(0, starts.size - config.batch + 1, config.batch):
+            tokens, targets = self.batch(ids, starts[i : i + config.batch])
+            logits, _ = forward(weights, tokens, config, plans)
+            losses.append(float(cross_entropy(logits, targets, plans)[0]))
+        return float(np.mean(losses))
+
+
+def fit(
+    xp: Any,
+    text: Text,
+    config: Config,
+    *,
+    seed: int = 0,
+    steps: int | None = None,
+    seconds: float | None = None,
+    device: str | None = None,
+    report: Callable[[Run], None] = lambda run: None,
+) -> Run:
+    """Train until `steps` or `seconds` are reached, whichever is first.
+
+    Parameters
+    ----------
+    xp : namespace
+        Of the array library.
+    text : Text
+        What to learn.
+    config : Config
+        Of the model.
+    seed : int, optional
+        Of the initial weights and the batches.
+    steps : int, optional
+        The most steps.
+    seconds : float, optional
+        The most seconds in steps; validation does not count.
+    device : str, optional
+        Where the arrays live; the library's own choice by default.
+    report : callable, optional
+        Called after every step.
+
+    Returns
+    -------
+    Run
+    """
+    where = {} if device is None else {"device": device}
+    rng = np.random.default_rng(seed)
+    initial = initial_weights(config, rng)
+    weights = {k: xp.asarray(w.astype(np.float32), **where) for k, w in initial.items()}
+    training = Training(weights, config)
+    run = Run(text, training, lambda ids: xp.asarray(ids, **where))
+    misses = bc.plan_cache.info().misses
+    pending: list[Array] = []  # read now and then: reading a loss waits for the device
+    while (steps is None or run.steps < steps) and (seconds is None or run.seconds < seconds):
+        starts = rng.integers(0, text.training.size - config.context, config.batch)
+        tokens, targets = run.batch(text.training, starts)
+        clock = time.perf_counter()
+        pending.append(training.step(tokens, targets))
+        if run.steps == 1:
+            run.first_misses = bc.plan_cache.info().misses - misses
+            run.calls_per_step = training.plans.calls.total()
+        if len(pending) == FLUSH_EVERY or run.steps == steps:
+            run.losses += map(float, pending)
+            pending.clear()
+        run.seconds += time.perf_counter() - clock
+        if run.steps % VALIDATE_EVERY == 0:
+            run.validations.append((run.steps, run.validate(training.average)))
+        report(run)
+    run.losses += map(float, pending)
+    if not run.validations or run.validations[-1][0] != run.steps:
+        run.validations.append((run.steps, run.validate(training.average)))
+    run.later_misses = bc.plan_cache.info().misses - misses - run.first_misses
+    return run
+
+
+# -- what it shows ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def progress(steps: int | None, seconds: float | None) -> Iterator[Callable[[Run], None]]:
+    """A bar where there is a terminal and rich to draw it; else a line per validation."""
+
+    def status(run: Run) -> str:
+        loss = f"loss {np.mean(run.losses[-50:]):.3f}" if run.losses else "loss -"
+        held_out = f"  validation {run.validations[-1][1]:.3f}" if run.validations else ""
+        return f"step {run.steps}  {loss}{held_out}  {run.tokens_per_second:,.0f} tokens/s"
+
+    def line(run: Run) -> None:
+        if run.steps % VALIDATE_EVERY == 0:
+            print(f"{status(run)}  {run.seconds:.1f} s", flush=True)
+
+    try:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    except ModuleNotFoundError:
+        yield line
+        return
+    bar = Progress(BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    if not bar.console.is_terminal:
+        yield line
+        return
+    with bar:
+        task = bar.add_task("first step", total=1.0)
+
+        def draw(run: Run) -> None:
+            done = [run.steps / steps] if steps else []
+            done += [run.seconds / seconds] if seconds else []
+            bar.update(task, completed=max(done), description=status(run))
+
+        yield draw
+
+
+def averages(losses: list[float], columns: int) -> list[tuple[float, float]]:
+    """`losses` in at most so many stretches: the middle step and the mean loss of each."""
+    stretches = np.array_split(np.arange(len(losses)), min(columns, len(losses)))
+    return [(float(s.mean()) + 1, float(np.mean(np.asarray(losses)[s]))) for s in stretches]
+
+
+def text_plot(run: Run, width: int = 64, height: int = 14) -> str:
+    """Both curves in characters: ``.`` training, ``o`` validation."""
+    curves: dict[str, Sequence[tuple[float, float]]]
+    curves = {".": averages(run.losses, width), "o": run.validations}
+    values = [loss for curve in curves.values() for _, loss in curve]
+    low, high = min(values), max(values)
+    canvas = [[" "] * width for _ in range(height)]
+    for mark, curve in curves.items():
+        for step, loss in curve:
+            row = round((high - loss) / max(high - low, 1e-9) * (height - 1))
+            canvas[row][round((step - 1) / max(run.steps - 1, 1) * (width - 1))] = mark
+    ends = {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
+    rows = [f"{ends.get(i, ''):>6} |{''.join(row)}" for i, row in enumerate(canvas)]
+    title = "nats per character    . training    o validation (averaged weights)"
+    return "\n".join([f"{'':8}{title}", *rows, f"{'':8}1{f'step {run.steps}':>{width - 1}}"])
+
+
+def save_plot(run: Run, path: Path) -> None:
+    """Both curves as a picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(xlabel="step", ylabel="nats per character")
+    axes.plot(*zip(*averages(run.losses, 400), strict=True), label="training", linewidth=1)
+    axes.plot(*zip(*run.validations, strict=True), "o-", label="validation (averaged weights)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def sku_table(plans: Plans) -> str:
+    """What ran: per SKU the number of plans that made this choice, and of their calls."""
+    rows: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for slot, plan in plans.plans.items():
+        rows[str(plan.sku)] += 1
+        calls[str(plan.sku)] += plans.calls[slot]
+    lines = [f"{rows[sku]:>5} {calls[sku]:>9,}  {sku}" for sku in rows]
+    return "\n".join([f"{'plans':>5} {'calls':>9}  SKU", *lines])
+
+
+def summary(run: Run) -> tuple[str, bool]:
+    """Losses, counts and SKUs in words, and whether the counts are what plans promise."""
+    config, steps = run.training.config, run.steps
+    size = sum(int(np.prod(w.shape)) for w in run.training.weights.values())
+    made = run.training.plans.calls.total()
+    kept = run.later_misses == 0 and made == run.calls_per_step * steps
+    raw = run.validate(run.training.weights)
+    lines = [
+        f"{size:,} weights, {steps:,} steps of {config.batch} x {config.context} characters"
+        f" in {run.seconds:.1f} s, {run.tokens_per_second:,.0f} tokens/s",
+        f"training loss    {np.mean(run.losses[-100:]):.3f} nats per character, last 100 steps",
+        f"validation loss  {run.validations[-1][1]:.3f} with averaged weights, {raw:.3f} with the"
+        f" last ones; the text's last {run.text.validation.size:,} characters, held out",
+        f"plan cache       {run.first_misses} misses in the first step,"
+        f" {run.later_misses} in the {steps - 1:,} after it",
+        f"plan calls       {run.calls_per_step} a step x {steps:,} steps = {made:,}"
+        + ("" if kept else "  NOT what the plans promise"),
+        "",
+        sku_table(run.training.plans),
+    ]
+    return "\n".join(lines), kept
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``baracuda train``."""
+
+    def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+        def parse(text: str) -> float:
+            value = kind(text)
+            if not 0 < value < float("inf"):
+                raise ValueError
+            return value
+
+        parse.__name__ = f"positive {kind.__name__}"
+        return parse
+
+    parser.add_argument(
+        "--xp", choices=NAMESPACES, default="numpy", help="array library (default: numpy)"
+    )
+    parser.add_argument("--device", help="torch device, such as cuda (default: torch's own)")
+    parser.add_argument(
+        "--steps",
+        type=positive(int),
+        metavar="N",
+        help=f"most steps (default: {STEPS} and {SECONDS:.0f} seconds, if neither is given)",
+    )
+    parser.add_argument(
+        "--seconds", type=positive(float), metavar="T", help="most seconds spent in steps"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves to a file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, show what came of it, and return the exit status."""
+    steps, seconds = arguments.steps, arguments.seconds
+    if steps is None and seconds is None:
+        steps, seconds = STEPS, SECONDS
+    try:
+        xp = _ready(arguments)
+    except _CannotRun as error:
+        print(f"baracuda train: {error}", file=sys.stderr)
+        return 2
+    if arguments.xp == "numpy":
+        _settle_numpy()
+    text = python_reference()
+    config = Config(vocabulary=text.vocabulary)
+    with progress(steps, seconds) as report:
+        done = fit(
+            xp,
+            text,
+            config,
+            seed=arguments.seed,
+            steps=steps,
+            seconds=seconds,
+            device=arguments.device,
+            report=report,
+        )
+    words, kept = summary(done)
+    print(f"\n{text_plot(done)}\n\n{words}")
+    if arguments.plot:
+        save_plot(done, arguments.plot)
+        print(f"\ncurves drawn to {arguments.plot}")
+    return 0 if kept else 1
+
+
+class _CannotRun(Exception):
+    """What was asked for is not possible here, and why."""
+
+
+def _ready(arguments: argparse.Namespace) -> Any:
+    """The namespace asked for; everything that a run could lack at its end is looked at now."""
+    library = arguments.xp
+    _needs(library, f"--xp {library}", f"baracuda[{library}]")
+    xp = import_module(NAMESPACES[library])
+    if arguments.device and library != "torch":
+        raise _CannotRun("--device goes with --xp torch")
+    try:
+        xp.zeros(1, **({"device": arguments.device} if arguments.device else {}))
+    except Exception as error:
+        raise _CannotRun(f"{library} cannot make an array: {error}") from error
+    if arguments.plot:
+        _needs("matplotlib", "--plot", "matplotlib")
+        if not arguments.plot.absolute().parent.is_dir():
+            raise _CannotRun(f"--plot: no directory {arguments.plot.parent}")
+    return xp
+
+
+def _needs(module: str, option: str, install: str) -> None:
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != module:
+            raise
+        raise _CannotRun(
+            f"{option} needs {module}, which is not installed: pip install '{install}'"
+        ) from error
+
+
+def _settle_numpy() -> None:
+    """Settings of the process that NumPy's allocations and small products run faster with."""
+    m_trim_threshold, m_mmap_threshold = -1, -3
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc alone has mallopt
+        libc = ctypes.CDLL(None)
+        # Pages of freed arrays that go back to the system cost a third of a step to fault in.
+        libc.mallopt(m_mmap_threshold, 32 << 20)
+        libc.mallopt(m_trim_threshold, 1 << 30)
+    if "OPENBLAS_NUM_THREADS" in os.environ:
+        return
+    # Matrices this small gain little from a second thread, and wait for it where cores are busy.
+    for path in (Path(np.__file__).parents[1] / "numpy.libs").glob("*openblas64*"):
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(str(path)).scipy_openblas_set_num_threads64_(1)

@@ -76,7 +76,8 @@ class _Form:
             shape = next(x.shape for x in problem.given if x.name == packed.array)
             for second, name in enumerate(packed.order(problem.options)):
                 self.halves[name] = _Half(axis, shape[axis] // 2, bool(second))
-        self.signature = next(s for s in spec.signatures if set(s.names) == wanted)
+        forms = (problem.signature, *spec.signatures)
+        self.signature = next(s for s in forms if set(s.names) == wanted)
         self.free = {
             term.name
             for pattern in self.signature.outputs
@@ -172,7 +173,7 @@ def _indexer(labels: Sequence[Label], cut_names: Iterable[str]) -> Callable[[Cut
 def _runner(problem: Problem, form: _Form, steps: Mapping[str, tuple[int, int]]) -> Runner:
     evaluate = body.evaluator(problem)
     library, compute = problem.library, problem.library.dtype(problem.compute_dtype)
-    takes = [p and _indexer(form.labels(p), steps) for p in form.patterns()]
+    takes = [_indexer(form.labels(p), steps) if p else None for p in form.patterns()]
     puts = [_indexer(form.labels(p), steps) for p in form.signature.outputs]
 
     def run(

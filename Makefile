@@ -1,0 +1,35 @@
+# Everything runs in .venv, made here; nothing but Python >= 3.11 is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/.cli  ## train the example model on NumPy
+	$(BIN)/python -m baracuda train
+
+test: $(VENV)/.test lint  ## all tests, after the linters
+	$(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.test  ## time the ops against what one would write without them
+	$(BIN)/python -m baracuda bench
+
+clean:
+	rm -rf $(VENV) dist
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+
+$(VENV)/.cli: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[cli]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.cli
+	$(BIN)/python -m pip install --quiet --group dev
+	touch $@

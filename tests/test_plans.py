@@ -1,0 +1,193 @@
+"""Plans: what they are tied to, options in force, routes, and a backend from outside."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import baracuda as bc
+from baracuda import backends, body
+from baracuda.op import Op, routes
+from baracuda.spec import OpSpec, Prepared, Problem
+
+X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(3, 8)
+
+
+def test_a_plan_holds_no_array() -> None:
+    plan = bc.swiglu.plan(X)
+    assert not any(isinstance(getattr(plan, name), np.ndarray) for name in plan.__slots__)
+
+
+def test_another_layout_runs_through_the_sibling_plan() -> None:
+    plan = bc.swiglu.plan(X)
+    views = np.asfortranarray(X), np.repeat(X, 2, axis=1)[:, ::2], X[::-1][::-1]
+    for view in views:
+        assert np.array_equal(plan(view), bc.swiglu(X))
+    result = plan(views[0])
+    assert result.flags.f_contiguous
+
+
+def test_a_sibling_keeps_the_options_of_its_plan() -> None:
+    plan = bc.swiglu.plan(X, axis=0 - 1, gate_first=True, backend="array_api")
+    view = np.asfortranarray(X)
+    assert np.array_equal(plan(view), bc.swiglu(X, gate_first=True))
+    sibling = bc.swiglu.plan(view, gate_first=True, backend="array_api")
+    assert sibling is not plan
+    assert sibling.sku.backend == "array_api"
+
+
+def test_plans_differ_by_what_is_structural_only() -> None:
+    plan = bc.lerp.plan(X, X)
+    assert bc.lerp.plan(X, X, weight=0.1) is plan
+    np.testing.assert_array_equal(plan(X, 3 * X, weight=1), 3 * X)
+
+
+def test_in_place_where_the_op_says_so() -> None:
+    a, b = X.copy(), 2 * X
+    want = bc.lerp(a, b, weight=0.25)
+    assert bc.lerp.plan(a, b)(a, b, weight=0.25, out=a) is a
+    np.testing.assert_array_equal(a, want)
+
+
+def test_in_place_on_large_arrays_and_threads() -> None:
+    a = np.random.default_rng(0).standard_normal((512, 1024), dtype=np.float32)
+    b = a[::-1].copy()
+    want = bc.lerp(a, b, weight=0.75)
+    bc.lerp.plan(a, b)(a, b, weight=0.75, out=b)
+    np.testing.assert_array_equal(b, want)
+
+
+def test_blocks_give_the_bits_of_the_whole() -> None:
+    rng = np.random.default_rng(0)
+    x, dy = rng.standard_normal((300, 1024)), rng.standard_normal((300, 512))
+    plan = bc.geglu_backward.plan(dy, x)
+    assert "blocks" in plan.sku.variant
+    np.testing.assert_array_equal(plan(dy, x), bc.geglu_backward(dy, x, backend="array_api"))
+    packed_first = bc.geglu_backward(dy, x, gate_first=True)
+    whole = bc.geglu_backward(dy, x, gate_first=True, backend="array_api")
+    np.testing.assert_array_equal(packed_first, whole)
+
+
+def test_blocks_along_a_middle_axis_and_with_positions() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 70, 5, 128), dtype=np.float32)
+    for positions in (
+        None,
+        np.arange(70),
+        rng.integers(0, 9999, (3, 70, 1)),
+        rng.integers(0, 9, (1, 70, 5)),
+    ):
+        got = bc.rope(x, positions, seq_axis=1)
+        assert "blocks" in bc.rope.plan(x, positions, seq_axis=1).sku.variant
+        np.testing.assert_array_equal(got, bc.rope(x, positions, seq_axis=1, backend="array_api"))
+    g = rng.standard_normal((4, 6, 4096), dtype=np.float32)
+    np.testing.assert_array_equal(bc.glu(g, axis=1), bc.glu(g, axis=1, backend="array_api"))
+
+
+def test_options_hold_for_a_block_and_keywords_win() -> None:
+    with bc.options(backend="array_api"):
+        assert bc.swiglu.plan(X).sku.backend == "array_api"
+        assert bc.swiglu.plan(X, backend="numpy").sku.backend == "numpy"
+        with bc.options(backend=None, deterministic=True):
+            assert bc.swiglu.plan(X).sku.backend == "numpy"
+    assert bc.swiglu.plan(X).sku.backend == "numpy"
+
+
+def test_options_hold_in_their_own_thread_only() -> None:
+    seen: list[str] = []
+    with bc.options(backend="array_api"):
+        thread = threading.Thread(target=lambda: seen.append(bc.swiglu.plan(X).sku.backend))
+        thread.start()
+        thread.join()
+    assert seen == ["numpy"]
+
+
+def test_a_recorded_choice_is_made_again() -> None:
+    sku = bc.swiglu.plan(X, backend="array_api").sku
+    for spelling in (sku, sku.to_json()):
+        assert bc.swiglu.plan(X, sku=spelling).sku == sku
+
+
+class _Doubling:
+    """A backend from outside that takes float32 lerps and runs the body."""
+
+    name = "doubling"
+
+    def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
+        return ("float32",)
+
+    def refuses(self, problem: Problem) -> str | None:
+        return None if problem.dtype == "float32" else "takes float32 only"
+
+    def prepare(self, problem: Problem) -> Prepared:
+        return Prepared(body.runner(problem), "outside", "", "any", body.precision(problem), 1024)
+
+
+@pytest.fixture
+def outside() -> Iterator[None]:
+    module = types.ModuleType("outside_backend")
+    module.BACKEND = _Doubling()  # type: ignore[attr-defined]
+    sys.modules["outside_backend"] = module
+    backends.register("doubling", backends.Entry("outside_backend", ("numpy",)), before="numpy")
+    bc.plan_cache.clear()
+    yield
+    backends.unregister("doubling")
+    bc.plan_cache.clear()
+    del sys.modules["outside_backend"]
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_backend_slots_in_without_touching_an_op() -> None:
+    assert bc.lerp.plan(X, X).sku.backend == "doubling"
+    wide = X.astype(np.float64)
+    plan = bc.lerp.plan(wide, wide)
+    assert plan.sku.backend == "numpy"
+    assert ("doubling", "takes float32 only") in plan.why
+    with pytest.raises(
+        NotImplementedError, match="'doubling' refuses: doubling: takes float32 only"
+    ):
+        bc.lerp(wide, wide, weight=0.5, backend="doubling")
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_plan_that_needs_too_much_workspace_is_passed_over() -> None:
+    plan = bc.lerp.plan(X, X, max_workspace_bytes=1000)
+    assert plan.sku.backend == "numpy"
+    assert ("doubling", "needs 1024 bytes of workspace, max_workspace_bytes is 1000") in plan.why
+    assert bc.lerp.plan(X, X).workspace_size == 1024
+
+
+class _Echo:
+    """A route that notes what it was handed."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def takes(self, op: Op[Any, Any], arrays: Sequence[Any], mode: str) -> bool:
+        self.seen.append((op.spec.name, mode))
+        return mode == "autograd"
+
+    def call(self, op: Op[Any, Any], arrays: Sequence[Any], options: dict[str, Any]) -> Any:
+        return "routed", options
+
+
+def test_a_route_takes_the_calls_of_its_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    t = torch.ones(2, 4, requires_grad=True)
+    first = bc.swiglu(t)
+    assert first.grad_fn is not None
+    echo = _Echo()
+    monkeypatch.setitem(routes, "torch", echo)
+    assert bc.swiglu(t, axis=1) == ("routed", {"axis": 1})
+    assert bc.swiglu(t) == ("routed", {})
+    assert bc.lerp(t, t, weight=0.5) == ("routed", {"weight": 0.5})
+    assert bc.swiglu(t.detach()).grad_fn is None
+    assert echo.seen == [("swiglu", "autograd"), ("swiglu", "autograd"), ("lerp", "autograd")]
+    with torch.no_grad():
+        assert torch.is_tensor(bc.swiglu(t))
