@@ -26,12 +26,9 @@ def _sides(b: Array) -> tuple[Array, Array]:
     return above, 1 - above
 
 
-def sigmoid(b: Array) -> tuple[Array, Array]:
-    """The logistic function at `b` and at `-b`, neither by cancellation nor through overflow."""
-    above, below = _sides(b)
-    e = library_of(b).xp.exp(b * (below - above))
-    r = 1 / (1 + e)
-    return (below * e + above) * r, (above * e + below) * r
+def sigmoid(b: Array) -> Array:
+    """The logistic function; ``sigmoid(-b)`` is its complement without cancellation."""
+    return library_of(b).sigmoid(b)
 
 
 # With u = (z - k)/(z + k), the normal upper tail is exp(-z*z/2) P(u)/(z + k): the form of Shepherd
@@ -187,19 +184,20 @@ def _segment_sums(values: Array, index: Array, axis: int, shape: Shape) -> Array
     places = xp.argsort(order, axis=-1)[..., k:]
     out = xp.moveaxis(xp.take_along_axis(sums, places, axis=-1), -1, axis)
     for other, extent in enumerate(shape):
-        out = _extended(out, other, extent, 0.0)
+        out = _padded(out, other, 0, extent - out.shape[other], 0.0)
     return out
 
 
-def _extended(x: Array, axis: int, extent: int, value: float) -> Array:
-    """`x` with `value` appended along `axis` up to `extent`."""
-    missing = extent - x.shape[axis]
-    if missing <= 0:
-        return x
+def _padded(x: Array, axis: int, before: int, after: int, value: float) -> Array:
+    """`x` with that many times `value` before and after it along `axis`."""
+    parts = [x]
     library = library_of(x)
-    shape = (*x.shape[:axis], missing, *x.shape[axis + 1 :])
-    more = library.xp.full(shape, value, dtype=x.dtype, device=library.device_of(x))
-    return library.xp.concat([x, more], axis=axis)
+    for at, extent in ((0, before), (2, after)):
+        if extent > 0:
+            shape = (*x.shape[:axis], extent, *x.shape[axis + 1 :])
+            device = library.device_of(x)
+            parts.insert(at, library.xp.full(shape, value, dtype=x.dtype, device=device))
+    return library.xp.concat(parts, axis=axis) if len(parts) > 1 else x
 
 
 def windows(
@@ -211,7 +209,7 @@ def windows(
     """
     first = x.ndim - len(kernel)
     for axis, (k, s, n) in enumerate(zip(kernel, stride, counts, strict=True), first):
-        x = _extended(x, axis, (n - 1) * s + k, 0.0)
+        x = _padded(x, axis, 0, (n - 1) * s + k - x.shape[axis], 0.0)
     for offsets in product(*map(range, kernel)):
         steps = (
             slice(at, at + (n - 1) * s + 1, s)
@@ -249,16 +247,28 @@ def coverings(
     if -axis > len(extents):
         yield arrays
         return
-    library = library_of(arrays[0])
-    xp, n = library.xp, arrays[0].shape[axis]
-    k, s = kernel[axis], stride[axis]
-    ended = [
-        _extended(x, axis % x.ndim, n + 1, fill) for x, fill in zip(arrays, fills, strict=True)
-    ]
-    cell = xp.arange(extents[axis], device=library.device_of(arrays[0]))
-    for back in range(-(-k // s)):
-        window = cell // s - back
-        inside = (window >= 0) & (window < n) & (cell - window * s < k)
-        window = xp.where(inside, window, n)
-        taken = [xp.take(x, window, axis=axis) for x in ended]
-        yield from coverings(taken, fills, extents, kernel, stride, axis - 1)
+    at = axis % arrays[0].ndim
+    extent, k, s = extents[axis], kernel[axis], stride[axis]
+    rows = -(-extent // s)
+    for back in range(min(-(-k // s), rows)):
+        cells = [
+            _spread(x, at, back, rows, k, s, fill) for x, fill in zip(arrays, fills, strict=True)
+        ]
+        cut = (slice(None),) * at + (slice(extent), ...)
+        yield from coverings([x[cut] for x in cells], fills, extents, kernel, stride, axis - 1)
+
+
+def _spread(x: Array, axis: int, back: int, rows: int, k: int, s: int, fill: float) -> Array:
+    """What the window `back` before its own row holds for each of ``rows * s`` cells."""
+    xp, lead, rest = library_of(x).xp, x.shape[:axis], x.shape[axis + 1 :]
+    held = min(x.shape[axis], rows - back)
+    x = x[(slice(None),) * axis + (slice(held), ...)]
+    x = _padded(x, axis, back, rows - back - held, fill)
+    if s == 1:
+        return x
+    # The cell s*row + phase is in that window while phase + s*back < k.
+    inside = min(k - s * back, s)
+    phases = [x] * inside
+    if inside < s:
+        phases += [xp.full_like(x, fill)] * (s - inside)
+    return xp.reshape(xp.stack(phases, axis=axis + 1), (*lead, rows * s, *rest))

@@ -9,6 +9,7 @@ import re
 
 import array_api_strict as strict
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ import torch
 import baracuda as bc
 
 NAMESPACES = {"numpy": np, "torch": torch, "jax": jnp, "array_api_strict": strict}
+BFLOAT16 = np.ones(3, ml_dtypes.bfloat16)
 FLOATING = "a floating dtype (float32, float64, float16, bfloat16)"
 POSITIONS = (
     "; positions are [S], or have one axis for each of x but the last: "
@@ -629,8 +631,8 @@ def test_an_empty_axis_has_no_valid_index(a):
          "torch: takes arrays of torch, numpy, not of jax"),
         (lambda: bc.swiglu(np.ones((2, 8))[:, ::-1], backend="torch"),
          "torch: x: torch has no negative strides"),
-        (lambda: bc.gather(np.ones(3, np.uint16), np.zeros(2, int), axis=0, backend="torch"),
-         "torch: torch only stores uint16"),
+        (lambda: bc.lerp(BFLOAT16, BFLOAT16, weight=0.5, backend="torch"),
+         "torch: torch.from_numpy has no bfloat16"),
     ],
 )  # fmt: skip
 def test_a_forced_backend_refuses_with_its_reason_and_the_others(call, reason):

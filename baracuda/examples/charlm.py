@@ -75,15 +75,13 @@ class Plans:
 # -- the parts: a forward also returns what its backward needs -----------------------------------
 
 
-def rms_norm(x: Array) -> tuple[Array, Saved]:
+def rms_norm(x: Array) -> tuple[Array, Array]:
     xp = array_namespace(x)
     scale = 1 / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + 1e-5)
-    y = x * scale
-    return y, (y, scale)
+    return x * scale, scale
 
 
-def rms_norm_backward(dy: Array, saved: Saved) -> Array:
-    y, scale = saved
+def rms_norm_backward(dy: Array, y: Array, scale: Array) -> Array:
     xp = array_namespace(dy)
     return (dy - y * xp.mean(dy * y, axis=-1, keepdims=True)) * scale
 
@@ -93,9 +91,9 @@ def attention(
 ) -> tuple[Array, Saved]:
     xp = array_namespace(x)
     size = config.width // config.heads
-    h, norm = rms_norm(x)
+    h, scale = rms_norm(x)
     qkv = xp.reshape(h @ w_qkv, (-1, config.context, 3, config.heads, size))
-    qkv = xp.permute_dims(qkv, (2, 0, 3, 1, 4))
+    qkv = xp.permute_dims(qkv, (2, 0, 3, 1, 4))  # [3, batch, head, position, size]
     qk, v = plans(bc.rope, qkv[:2, ...]), qkv[2, ...]
     q, k = qk[0, ...] / math.sqrt(size), qk[1, ...]
 
@@ -104,13 +102,13 @@ def attention(
     p = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
     p = p / xp.sum(p, axis=-1, keepdims=True)
     mixed = xp.reshape(xp.permute_dims(p @ v, (0, 2, 1, 3)), x.shape)
-    return x + mixed @ w_out, (norm, h, q, k, v, p, mixed)
+    return x + mixed @ w_out, (h, scale, q, k, v, p, mixed)
 
 
 def attention_backward(
     dy: Array, saved: Saved, w_qkv: Array, w_out: Array, config: Config, plans: Plans
 ) -> tuple[Array, Array, Array]:
-    norm, h, q, k, v, p, mixed = saved
+    h, scale, q, k, v, p, mixed = saved
     xp = array_namespace(dy)
     size = config.width // config.heads
     dmixed = xp.reshape(dy @ w_out.T, (-1, config.context, config.heads, size))
@@ -123,22 +121,22 @@ def attention_backward(
     dqk = plans(bc.rope_backward, xp.stack([dq, dk]))
     dqkv = xp.permute_dims(xp.concat([dqk, dv[None, ...]]), (1, 3, 0, 2, 4))
     dqkv = xp.reshape(dqkv, (-1, 3 * config.width))
-    return dy + rms_norm_backward(dqkv @ w_qkv.T, norm), h.T @ dqkv, mixed.T @ dy
+    return dy + rms_norm_backward(dqkv @ w_qkv.T, h, scale), h.T @ dqkv, mixed.T @ dy
 
 
 def mlp(x: Array, w_up: Array, w_down: Array, plans: Plans) -> tuple[Array, Saved]:
-    h, norm = rms_norm(x)
+    h, scale = rms_norm(x)
     up = h @ w_up  # the value and its gate, side by side
     gated = plans(bc.swiglu, up)
-    return x + gated @ w_down, (norm, h, up, gated)
+    return x + gated @ w_down, (h, scale, up, gated)
 
 
 def mlp_backward(
     dy: Array, saved: Saved, w_up: Array, w_down: Array, plans: Plans
 ) -> tuple[Array, Array, Array]:
-    norm, h, up, gated = saved
+    h, scale, up, gated = saved
     dup = plans(bc.swiglu_backward, dy @ w_down.T, up)
-    return dy + rms_norm_backward(dup @ w_up.T, norm), h.T @ dup, gated.T @ dy
+    return dy + rms_norm_backward(dup @ w_up.T, h, scale), h.T @ dup, gated.T @ dy
 
 
 def cross_entropy(logits: Array, targets: Array, plans: Plans) -> tuple[Array, Saved]:
@@ -183,33 +181,31 @@ def forward(w: Weights, tokens: Array, config: Config, plans: Plans) -> tuple[Ar
     xp = array_namespace(tokens)
     # One index for all columns of a row: where the library has views, no index is ever copied.
     index = xp.broadcast_to(tokens[:, None], (tokens.shape[0], config.width))
-    x = plans(bc.gather, w["embedding"], index, axis=0, slot="embedding")
+    x = plans(bc.gather, w["embedding"], index, axis=0, slot="embed")
     saved: list[Saved] = [(index,)]
     for i in range(config.layers):
         x, part = attention(x, w[f"qkv{i}"], w[f"out{i}"], config, plans)
         saved.append(part)
         x, part = mlp(x, w[f"up{i}"], w[f"down{i}"], plans)
         saved.append(part)
-    x, norm = rms_norm(x)
-    return x @ w["head"], [*saved, norm]
+    h, scale = rms_norm(x)
+    return h @ w["head"], [*saved, (h, scale)]
 
 
 def backward(
     dlogits: Array, saved: list[Saved], w: Weights, config: Config, plans: Plans
 ) -> Weights:
     """The gradient of every weight; takes `saved` from its end, as the forward filled it."""
-    norm = saved.pop()
-    dw = {"head": norm[0].T @ dlogits}
-    dx = rms_norm_backward(dlogits @ w["head"].T, norm)
+    h, scale = saved.pop()
+    dw = {"head": h.T @ dlogits}
+    dx = rms_norm_backward(dlogits @ w["head"].T, h, scale)
     for i in reversed(range(config.layers)):
         up, down, qkv, out = f"up{i}", f"down{i}", f"qkv{i}", f"out{i}"
         dx, dw[up], dw[down] = mlp_backward(dx, saved.pop(), w[up], w[down], plans)
         dx, dw[qkv], dw[out] = attention_backward(dx, saved.pop(), w[qkv], w[out], config, plans)
     (index,) = saved.pop()
     shape = w["embedding"].shape
-    dw["embedding"] = plans(
-        bc.gather_backward, dx, index, axis=0, src_shape=shape, slot="embedding"
-    )
+    dw["embedding"] = plans(bc.gather_backward, dx, index, axis=0, src_shape=shape, slot="embed")
     return dw
 
 

@@ -108,6 +108,10 @@ class Library:
         """Whether writing to `x` is forbidden."""
         return False
 
+    def sigmoid(self, x: Array) -> Array:
+        """The logistic function. Where exp overflows the quotient is 0, as it should be."""
+        return 1 / (1 + self.xp.exp(-x))
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array | None:
         """Zeros of `shape` with `values` added at `index`, all in range; None: no fast route."""
         return None

@@ -38,6 +38,9 @@ class Jax(Library):
     def arch(self, device: str) -> str:
         return super().arch("cpu" if "cpu" in device.lower() else device)
 
+    def sigmoid(self, x: Array) -> Array:
+        return jax.nn.sigmoid(x)
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         grid = list(jnp.ogrid[tuple(slice(n) for n in index.shape)])
         grid[axis] = index

@@ -83,6 +83,9 @@ class Torch(Library):
         size = x.element_size()
         return x.data_ptr(), tuple(s * size for s in x.stride())
 
+    def sigmoid(self, x: Array) -> Array:
+        return torch.sigmoid(x)
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         zeros = torch.zeros(shape, dtype=values.dtype, device=values.device)
         return zeros.scatter_add(axis, index.long(), values)

@@ -110,7 +110,7 @@ def glu(
     array([1., 3.])
     """
     a, b = _halves(x, gate, axis, gate_first)
-    return a * sigmoid(b)[0]
+    return a * sigmoid(b)
 
 
 @_backward(adjoint_of="glu", kernel=Kernel("gated.cu", "GluBackward", schedule="elementwise"))
@@ -154,7 +154,7 @@ def glu_backward(
     array([0.5, 1. ])
     """
     a, b = _halves(x, gate, axis, gate_first)
-    on, off = sigmoid(b)
+    on, off = sigmoid(b), sigmoid(-b)
     return _joined(dy * on, dy * a * (on * off), gate, axis, gate_first)
 
 
@@ -286,7 +286,7 @@ def swiglu(
     array([0.    , 2.1932])
     """
     a, b = _halves(x, gate, axis, gate_first)
-    return a * (b * sigmoid(b)[0])
+    return a * (b * sigmoid(b))
 
 
 @_backward(adjoint_of="swiglu", kernel=Kernel("gated.cu", "SwigluBackward", schedule="elementwise"))
@@ -300,7 +300,7 @@ def swiglu_backward(
     gate_first: bool = False,
     **dispatch: Unpack[Dispatch],
 ) -> Array | tuple[Array, Array]:
-    """Gradient of `swiglu`: ``da = dy * b * s``, ``db = dy * a * s * (1 + b * (1 - s))``.
+    """Gradient of `swiglu`: ``dy * b * s`` and ``dy * a * s * (1 + b * (1 - s))``, s the sigmoid.
 
     Parameters
     ----------
@@ -321,8 +321,7 @@ def swiglu_backward(
 
     Notes
     -----
-    ``s = sigmoid(b)``, and ``1 - s`` is evaluated as ``sigmoid(-b)``, without cancellation. The
-    slope is NaN at both infinities, as in torch. Bit-stable.
+    ``1 - s`` is evaluated as ``sigmoid(-b)``. NaN at both infinities, as in torch. Bit-stable.
 
     Examples
     --------
@@ -331,7 +330,7 @@ def swiglu_backward(
     array([0., 2.])
     """
     a, b = _halves(x, gate, axis, gate_first)
-    on, off = sigmoid(b)
+    on, off = sigmoid(b), sigmoid(-b)
     return _joined(dy * (b * on), dy * a * (on * (1 + b * off)), gate, axis, gate_first)
 
 
@@ -347,7 +346,8 @@ def _gelu(b: Array, approximate: str) -> tuple[Array, Array]:
     b = xp.where(b > 40, 40, xp.where(b < -40, -40, b))
     square = b * b
     # (1 + tanh(v))/2 as the sigmoid of 2v does not cancel below 0.
-    on, off = sigmoid(_TANH_SCALE * (b + _TANH_CUBE * (square * b)))
+    v = _TANH_SCALE * (b + _TANH_CUBE * (square * b))
+    on, off = sigmoid(v), sigmoid(-v)
     return on, on * off * (_TANH_SCALE * (1 + 3 * _TANH_CUBE * square))
 
 
@@ -438,8 +438,7 @@ def geglu_backward(
 
     Notes
     -----
-    `cdf` and `pdf` come from one exponential. The slope is NaN at both infinities, where
-    ``b * pdf(b)`` is ``inf * 0``. Bit-stable.
+    `cdf` and `pdf` share their exponential. NaN at both infinities (``inf * 0``). Bit-stable.
 
     Examples
     --------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
-from operator import add
+from operator import add, mul
 from typing import Any, Unpack
 
 from baracuda.check import flag, optional, positive, sizes
@@ -89,7 +89,7 @@ def _pool(x: Array, p: float, kernel: Any, stride: Any, ceil_mode: bool) -> Arra
     if p == 2:
         powers = (xp.square(cells / scale) for cells in slide(x))
     else:
-        powers = ((cells / scale) ** p for cells in slide(size))
+        powers = (_power(cells / scale, p) for cells in slide(size))
     return scale * _root(reduce(add, powers), p)
 
 
@@ -119,32 +119,44 @@ def _pool_backward(dy: Array, x: Array, y: Array, p: float, kernel: Any, stride:
     """Each cell collects from the windows that contain it: nothing is scattered."""
     xp = library_of(x).xp
     x = _reached(x, dy.shape, kernel, stride)
-    zero, sign, size = x == 0, _sign(x), xp.abs(x)
     # A window of zeros counts as none; one with a NaN sends it to all of its cells.
     live = y > 0
     dy, norm, none = xp.where(live, dy, y), xp.where(live, y, math.inf), math.inf
-    if p == math.inf:
-        counts = dy.shape[dy.ndim - len(kernel) :]
-        reach = windows(size, kernel, stride, counts)
-        ties = reduce(add, (xp.astype(cells == norm, dy.dtype) for cells in reach))
-        dy = dy / xp.where(ties == 0, 1, ties)
-    elif p < 2 and p != 1:
-        # The ratio to the norm may underflow where its power below 1 does not.
-        norm, none = xp.where(live, xp.where(live, y, 1) ** (1 - p), 0), 0.0
-        size = xp.where(zero, 1, size) ** (p - 1)
+    if p == 2:
 
-    def slope(norm: Array) -> Array:
+        def slope(norm: Array) -> Array:
+            return x / norm
+
+    else:
+        sign, size = _sign(x), xp.abs(x)
         if p == math.inf:
-            return sign * xp.astype(size == norm, sign.dtype)
-        if p == 1:
-            return sign
-        if p < 2:
-            return xp.where(zero, 0, sign * (size * norm))
-        return x / norm if p == 2 else sign * (size / norm) ** (p - 1)
+            counts = dy.shape[dy.ndim - len(kernel) :]
+            reach = windows(size, kernel, stride, counts)
+            ties = reduce(add, (xp.astype(cells == norm, dy.dtype) for cells in reach))
+            dy = dy / xp.where(ties == 0, 1, ties)
+        elif p < 2 and p != 1:
+            # The ratio to the norm may underflow where its power below 1 does not.
+            norm, none = xp.where(live, xp.where(live, y, 1) ** (1 - p), 0), 0.0
+            zero = x == 0
+            size = sign * xp.where(zero, 0, xp.where(zero, 1, size) ** (p - 1))
+
+        def slope(norm: Array) -> Array:
+            if p == math.inf:
+                return sign * xp.astype(size == norm, sign.dtype)
+            if p == 1:
+                return sign
+            return size * norm if p < 2 else sign * _power(size / norm, p - 1)
 
     extents = x.shape[x.ndim - len(kernel) :]
     covering = coverings((dy, norm), (0.0, none), extents, kernel, stride)
     return reduce(add, (gradient * slope(norm) for gradient, norm in covering))
+
+
+def _power(x: Array, p: float) -> Array:
+    """``x ** p`` of x >= 0; small whole powers by products."""
+    if p in (1, 2, 3):
+        return reduce(mul, [x] * int(p))
+    return x**p
 
 
 def _reached(x: Array, counts: Sequence[int], kernel: Any, stride: Any) -> Array:

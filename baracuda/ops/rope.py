@@ -57,7 +57,8 @@ def _rotate(
     if back:
         sin = -sin
     if interleaved:
-        first, second = x[..., 0:size:2], x[..., 1:size:2]
+        pairs = xp.reshape(x[..., :size], (*x.shape[:-1], size // 2, 2))
+        first, second = pairs[..., 0], pairs[..., 1]
     else:
         first, second = x[..., : size // 2], x[..., size // 2 : size]
     pair = (first * cos - second * sin, first * sin + second * cos)

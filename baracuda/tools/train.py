@@ -39,7 +39,7 @@ NAMESPACES = {
     "cupy": "array_api_compat.cupy",
     "jax": "jax.numpy",
 }
-STEPS, SECONDS = 3000, 60.0  # of a run that asks for neither
+STEPS, SECONDS = 3500, 60.0  # of a run that asks for neither
 VALIDATE_EVERY = 250
 FLUSH_EVERY = 10
 
@@ -196,7 +196,7 @@ def progress(steps: int | None, seconds: float | None) -> Iterator[Callable[[Run
     except ModuleNotFoundError:
         yield line
         return
-    bar = Progress(BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    bar = Progress(BarColumn(bar_width=12), TextColumn("{task.description}"), TimeRemainingColumn())
     if not bar.console.is_terminal:
         yield line
         return
@@ -267,12 +267,15 @@ def summary(run: Run) -> tuple[str, bool]:
     made = run.training.plans.calls.total()
     kept = run.later_misses == 0 and made == run.calls_per_step * steps
     raw = run.validate(run.training.weights)
+    text = run.text
     lines = [
-        f"{size:,} weights, {steps:,} steps of {config.batch} x {config.context} characters"
-        f" in {run.seconds:.1f} s, {run.tokens_per_second:,.0f} tokens/s",
+        f"text             pydoc_data.topics: {text.training.size:,} characters to train on,"
+        f" the last {text.validation.size:,} held out",
+        f"model            {size:,} weights, {steps:,} steps of {config.batch} x {config.context}"
+        f" characters in {run.seconds:.1f} s, {run.tokens_per_second:,.0f} tokens/s",
         f"training loss    {np.mean(run.losses[-100:]):.3f} nats per character, last 100 steps",
-        f"validation loss  {run.validations[-1][1]:.3f} with averaged weights, {raw:.3f} with the"
-        f" last ones; the text's last {run.text.validation.size:,} characters, held out",
+        f"validation loss  {run.validations[-1][1]:.3f} with averaged weights,"
+        f" {raw:.3f} with the last ones",
         f"plan cache       {run.first_misses} misses in the first step,"
         f" {run.later_misses} in the {steps - 1:,} after it",
         f"plan calls       {run.calls_per_step} a step x {steps:,} steps = {made:,}"
@@ -387,7 +390,7 @@ def _settle_numpy() -> None:
     m_trim_threshold, m_mmap_threshold = -1, -3
     with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc alone has mallopt
         libc = ctypes.CDLL(None)
-        # Pages of freed arrays that go back to the system cost a third of a step to fault in.
+        # Faulting pages of freed arrays in again costs up to a quarter of a step.
         libc.mallopt(m_mmap_threshold, 32 << 20)
         libc.mallopt(m_trim_threshold, 1 << 30)
     if "OPENBLAS_NUM_THREADS" in os.environ:

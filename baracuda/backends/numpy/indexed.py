@@ -24,10 +24,16 @@ def _check(problem: Problem, index: Array) -> None:
     if problem.options["mode"] != "raise" or not index.size:
         return
     once = index[tuple(slice(1) if s == 0 else slice(None) for s in index.strides)]
-    extent = problem.axes["n"]
+    extent = _bins(problem)
     if once.view(f"u{index.itemsize}").max() >= extent:
         bad = np.nonzero((index < 0) | (index >= extent))
         raise out_of_range(problem, "index", extent, index, bad)
+
+
+def _bins(problem: Problem) -> int:
+    """The extent that the index points into."""
+    axis = problem.spec.integers["index"]
+    return int(problem.axes[axis])  # type: ignore[index,arg-type]
 
 
 def _operand(problem: Problem, name: str) -> Operand:
@@ -82,7 +88,7 @@ def gather(problem: Problem) -> Prepared:
 def scatter(problem: Problem) -> Prepared:
     """Bins where the index is dense, segments of sorted entries where it is sparse or in rows."""
     index, axis = _operand(problem, "index"), problem.options["axis"]
-    entries, bins = index.shape[axis], problem.axes["n"]
+    entries, bins = index.shape[axis], _bins(problem)
     rows = _one_index_per_row(problem)
     segments = rows or entries * _SPARSE <= bins
     adds = _add_rows if rows else _add_segments if segments else _add_bins
@@ -105,7 +111,7 @@ def scatter(problem: Problem) -> Prepared:
                 result[...] = 0
         region = tuple(slice(None) if i == axis else slice(n) for i, n in enumerate(at.shape))
         with np.errstate(all="ignore"):
-            adds(problem, values, at, result[region], axis)
+            adds(problem, values, at, result[region], axis, accumulate)
         return result
 
     return Prepared(
@@ -126,10 +132,12 @@ def _segments(ids: Array, values: Array, dtype: Any) -> tuple[Array, Array]:
 
 
 def _valid(problem: Problem, index: Array) -> Array:
-    return (index >= 0) & (index < problem.axes["n"])
+    return (index >= 0) & (index < _bins(problem))
 
 
-def _add_rows(problem: Problem, values: Array, at: Array, out: Array, axis: int) -> None:
+def _add_rows(
+    problem: Problem, values: Array, at: Array, out: Array, axis: int, adding: bool
+) -> None:
     """One index for a whole row: sort the rows, add the runs."""
     if not at.size:
         return
@@ -140,54 +148,67 @@ def _add_rows(problem: Problem, values: Array, at: Array, out: Array, axis: int)
     if ids.size:
         hit, sums = _segments(ids, rows, problem.library.dtype(problem.compute_dtype))
         target = np.moveaxis(out, axis, 0)
-        target[hit] = target[hit].astype(sums.dtype) + sums
+        target[hit] = target[hit].astype(sums.dtype) + sums if adding else sums
 
 
-def _lines(values: Array, at: Array, out: Array, axis: int, width: int) -> Iterator[Any]:
-    """Blocks of whole lines along `axis`, as matrices; `width` elements a line."""
-    values, at, out = (np.moveaxis(x, axis, -1) for x in (values, at, out))
-    lead = at.shape[:-1]
+def _blocks(values: Array, at: Array, out: Array, axis: int, width: int) -> Iterator[Any]:
+    """Blocks of `[rows, along the axis, columns]`; `width` elements for each row and column."""
     if not at.size:
         return
-    step = max(1, _ENTRIES // max(width, 1))
-    if not lead:
-        yield values[None], at[None], out[None]
-        return
-    # Lines that are not contiguous share cache lines with their neighbours: take 16 at a time.
-    step = max(step, 1 if values.strides[-1] == values.itemsize else 16)
-    for outer in np.ndindex(lead[:-1]):
-        for start in range(0, lead[-1], step):
-            block = (*outer, slice(start, start + step))
-            yield values[block], at[block], out[block]
+    if axis == at.ndim - 1:
+        values, at, out = values[..., None], at[..., None], out[..., None]
+    values, at, out = (np.moveaxis(x, axis, -2) for x in (values, at, out))
+    if at.ndim == 2:
+        values, at, out = values[None], at[None], out[None]
+    *lead, last, _, columns = at.shape
+    # Neighbouring columns share cache lines: never fewer than 16 of them.
+    across = min(columns, max(16, _ENTRIES // max(width, 1)))
+    down = max(1, _ENTRIES // max(width * across, 1))
+    for outer in np.ndindex(*lead):
+        for row in range(0, last, down):
+            for column in range(0, columns, across):
+                rows, cut = slice(row, row + down), slice(column, column + across)
+                block = (*outer, rows, slice(None), cut)
+                yield values[block], at[block], out[block]
 
 
 def _flat(problem: Problem, at: Array) -> tuple[Array, int]:
-    """Bins of a block of lines, numbered through; entries out of range go to one bin past all."""
-    bins = problem.axes["n"]
-    total = at.shape[0] * bins
-    flat = at.astype(np.intp) + (np.arange(at.shape[0]) * bins)[:, None]
+    """The bins of a block, numbered through; entries out of range go to one bin past all."""
+    bins = _bins(problem)
+    rows, _, columns = at.shape
+    total = rows * bins * columns
+    flat = at.astype(np.intp, order="C")
+    if columns > 1:
+        flat *= columns
+        flat += np.arange(columns)
+    if rows > 1:
+        flat += (np.arange(rows) * (bins * columns))[:, None, None]
     if problem.options["mode"] == "drop":
         flat = np.where(_valid(problem, at), flat, total)
-    return flat.ravel(), total
+    return flat.reshape(-1), total
 
 
-def _add_bins(problem: Problem, values: Array, at: Array, out: Array, axis: int) -> None:
+def _add_bins(
+    problem: Problem, values: Array, at: Array, out: Array, axis: int, adding: bool
+) -> None:
     """Count into bins in float64, a few lines at a time."""
-    width = max(problem.axes["n"], at.shape[axis])
-    for part, index, target in _lines(values, at, out, axis, width):
+    width = max(_bins(problem), at.shape[axis])
+    for part, index, target in _blocks(values, at, out, axis, width):
         flat, total = _flat(problem, index)
-        weights = part.reshape(-1).astype(np.float64, copy=False)
+        weights = part.astype(np.float64, order="C", copy=False).reshape(-1)
         sums = np.bincount(flat, weights, total + 1)[:total].reshape(target.shape)
-        target[...] = target.astype(np.float64) + sums
+        target[...] = target.astype(np.float64) + sums if adding else sums
 
 
-def _add_segments(problem: Problem, values: Array, at: Array, out: Array, axis: int) -> None:
+def _add_segments(
+    problem: Problem, values: Array, at: Array, out: Array, axis: int, adding: bool
+) -> None:
     """Sort the few entries of many lines, touch only the elements that they hit."""
-    for part, index, target in _lines(values, at, out, axis, at.shape[axis]):
+    dtype = problem.library.dtype(problem.compute_dtype)
+    for part, index, target in _blocks(values, at, out, axis, at.shape[axis]):
         flat, total = _flat(problem, index)
-        dtype = problem.library.dtype(problem.compute_dtype)
         hit, sums = _segments(flat, part.reshape(-1), dtype)
         if hit[-1] == total:
             hit, sums = hit[:-1], sums[:-1]
-        line, column = np.divmod(hit, problem.axes["n"])
-        target[line, column] = target[line, column].astype(dtype) + sums
+        places = np.unravel_index(hit, target.shape)
+        target[places] = target[places].astype(dtype) + sums if adding else sums

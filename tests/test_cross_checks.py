@@ -1,0 +1,443 @@
+"""Against code that is not ours: torch's functions and autograd, JAX's, in float64 and float32.
+
+Where baracuda and torch part ways, and why:
+
+==========  ===================================================  ==================================
+op          torch                                                baracuda
+==========  ===================================================  ==================================
+lp_pool*    sums ``x**p``: NaN, or a norm of another sign, for   sums ``abs(x)**p``: a norm for any
+            negative x unless p is an even integer               x and p
+lp_pool*    rescales a window clipped by `ceil_mode` to the      sums what the window has: padding
+            size of a whole one                                  by zeros changes no norm
+lp_pool*    has no p = inf of its own (`max_pool` of `abs`       ties share the gradient: it does
+            gives the gradient to one of several ties)           not depend on the order of cells
+lp_pool*    gradient NaN where a window is 0                     0, the smallest subgradient
+geglu       gelu loses its digits below -5 by cancellation       the erfc branch keeps them
+gather      an index out of range is an error only               raises, or drops by
+                                                                 ``mode="drop"``
+gather      adds float16 and bfloat16 in their own precision     adds in float32, rounds once
+rope        has none                                             RoFormer, both pairings
+lerp        broadcasts, takes a tensor of weights                one shape, one weight
+==========  ===================================================  ==================================
+
+The comparisons below stay where both agree: positive x or even p, windows that are whole.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import baracuda as bc
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return torch.tensor(RNG.normal(size=shape))
+
+
+def positive(*shape):
+    return normal(*shape).abs() + 0.1
+
+
+def index(high, *shape):
+    return torch.tensor(RNG.integers(0, high, size=shape))
+
+
+def roped(x, positions=None, *, base=10000.0, interleaved=True, size=None, seq_axis=-2):
+    """RoFormer's rotation as a product of complex numbers."""
+    size = x.shape[-1] if size is None else size
+    theta = base ** (-2.0 * torch.arange(size // 2, dtype=torch.float64) / size)
+    if positions is None:
+        positions = torch.arange(x.shape[seq_axis])
+    if positions.ndim == 1:
+        positions = positions.reshape(-1, *[1] * (-2 - (seq_axis - x.ndim if seq_axis > 0 else
+                                                        seq_axis)))  # fmt: skip
+    angle = positions.double()[..., None] * theta
+    turn = torch.polar(torch.ones_like(angle), angle)
+    part = x[..., :size]
+    if interleaved:
+        z = torch.view_as_complex(part.unflatten(-1, (-1, 2)).contiguous()) * turn
+        y = torch.view_as_real(z).flatten(-2)
+    else:
+        z = torch.complex(part[..., : size // 2], part[..., size // 2 :]) * turn
+        y = torch.cat([z.real, z.imag], -1)
+    return torch.cat([y, x[..., size:]], -1)
+
+
+def gated(act, swap=False):
+    def apply(x, gate=None, axis=-1):
+        a, b = x.chunk(2, axis) if gate is None else (x, gate)
+        return b * act(a) if swap else a * act(b)
+
+    return apply
+
+
+ACTS = {
+    "glu": torch.sigmoid,
+    "reglu": F.relu,
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "geglu tanh": functools.partial(F.gelu, approximate="tanh"),
+}
+INF = math.inf
+
+
+def rows():
+    """(id, op, arrays, options, the same in torch)."""
+    for name, act in ACTS.items():
+        op, *tanh = name.split()
+        more = {"approximate": "tanh"} if tanh else {}
+        yield name, op, [normal(3, 8)], more, gated(act)
+        yield f"{name} apart", op, [normal(3, 4), normal(3, 4)], more, gated(act)
+        yield f"{name} axis", op, [normal(2, 6, 3)], {**more, "axis": 1}, (
+            functools.partial(gated(act), axis=1)
+        )  # fmt: skip
+        yield f"{name} first", op, [normal(3, 8)], {**more, "gate_first": True}, gated(act, True)
+    yield "F.glu", "glu", [normal(4, 2, 10)], {}, F.glu
+    yield "F.glu axis", "glu", [normal(4, 2, 10)], {"axis": 0}, functools.partial(F.glu, dim=0)
+    for weight in (0.0, 0.3, 0.5, 1.0, 1.75, -2.0):
+        yield f"lerp {weight}", "lerp", [normal(5, 3), normal(5, 3)], {"weight": weight}, (
+            functools.partial(torch.lerp, weight=weight)
+        )  # fmt: skip
+    for shape, at, axis in [((7, 5), (9, 5), 0), ((4, 6, 3), (2, 8, 3), 1), ((4, 6), (4, 6), -1)]:
+        yield f"gather {axis}", "gather", [normal(*shape), index(shape[axis], *at)], (
+            {"axis": axis}
+        ), lambda src, i, axis=axis: torch.gather(src, axis, i)  # fmt: skip
+    for p, k, s in [(2, 3, None), (2, 3, 1), (4, 2, 3), (6, 3, 2)]:
+        options = {"norm_type": p, "kernel_size": k, "stride": s}
+        yield f"lp_pool1d even {p} {k} {s}", "lp_pool1d", [normal(2, 3, 11)], options, (
+            lambda x, p=p, k=k, s=s: F.lp_pool1d(x, float(p), k, s)
+        )  # fmt: skip
+    for p in (0.5, 1, 1.5, 3, 3.5):
+        options = {"norm_type": p, "kernel_size": 3, "stride": 2}
+        yield f"lp_pool1d positive {p}", "lp_pool1d", [positive(2, 11)], options, (
+            lambda x, p=p: F.lp_pool1d(x, float(p), 3, 2)
+        )  # fmt: skip
+    for p, k, s in [(2, 2, None), (4, (2, 3), (1, 2)), (2, (3, 1), 2)]:
+        options = {"norm_type": p, "kernel_size": k, "stride": s}
+        yield f"lp_pool2d even {p} {k}", "lp_pool2d", [normal(2, 3, 6, 7)], options, (
+            lambda x, p=p, k=k, s=s: F.lp_pool2d(x, float(p), k, s)
+        )  # fmt: skip
+    # The definition itself, differentiated by torch: any sign, any p.
+    for p in (0.7, 1, 2.5, 3):
+        options = {"norm_type": p, "kernel_size": 3, "stride": 2}
+        yield f"lp_pool1d any sign {p}", "lp_pool1d", [normal(2, 11)], options, (
+            lambda x, p=p: (x.unfold(-1, 3, 2).abs() ** p).sum(-1) ** (1 / p)
+        )  # fmt: skip
+    yield "max_pool1d", "lp_pool1d", [normal(2, 3, 11)], (
+        {"norm_type": INF, "kernel_size": 3, "stride": 1}
+    ), lambda x: F.max_pool1d(x.abs(), 3, 1)  # fmt: skip
+    yield "max_pool2d ceil", "lp_pool2d", [normal(2, 3, 7, 8)], (
+        {"norm_type": INF, "kernel_size": 3, "stride": 2, "ceil_mode": True}
+    ), lambda x: F.max_pool2d(x.abs(), 3, 2, ceil_mode=True)  # fmt: skip
+    yield "lp_pool1d ceil", "lp_pool1d", [normal(2, 3, 8)], (
+        {"norm_type": 2, "kernel_size": 3, "stride": 2, "ceil_mode": True}
+    ), lambda x: F.lp_pool1d(F.pad(x, (0, 1)), 2.0, 3, 2)  # fmt: skip
+    yield "lp_pool2d ceil", "lp_pool2d", [normal(2, 3, 6, 7)], (
+        {"norm_type": 4, "kernel_size": (3, 2), "stride": (2, 2), "ceil_mode": True}
+    ), lambda x: F.lp_pool2d(F.pad(x, (0, 1, 0, 1)), 4.0, (3, 2), 2)  # fmt: skip
+    x = normal(2, 3, 5, 8)
+    yield "rope", "rope", [x], {}, roped
+    yield "rope halves", "rope", [x], {"interleaved": False, "base": 50.0}, (
+        functools.partial(roped, interleaved=False, base=50.0)
+    )  # fmt: skip
+    yield "rope positions", "rope", [x, index(10**6, 5)], {"rotary_dim": 4}, (
+        functools.partial(roped, size=4)
+    )  # fmt: skip
+    yield "rope batched", "rope", [x, index(10**6, 2, 1, 5)], {}, roped
+    yield "rope axis", "rope", [x, index(10**6, 3)], {"seq_axis": 1}, (
+        functools.partial(roped, seq_axis=1)
+    )  # fmt: skip
+
+
+TABLE = {name: row for name, *row in rows()}
+every_row = pytest.mark.parametrize("row", TABLE)
+SEVERAL = ["swiglu", "geglu apart", "F.glu axis", "reglu first", "geglu tanh", "lerp 0.3",
+           "gather 1", "lp_pool1d even 2 3 None", "lp_pool1d any sign 2.5", "lp_pool2d ceil",
+           "max_pool1d", "rope batched", "rope halves"]  # fmt: skip
+several_rows = pytest.mark.parametrize("row", SEVERAL)
+
+
+def backward(op, dy, arrays, options):
+    """The gradients by the explicit function, one for each floating input."""
+    call = getattr(bc, f"{op}_backward")
+    if op == "gather":
+        src, at = arrays
+        return (call(dy, at, src_shape=tuple(src.shape), **options),)
+    if op == "lerp":
+        return call(dy, **options)
+    if op == "rope":
+        return (call(dy, *arrays[1:], **options),)
+    if op.startswith("lp_pool"):
+        return (call(dy, *arrays, getattr(bc, op)(*arrays, **options), **options),)
+    result = call(dy, *arrays, **options)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def floating(arrays):
+    return [i for i, x in enumerate(arrays) if x.is_floating_point()]
+
+
+def leaves(arrays):
+    return [x.clone().requires_grad_() if x.is_floating_point() else x for x in arrays]
+
+
+def same(got, want, rtol=1e-11, atol=1e-12):
+    assert tuple(got.shape) == tuple(want.shape)
+    np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=rtol, atol=atol)
+
+
+@every_row
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_forward_and_backward_are_torchs(row, library):
+    op, arrays, options, theirs = TABLE[row]
+    own = leaves(arrays)
+    y = theirs(*own)
+    dy = torch.tensor(np.random.default_rng(1).normal(size=y.shape))
+    want = torch.autograd.grad(y, [own[i] for i in floating(arrays)], dy)
+    cast = (lambda x: x.numpy()) if library == "numpy" else (lambda x: x)
+    given = [cast(x) for x in arrays]
+    same(getattr(bc, op)(*given, **options), y.detach())
+    got = backward(op, cast(dy), given, options)
+    for ours, expected in zip(got, want, strict=True):
+        same(ours, expected)
+
+
+def test_the_table_has_every_op():
+    ops = {op for op, *_ in TABLE.values()}
+    public = {n for n in bc.__all__ if isinstance(getattr(bc, n), bc.Op)}
+    assert ops == {n for n in public if not n.endswith("_backward")}
+    assert public == ops | {f"{n}_backward" for n in ops}
+
+
+# where the table of the docstring says that they differ
+
+
+def test_lp_pool_takes_the_norm_where_torch_takes_a_root_of_a_sum_of_signs():
+    x = torch.tensor([[[1.0, -2.0]]], dtype=torch.float64)
+    options = {"norm_type": 3, "kernel_size": 2}
+    assert F.lp_pool1d(x, 3.0, 2).item() != pytest.approx(9 ** (1 / 3))
+    assert bc.lp_pool1d(x, **options).item() == pytest.approx(9 ** (1 / 3))
+
+
+def test_lp_pool_does_not_rescale_clipped_windows_as_torch_does():
+    x = torch.ones(1, 1, 3, dtype=torch.float64)
+    options = {"norm_type": 1, "kernel_size": 2, "ceil_mode": True}
+    assert F.lp_pool1d(x, 1.0, 2, ceil_mode=True).tolist() == [[[2, 2]]]
+    assert bc.lp_pool1d(x, **options).tolist() == [[[2, 1]]]
+
+
+def test_gather_backward_keeps_sums_that_float16_loses():
+    ones, at = torch.ones(4096, dtype=torch.float16), torch.zeros(4096, dtype=torch.int64)
+    assert bc.gather_backward(ones, at, axis=0, src_shape=(1,)).item() == 4096
+
+
+# autograd, transforms and forward mode through our own forward
+
+
+@every_row
+def test_torch_autograd_through_our_forward_is_our_backward(row):
+    op, arrays, options, _ = TABLE[row]
+    own = leaves(arrays)
+    y = getattr(bc, op)(*own, **options)
+    dy = torch.tensor(np.random.default_rng(2).normal(size=y.shape))
+    got = torch.autograd.grad(y, [own[i] for i in floating(arrays)], dy)
+    for ours, expected in zip(got, backward(op, dy, arrays, options), strict=True):
+        same(ours, expected)
+
+
+@several_rows
+def test_torch_autograd_checks_our_forward_by_finite_differences(row):
+    op, arrays, options, _ = TABLE[row]
+    assert torch.autograd.gradcheck(
+        lambda *x: getattr(bc, op)(*x, **options), leaves(arrays), eps=1e-6, atol=1e-6
+    )
+
+
+@several_rows
+def test_torch_func_grad_is_our_backward(row):
+    op, arrays, options, _ = TABLE[row]
+    where = floating(arrays)
+    dy = torch.tensor(
+        np.random.default_rng(3).normal(size=getattr(bc, op)(*arrays, **options).shape)
+    )
+
+    def loss(*x):
+        return (getattr(bc, op)(*x, **options) * dy).sum()
+
+    got = torch.func.grad(loss, argnums=tuple(where))(*arrays)
+    for ours, expected in zip(got, backward(op, dy, arrays, options), strict=True):
+        same(ours, expected)
+
+
+@several_rows
+@pytest.mark.parametrize("explicit", [False, True])
+def test_torch_func_vmap_is_a_loop(row, explicit):
+    op, arrays, options, _ = TABLE[row]
+    if explicit:
+
+        def call(*x):
+            return backward(op, getattr(bc, op)(*x, **options) + 1, x, options)
+    else:
+
+        def call(*x):
+            return (getattr(bc, op)(*x, **options),)
+
+    batch = [torch.stack([x, x.flip(0), x.roll(1, -1)]) for x in arrays]
+    got = torch.func.vmap(call)(*batch)
+    for i in range(3):
+        for ours, expected in zip(got, call(*(x[i] for x in batch)), strict=True):
+            same(ours[i], expected)
+
+
+@several_rows
+def test_forward_mode_is_the_transpose_of_our_backward(row):
+    op, arrays, options, _ = TABLE[row]
+    where = floating(arrays)
+    rng = np.random.default_rng(4)
+
+    def call(*x):
+        full = list(arrays)
+        for i, v in zip(where, x, strict=True):
+            full[i] = v
+        return getattr(bc, op)(*full, **options)
+
+    primals = tuple(arrays[i] for i in where)
+    tangents = tuple(torch.tensor(rng.normal(size=x.shape)) for x in primals)
+    y, ydot = torch.func.jvp(call, primals, tangents)
+    same(y, call(*primals))
+    dy = torch.tensor(rng.normal(size=y.shape))
+    gradients = backward(op, dy, arrays, options)
+    want = sum((g * t).sum() for g, t in zip(gradients, tangents, strict=True))
+    same((dy * ydot).sum(), want, rtol=1e-10)
+    with torch.autograd.forward_ad.dual_level():
+        dual = [torch.autograd.forward_ad.make_dual(x, t)
+                for x, t in zip(primals, tangents, strict=True)]  # fmt: skip
+        same(torch.autograd.forward_ad.unpack_dual(call(*dual)).tangent, ydot)
+
+
+@several_rows
+def test_the_explicit_backward_can_itself_be_differentiated(row):
+    op, arrays, options, theirs = TABLE[row]
+    if op == "gather":
+        arrays = [arrays[0].clone(), arrays[1]]
+    dy = torch.tensor(
+        np.random.default_rng(5).normal(size=getattr(bc, op)(*arrays, **options).shape)
+    ).requires_grad_()
+    own = leaves(arrays)
+    got = backward(op, dy, own, options)
+    y = theirs(*(other := leaves(arrays)))
+    want = torch.autograd.grad(y, [other[i] for i in floating(arrays)], dy, create_graph=True)
+    for a, b in zip(got, want, strict=True):
+        (first,) = torch.autograd.grad((a**2).sum(), dy, retain_graph=True)
+        (second,) = torch.autograd.grad((b**2).sum(), dy, retain_graph=True)
+        same(first, second, rtol=1e-9)
+    depends = [own[i] for i in floating(arrays)] if op not in ("gather", "lerp", "rope") else []
+    if depends and not op.startswith("lp_pool"):
+        inputs = [other[i] for i in floating(arrays)]
+        first = torch.autograd.grad(sum((a**2).sum() for a in got), depends)
+        second = torch.autograd.grad(sum((b**2).sum() for b in want), inputs)
+        for a, b in zip(first, second, strict=True):
+            same(a, b, rtol=1e-9)
+
+
+def test_gradients_at_the_kinks_are_finite_and_torchs():
+    """Where a branch is not taken, its slope must not come through as NaN."""
+    at = torch.tensor([0.0, -0.0, 1e4, -1e4, 89.0, -89.0])
+    for name, act in ACTS.items():
+        op, *tanh = name.split()
+        more = {"approximate": "tanh"} if tanh else {}
+        for dtype in (torch.float64, torch.float32):
+            a, b = torch.full((6,), 2.0, dtype=dtype), at.to(dtype)
+            pairs = []
+            for call in (functools.partial(getattr(bc, op), **more), gated(act)):
+                x = [a.clone().requires_grad_(), b.clone().requires_grad_()]
+                pairs.append(torch.autograd.grad(call(*x).sum(), x))
+            for ours, theirs in zip(*pairs, strict=True):
+                same(ours, theirs, rtol=1e-5, atol=1e-6)
+    x = torch.tensor([0.0, 0.0, 3.0, 0.0], dtype=torch.float64, requires_grad=True)
+    for p in (0.5, 1, 1.5, 2, 3, INF):
+        y = bc.lp_pool1d(x, norm_type=p, kernel_size=2)
+        (got,) = torch.autograd.grad(y.sum(), x)
+        same(got, torch.tensor([0.0, 0, 1, 0]))
+
+
+# JAX, in its default float32
+
+
+def jaxed(arrays):
+    return [jnp.asarray(x.numpy(), jnp.float32 if x.is_floating_point() else jnp.int32)
+            for x in arrays]  # fmt: skip
+
+
+# Of each family one: JAX compiles every function of every shape anew.
+@pytest.mark.parametrize(
+    "row",
+    ["swiglu", "geglu tanh", "lerp 0.3", "gather 1", "lp_pool1d any sign 2.5", "max_pool1d",
+     "rope batched"],
+)  # fmt: skip
+def test_jax_gradients_through_our_forward_are_our_backward_jitted_and_batched(row):
+    op, arrays, options, _ = TABLE[row]
+    where = tuple(floating(arrays))
+    given = jaxed(arrays)
+    call = functools.partial(getattr(bc, op), **options)
+    y = call(*given)
+    dy = jnp.asarray(np.random.default_rng(6).normal(size=y.shape), jnp.float32)
+    want = backward(op, np.asarray(dy, float), [x.numpy() for x in arrays], options)
+
+    def loss(*x):
+        return (call(*x) * dy).sum()
+
+    grad = jax.grad(loss, argnums=where)
+    for transformed in (grad, jax.jit(grad)):
+        for ours, expected in zip(transformed(*given), want, strict=True):
+            assert ours.dtype == jnp.float32
+            same(ours, expected, rtol=2e-4, atol=2e-5)
+    same(jax.jit(call)(*given), y, rtol=1e-5, atol=1e-6)
+    batch = [jnp.stack([x, x[::-1]]) for x in given]
+    got = jax.vmap(call)(*batch)
+    same(got[0], y, rtol=1e-5, atol=1e-6)
+    same(got[1], call(*(x[1] for x in batch)), rtol=1e-5, atol=1e-6)
+    explicit = jax.jit(lambda dy, *x: backward(op, dy, x, options))(dy, *given)
+    for ours, expected in zip(explicit, want, strict=True):
+        same(ours, expected, rtol=2e-4, atol=2e-5)
+
+
+def test_traced_arrays_meet_concrete_ones():
+    """What a traced function closes over, or is not differentiated by, is no tracer."""
+    a, b = (jnp.asarray(normal(3, 4).numpy(), jnp.float32) for _ in range(2))
+    want = bc.lerp(a, b, weight=0.3)
+    same(jax.jit(lambda a: bc.lerp(a, b, weight=0.3))(a), want, rtol=1e-6, atol=1e-6)
+    same(jax.jit(lambda b: bc.lerp(a, b, weight=0.3))(b), want, rtol=1e-6, atol=1e-6)
+    at = jnp.zeros((3, 2), jnp.int32)
+    slope = jax.grad(lambda a: bc.gather(a, at, axis=1).sum())(a)
+    same(slope, bc.gather_backward(jnp.ones((3, 2)), at, axis=1, src_shape=(3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("op", "act"),
+    [("glu", jax.nn.sigmoid), ("reglu", jax.nn.relu), ("swiglu", jax.nn.silu),
+     ("geglu", functools.partial(jax.nn.gelu, approximate=False))],
+)  # fmt: skip
+def test_gated_ops_are_jaxs(op, act):
+    a, b, dy = (jnp.asarray(x.numpy(), jnp.float32) for x in (normal(5, 4) for _ in range(3)))
+    y, pull = jax.vjp(lambda a, b: a * act(b), a, b)
+    same(getattr(bc, op)(a, b), y, rtol=1e-5, atol=1e-6)
+    got = getattr(bc, f"{op}_backward")(dy, a, b)
+    for ours, expected in zip(got, pull(dy), strict=True):
+        same(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gather_is_jaxs():
+    src = jnp.asarray(normal(4, 6).numpy(), jnp.float32)
+    at = jnp.asarray(index(6, 4, 9).numpy(), jnp.int32)
+    y, pull = jax.vjp(lambda s: jnp.take_along_axis(s, at, axis=1), src)
+    same(bc.gather(src, at, axis=1), y, rtol=0, atol=0)
+    same(bc.gather_backward(y, at, axis=1, src_shape=src.shape), pull(y)[0], rtol=1e-6, atol=1e-6)

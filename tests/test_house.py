@@ -1,0 +1,194 @@
+"""The house: floors, module sizes, and nothing heavy at import time; each check can fail."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "baracuda"
+
+# From the ground; what stands on one floor are neighbours.
+FLOORS = [
+    {"errors", "_version", "dtypes", "layouts"},
+    {"libraries"},
+    {"shapes", "numerics", "sku"},
+    {"dispatch"},
+    {"spec"},
+    {"check"},
+    {"body"},
+    {"backends"},
+    {"plan"},
+    {"cache"},
+    {"op"},
+    {"ops"},
+    {"frameworks"},
+    {"__init__"},
+    {"examples", "testing"},
+    {"tools"},
+    {"__main__"},
+]
+HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
+# Each is imported only where a file bears its name, and where one compares or demonstrates.
+HEAVY = {"torch": "torch", "cupy": "cupy", "cupyx": "cupy", "jax": "jax", "jaxlib": "jax",
+         "cuda": "cuda"}  # fmt: skip
+DEMONSTRATE = {"testing", "tools"}
+# Packages whose modules import each other, besides their own __init__.
+ROOMS = [("backends", "numpy"), ("backends", "cuda"), ("testing",)]
+MOST_LINES = 450
+
+
+def imports(source: str, package: Path) -> list[tuple[int, str]]:
+    """Every module that is imported, those taken from a package by name included."""
+
+    def taken(module: str, name: str) -> str:
+        path = package.joinpath(*module.split(".")[1:], name)
+        is_module = path.is_dir() or path.with_suffix(".py").is_file()
+        return f"{module}.{name}" if module == "baracuda" or is_module else module
+
+    out = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            out += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            out += [(node.lineno, m) for m in {taken(module, a.name): 0 for a in node.names}]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
+            out += [(a.lineno, a.value) for a in node.args if isinstance(a, ast.Constant)]
+    return out
+
+
+def broken(package: Path) -> list[str]:
+    """Every import that is not of a lower floor, and every module that is too long."""
+    out = []
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        own, source = parts[0], path.read_text(encoding="utf-8")
+        where = "/".join(parts)
+        if own not in HEIGHT:
+            out.append(f"{where}: stands on no floor")
+            continue
+        lines = source.count("\n")
+        if not 1 <= lines <= MOST_LINES:
+            out.append(f"{where}: {lines} lines")
+        for line, module in imports(source, package):
+            root, _, rest = module.partition(".")
+            if root in HEAVY and HEAVY[root] not in parts and own not in DEMONSTRATE:
+                out.append(f"{where}:{line}: imports {root}")
+            if module.startswith("."):
+                out.append(f"{where}:{line}: relative import")
+            if root != "baracuda":
+                continue
+            target = rest.split(".")
+            # A package's names come from its __init__; the package itself is "baracuda.x".
+            name = target[0] if target[0] in HEIGHT else "__init__"
+            if name == own and own != "__init__":
+                to_init = len(target) == 1 and parts[-1] != "__init__"
+                inside = parts[-1] == "__init__" and tuple(target[: len(parts) - 1]) == parts[:-1]
+                room = any(parts[: len(r)] == r == tuple(target[: len(r)]) for r in ROOMS)
+                to_own = tuple(target) == parts[:-1]
+                if not (to_init or inside or room or to_own):
+                    out.append(f"{where}:{line}: imports its neighbour {module}")
+            elif HEIGHT[name] >= HEIGHT[own]:
+                out.append(f"{where}:{line}: imports {module} from above")
+    return out
+
+
+def test_every_module_imports_lower_floors_only():
+    assert broken(PACKAGE) == []
+
+
+def _house(tmp_path, **files):
+    for name, source in files.items():
+        path = tmp_path / (name.replace("__", "/") + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return broken(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "complaint"),
+    [
+        ("errors", "import baracuda.plan\n", "errors:1: imports baracuda.plan from above"),
+        ("errors", "from baracuda import op\n", "errors:1: imports baracuda.op from above"),
+        ("errors", "import baracuda\n", "errors:1: imports baracuda from above"),
+        ("errors", "from baracuda import lerp\n", "errors:1: imports baracuda.lerp from above"),
+        ("spec", "def f():\n    from baracuda.check import problem\n",
+         "spec:2: imports baracuda.check from above"),
+        ("shapes", "from baracuda.sku import KernelSku\n",
+         "shapes:1: imports baracuda.sku from above"),
+        ("ops__rope", "from baracuda.ops.gated import glu\n",
+         "ops/rope:1: imports its neighbour baracuda.ops.gated"),
+        ("backends__numpy__blocks", "from baracuda.backends.torch import BACKEND\n",
+         "backends/numpy/blocks:1: imports its neighbour baracuda.backends.torch"),
+        ("op", "import torch.nn\n", "op:1: imports torch"),
+        ("libraries__torch", "import jax.numpy as jnp\n", "libraries/torch:1: imports jax"),
+        ("backends__torch", "from cuda.core import Device\n", "backends/torch:1: imports cuda"),
+        ("plan", "from importlib import import_module\nimport_module('cupy')\n",
+         "plan:2: imports cupy"),
+        ("op", "from .plan import Plan\n", "op:1: relative import"),
+        ("attic", "x = 1\n", "attic: stands on no floor"),
+        ("op", "", "op: 0 lines"),
+        ("op", "x = 1\n" * 451, "op: 451 lines"),
+    ],
+)  # fmt: skip
+def test_the_check_of_the_floors_fails_on_a_house_that_breaks_them(
+    tmp_path, name, source, complaint
+):
+    assert _house(tmp_path, **{name: source}) == [complaint]
+
+
+def test_a_neighbour_taken_from_the_package_by_name_is_a_neighbour(tmp_path):
+    assert _house(tmp_path, ops__a="x = 1\n", ops__b="from baracuda.ops import a\n") == [
+        "ops/b:1: imports its neighbour baracuda.ops.a"
+    ]
+
+
+def test_the_check_of_the_floors_passes_a_house_that_keeps_them(tmp_path):
+    assert not _house(
+        tmp_path,
+        plan="from baracuda import backends, layouts\nfrom baracuda._version import __version__\n",
+        libraries__torch="import torch\nfrom baracuda.libraries import Library\n",
+        backends__numpy__blocks="from baracuda.backends.numpy import indexed\n",
+        ops__x="import numpy\nfrom baracuda.op import op\n",
+        frameworks__torch="import torch\nfrom baracuda.op import routes\n",
+        examples__model="import baracuda as bc\n",
+        tools__train="import torch, jax, cupy\nfrom baracuda import lerp, plan_cache\n",
+    )
+
+
+LOADED = """
+import sys
+{first}
+import baracuda
+heavy = {{"torch", "cupy", "jax", "jaxlib", "cuda"}}
+print(*sorted(heavy & {{name.partition(".")[0] for name in sys.modules}}))
+"""
+
+
+def loaded(first: str = "") -> list[str]:
+    """What is loaded after `first` and `import baracuda`, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED.format(first=first)],
+        capture_output=True, text=True, check=True, cwd=PACKAGE.parent,
+    )  # fmt: skip
+    return done.stdout.split()
+
+
+def test_importing_baracuda_loads_no_framework():
+    assert loaded() == []
+
+
+def test_using_baracuda_on_numpy_loads_no_framework():
+    assert (
+        loaded(
+            "import numpy as np, baracuda as bc; x = np.ones((2, 8)); p = bc.swiglu.plan(x); p(x);"
+            "bc.gather_backward(x, np.zeros((2, 8), int), axis=1, src_shape=(2, 9)); str(p.sku)"
+        )
+        == []
+    )
+
+
+def test_the_check_of_what_is_loaded_sees_a_framework():
+    assert "torch" in loaded("import torch")

@@ -1,0 +1,90 @@
+"""The public API as a strict type checker sees it: what it accepts and what it refuses."""
+
+import ast
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import baracuda as bc
+
+HERE = Path(__file__).parent / "typing"
+ERROR = re.compile(r"^(.+?):(\d+)(?::\d+)?: error: (.*)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory):
+    """mypy's errors by file, as line -> messages. One run, since loading NumPy is what costs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir",
+         str(tmp_path_factory.getbasetemp().parent / "mypy"), str(HERE / "uses.py"),
+         str(HERE / "misuses.py")],
+        capture_output=True, text=True, cwd=HERE.parents[1],
+        env={**os.environ, "MYPYPATH": str(HERE.parents[1])},
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    found = {}
+    for path, line, text in ERROR.findall(done.stdout):
+        found.setdefault(Path(path).name, {}).setdefault(int(line), []).append(text)
+    return found
+
+
+def test_mypy_accepts_every_use(errors):
+    assert errors.get("uses.py", {}) == {}
+    assert set(errors) <= {"uses.py", "misuses.py"}
+
+
+def test_mypy_refuses_every_misuse_and_nothing_else(errors):
+    lines = (HERE / "misuses.py").read_text().splitlines()
+    marked = {n for n, line in enumerate(lines, 1) if line.endswith("# error")}
+    found = errors.get("misuses.py", {})
+    assert {n: lines[n - 1] for n in marked - set(found)} == {}
+    assert {n: found[n] for n in set(found) - marked} == {}
+
+
+def test_a_misspelt_option_is_named(errors):
+    lines = (HERE / "misuses.py").read_text().splitlines()
+    at = next(n for n, line in enumerate(lines, 1) if "gatefirst" in line)
+    assert any("gatefirst" in text for text in errors["misuses.py"][at])
+
+
+def test_every_public_name_is_used():
+    tree = ast.parse((HERE / "uses.py").read_text())
+    used = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    assert set(bc.__all__) <= used
+
+
+def _keywords(node):
+    """Keywords by the op that they go to, through `plan` and through plans as well."""
+    given, everywhere = {}, set()
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call):
+            names = {k.arg for k in call.keywords}
+            everywhere |= names
+            if isinstance(call.func, ast.Attribute):
+                given.setdefault(call.func.attr, set()).update(names)
+    return given, everywhere
+
+
+def test_every_option_of_every_family_is_used():
+    given, everywhere = _keywords(ast.parse((HERE / "uses.py").read_text()))
+    families = {}
+    for name in bc.__all__:
+        op = getattr(bc, name)
+        if isinstance(op, bc.Op):
+            options, used = families.setdefault(op.spec.category, (set(), set()))
+            options |= {*op.spec.options, *op.spec.scalars}
+            used |= given[name]
+    for options, used in families.values():
+        assert options <= used
+    assert {*bc.Dispatch.__annotations__, "out", "accumulate"} <= everywhere
+
+
+def test_the_uses_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(HERE / "uses.py"))
+    bc.plan_cache.clear()
