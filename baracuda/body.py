@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from baracuda.check import indices
-from baracuda.libraries import Array
+from baracuda.libraries import TRACED, Array
 from baracuda.sku import PrecisionGuarantee
 from baracuda.spec import Problem, Runner
 
@@ -82,7 +82,7 @@ def runner(problem: Problem) -> Runner:
 def ordered(problem: Problem) -> bool:
     """Whether the library adds what collides in a fixed order; devices scatter by atomics."""
     scatters = problem.spec.adjoint_of is not None and "index" in problem.spec.integers
-    return not scatters or any(host in problem.device.lower() for host in ("cpu", "none"))
+    return not scatters or any(host in problem.device.lower() for host in ("cpu", TRACED))
 
 
 def precision(problem: Problem) -> PrecisionGuarantee:

@@ -156,11 +156,10 @@ class PlanCache:
             ]
         text = json.dumps({"format": _FORMAT, "version": __version__, "plans": plans}, indent=1)
         target = Path(path)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=target.parent, prefix=target.name, delete=False, encoding="utf-8"
-        ) as file:
-            file.write(text)
-        os.replace(file.name, target)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".baracuda") as folder:
+            whole = Path(folder) / target.name
+            whole.write_text(text, encoding="utf-8")
+            os.replace(whole, target)
 
     def load(self, path: str | os.PathLike[str]) -> int:
         """Read choices that `save` wrote; later misses make them again.
@@ -190,7 +189,7 @@ class PlanCache:
             records = {
                 _tuples(plan["key"]): KernelSku.from_json(plan["sku"]) for plan in content["plans"]
             }
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"plan_cache.load: {path}: not a plan-cache file: {error}") from None
         taken = {}
         for key, sku in records.items():

@@ -12,7 +12,7 @@ from baracuda import layouts
 from baracuda.dispatch import Choices
 from baracuda.dtypes import FLOATS, INDICES
 from baracuda.errors import IndexOutOfRangeError, type_error, value_error
-from baracuda.libraries import Array, Facts, Library, library_of
+from baracuda.libraries import TRACED, Array, Facts, Library, library_of
 from baracuda.shapes import Axes, Binder, Signature
 from baracuda.spec import Normaliser, Operand, OpSpec, Problem
 
@@ -35,14 +35,17 @@ def real(op: str, name: str, value: Any) -> float:
     """A real number, of Python or NumPy."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise type_error(op, name, "a real number", repr(value))
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise value_error(op, name, "a number within float64", "one beyond it") from None
 
 
 def choice(*values: Any) -> Normaliser:
     """One of `values`."""
 
     def normalise(op: str, name: str, value: Any) -> Any:
-        if value not in values:
+        if not any(type(v) is type(value) and v == value for v in values):
             raise value_error(op, name, "one of " + ", ".join(map(repr, values)), repr(value))
         return value
 
@@ -135,7 +138,7 @@ def problem(
         spec,
         signature,
         library,
-        next(iter(facts.values())).device,
+        _device(facts),
         mode,
         axes,
         inputs,
@@ -162,23 +165,30 @@ def _facts(spec: OpSpec, named: Mapping[str, Array]) -> tuple[Library, dict[str,
     for name, x in named.items():
         if x is None and name != first:
             continue
-        try:
-            libraries[name] = library_of(x)
-            facts[name] = libraries[name].describe(x)
-        except TypeError as error:
-            raise type_error(spec.name, name, *_split(str(error))) from None
+        libraries[name], facts[name] = described(spec.name, name, x)
         for what, own, want in (
             ("an array of library", libraries[name].name, libraries[first].name),
             ("device", facts[name].device, facts[first].device),
         ):
-            if own != want:
+            if own != want and TRACED not in (own, want):
                 raise type_error(spec.name, name, f"{what} {want} (as {first})", own)
     return libraries[first], facts
 
 
-def _split(text: str) -> tuple[str, str]:
-    expected, _, got = text.removeprefix("expected ").partition(", got ")
-    return expected, got
+def described(op: str, name: str, x: Array) -> tuple[Library, Facts]:
+    """The library and the facts of one argument, or the error that names it."""
+    try:
+        library = library_of(x)
+        return library, library.describe(x)
+    except TypeError as error:
+        expected, _, got = str(error).removeprefix("expected ").partition(", got ")
+        raise type_error(op, name, expected, got) from None
+
+
+def _device(facts: Mapping[str, Facts]) -> str:
+    """The device that all arrays share; a constant beside what is traced is traced with it."""
+    devices = {fact.device for fact in facts.values()}
+    return TRACED if TRACED in devices else devices.pop()
 
 
 def _dtypes(spec: OpSpec, facts: Mapping[str, Facts]) -> str:

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict, Unpack
 
-from baracuda.errors import type_error, value_error
+from baracuda.errors import ArgumentValueError, type_error, value_error
 from baracuda.sku import KernelSku
 
 
@@ -47,7 +47,10 @@ class Choices:
         if limit < 0:
             raise value_error(op, "max_workspace_bytes", "a size >= 0", limit)
         if isinstance(given.get("sku"), str):
-            given = {**given, "sku": KernelSku.from_json(given["sku"])}
+            try:
+                given = {**given, "sku": KernelSku.from_json(given["sku"])}
+            except ValueError as error:
+                raise ArgumentValueError(f"{op}: sku: {error}") from None
         return replace(self, **given)
 
 

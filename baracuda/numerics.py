@@ -71,9 +71,6 @@ def normal(b: Array) -> tuple[Array, Array]:
     return above - side * (q * (tail * r)), q * (1 / math.sqrt(2 * math.pi))
 
 
-_PI = decimal.Decimal("3.1415926535897932384626433832795028841971693993751058209749445923")
-
-
 def rotations(
     positions: Array, base: float, count: int, like: Array, *, bound: int | None = None
 ) -> tuple[Array, Array]:
@@ -127,13 +124,16 @@ def _frequencies(base: float, count: int) -> tuple[np.ndarray, np.ndarray]:
     """
     radians = np.empty(count, np.float64)
     limbs = np.empty((2, 3, count), np.int32)
-    # 20 digits decide; the others are for a small base, whose frequencies are large.
-    with decimal.localcontext(decimal.Context(prec=65)):
-        log = decimal.Decimal(base).ln()
+    # 20 digits decide. A base below 1 has frequencies with that many digits before the point.
+    exact = decimal.Decimal(base)
+    digits = 60 + max(0, -exact.adjusted())
+    with decimal.localcontext(decimal.Context(prec=digits)):
+        circle = decimal.Decimal(2 * _pi(digits)).scaleb(-digits)
+        log = exact.ln()
         for i in range(count):
             frequency = (-log * i / count).exp()
             radians[i] = float(frequency)
-            turns = int(frequency * (1 << 61) / (2 * _PI) + decimal.Decimal("0.5"))
+            turns = int(frequency * (1 << 61) / circle + decimal.Decimal("0.5"))
             for part in (0, 1):
                 units = turns if part else (turns + (1 << 15)) >> 16
                 for limb in (2, 1, 0):
@@ -141,6 +141,17 @@ def _frequencies(base: float, count: int) -> tuple[np.ndarray, np.ndarray]:
                     limbs[part, limb, i] = digit
                     units = (units - digit) >> 15
     return radians, limbs
+
+
+def _pi(digits: int) -> int:
+    """Pi times 10**digits, by Machin's formula: 16 atan(1/5) - 4 atan(1/239)."""
+    total = 0
+    for weight, x in ((16, 5), (-4, 239)):
+        term, odd = weight * 10 ** (digits + 10) // x, 1
+        while abs(term) > 1:
+            total += term // odd
+            term, odd = -term // (x * x), odd + 2
+    return total // 10**10
 
 
 def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:

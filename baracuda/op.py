@@ -134,7 +134,7 @@ class Op(Generic[P, R]):
             self._name,
             state,
             tuple([FACTS[type(x)](x) for x in arrays]),
-            tuple([(k, v, type(v)) for k, v in options.items()]) if options else (),
+            tuple([(k, v, _kind(v)) for k, v in options.items()]) if options else (),
             current.get() if state is None or state[0] != "traced" else DEFAULT,
         )
 
@@ -180,6 +180,11 @@ class Op(Generic[P, R]):
         except _UNFIT:
             found = None
         return found or self._find(arrays, options)
+
+
+def _kind(value: Any) -> Any:
+    """What tells 1 from True and 1.0, which are equal as keys but not as arguments."""
+    return tuple(map(type, value)) if type(value) is tuple else type(value)
 
 
 def op(

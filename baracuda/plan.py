@@ -8,10 +8,10 @@ from typing import Any
 
 from baracuda import backends, layouts
 from baracuda._version import __version__
-from baracuda.check import arguments
+from baracuda.check import arguments, described
 from baracuda.dtypes import name_of, named
-from baracuda.errors import type_error, value_error
-from baracuda.libraries import FACTS, STATES, Array, Library, library_of
+from baracuda.errors import UnsupportedError, type_error, value_error
+from baracuda.libraries import FACTS, STATES, Array, Library
 from baracuda.sku import KernelSku
 from baracuda.spec import Operand, Prepared, Problem
 
@@ -123,8 +123,7 @@ class Plan:
         if len(given) != len(ours.given):
             raise value_error(spec.name, "plan", f"{len(ours.given)} arrays", len(given))
         for x, operand in zip(given, ours.given, strict=True):
-            library = library_of(x)
-            has = library.describe(x)
+            library, has = described(spec.name, operand.name, x)
             for what, got, want in (
                 ("library", library.name, ours.library.name),
                 ("shape", has.shape, operand.shape),
@@ -145,10 +144,12 @@ class Plan:
     def _outs(self, arrays: Sequence[Array], out: Any, accumulate: bool) -> tuple[Array, ...]:
         """The outputs given, checked; nothing has been written when this fails."""
         problem, op = self.problem, self.problem.spec.name
+        if not isinstance(accumulate, bool):
+            raise type_error(op, "accumulate", "True or False", repr(accumulate))
         if not problem.library.writable:
-            raise NotImplementedError(f"{op}: out: arrays of {problem.library.name} are immutable")
+            raise UnsupportedError(f"{op}: out: arrays of {problem.library.name} are immutable")
         if accumulate and not problem.spec.accumulates:
-            raise NotImplementedError(f"{op}: accumulate: only gradients add into their outputs")
+            raise UnsupportedError(f"{op}: accumulate: only gradients add into their outputs")
         if out is None:
             raise value_error(op, "accumulate", "out= to add into", "none")
         outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
@@ -163,8 +164,7 @@ class Plan:
 
     def _fits(self, x: Array, operand: Operand) -> None:
         problem, op = self.problem, self.problem.spec.name
-        library = library_of(x)
-        has = library.describe(x)
+        library, has = described(op, f"out ({operand.name})", x)
         for what, got, want in (
             ("library", library.name, problem.library.name),
             ("device", has.device, problem.device),
@@ -264,6 +264,9 @@ def _as_recorded(problem: Problem, sku: KernelSku) -> Problem:
     ):
         if want != got:
             raise value_error(problem.spec.name, "sku", f"one of {what} {want}", got)
+    if sku.backend not in backends.names():
+        known = f"one of backend {', '.join(backends.names())}"
+        raise value_error(problem.spec.name, "sku", known, sku.backend)
     forced = problem.choices.backend
     if forced is not None and forced != sku.backend:
         raise value_error(problem.spec.name, "sku", f"one of backend {forced}", sku.backend)

@@ -145,6 +145,7 @@ class Binder:
         self.axes: Axes = {}
         self._options = options
         self._hints = hints
+        # Who said so, for the messages.
         self._owner: dict[str, str] = {}
 
     def bind(
@@ -181,7 +182,7 @@ class Binder:
     def _derive(self, resolve: Any) -> None:
         for name, value in resolve(self.op, self.axes, self._options).items():
             self.axes[name] = value
-            self._owner[name] = "the options"
+            self._owner[name] = "by the options"
 
     def _fail(self, pattern: Pattern, expected: str, got: object) -> ValueError:
         return value_error(
@@ -199,7 +200,7 @@ class Binder:
             part = shape[axis : axis + lengths[term.name]]
             if term.name not in self.axes and term.bound is None:
                 self.axes[term.name] = part
-                self._owner[term.name] = pattern.name
+                self._owner[term.name] = f"as {pattern.name} has it"
             else:
                 self._group(pattern, term, axis, part)
             axis += len(part)
@@ -214,6 +215,7 @@ class Binder:
             if known is not None:
                 lengths[term.name] = len(known)  # type: ignore[arg-type]
         if pattern.marker and groups[0].name not in lengths and spare >= 0:
+            written = self._options[pattern.marker]
             before = [t.marker for t in pattern.terms].index(pattern.marker)
             position = self._position(pattern, len(shape)) - (before - 1)
             last = len(groups) == 1
@@ -222,7 +224,7 @@ class Binder:
                     self.op,
                     pattern.marker,
                     f"an axis that leaves {pattern} of {pattern.name}",
-                    self._options[pattern.marker],
+                    written,
                     {"shape": shape},
                 )
             lengths[groups[0].name] = position
@@ -250,13 +252,13 @@ class Binder:
                 even = "an even extent" if term.factor == 2 else f"a multiple of {term.factor}"
                 raise self._fail(pattern, f"{even} along axis {axis} ({term})", extent)
             self.axes[term.name] = extent // term.factor
-            self._owner[term.name] = pattern.name
+            self._owner[term.name] = f"as {pattern.name} has it"
             return
         want = term.factor * int(known)  # type: ignore[arg-type]
         if extent != want and not (term.or_one and extent == 1):
             owner = self._owner[term.name]
             either = " or 1" if term.or_one else ""
-            expected = f"{term} = {want}{either} along axis {axis} (as {owner} has it)"
+            expected = f"{term} = {want}{either} along axis {axis} ({owner})"
             raise self._fail(pattern, expected, extent)
 
     def _group(self, pattern: Pattern, term: Term, axis: int, part: Shape) -> None:
@@ -266,11 +268,9 @@ class Binder:
             for i, (n, most) in enumerate(zip(part, limit, strict=True)):  # type: ignore[arg-type]
                 if n > most:
                     owner = self._owner[term.bound or ""]
-                    raise self._fail(
-                        pattern, f"at most {most} along axis {axis + i} (as {owner} has it)", n
-                    )
+                    raise self._fail(pattern, f"at most {most} along axis {axis + i} ({owner})", n)
             self.axes[term.name] = part
-            self._owner[term.name] = pattern.name
+            self._owner[term.name] = f"as {pattern.name} has it"
             return
         for i, (n, want) in enumerate(zip(part, known, strict=True)):  # type: ignore[arg-type]
             if n != want and not (term.or_one and n == 1):
@@ -278,6 +278,6 @@ class Binder:
                 owner = self._owner[term.name]
                 raise self._fail(
                     pattern,
-                    f"{term.name}[{i}] = {want}{either} along axis {axis + i} (as {owner} has it)",
+                    f"{term.name}[{i}] = {want}{either} along axis {axis + i} ({owner})",
                     n,
                 )

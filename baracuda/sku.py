@@ -99,7 +99,7 @@ class KernelSku:
             record = dict(json.loads(text) if isinstance(text, str) else text)
             record["precision"] = PrecisionGuarantee(**record["precision"])
             sku = cls(**record)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"KernelSku: not a SKU record: {error}") from None
         for field in fields(cls):
             value = getattr(sku, field.name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -204,13 +206,19 @@ def test_save_leaves_no_other_file(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
 def test_a_forked_child_computes_on_threads_of_its_own() -> None:
-    x = np.ones((256, 1024), np.float32)
-    want = bc.swiglu(x)
-    assert "blocks" in bc.swiglu.plan(x).sku.variant
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if np.array_equal(bc.swiglu(x), want) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    script = """
+import os, sys
+import numpy as np
+import baracuda as bc
+x = np.ones((256, 2048), np.float32)
+want = bc.swiglu(x)
+assert "blocks" in bc.swiglu.plan(x).sku.variant
+child = os.fork()
+if child == 0:
+    os._exit(0 if np.array_equal(bc.swiglu(x), want) else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=60)
 
 
 def test_backends_are_asked_in_order_and_say_why_not() -> None:

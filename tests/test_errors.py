@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import re
+import warnings
 
 import array_api_strict as strict
 import jax.numpy as jnp
@@ -243,6 +244,15 @@ BAD = {
     "unknown mode": (
         lambda a: bc.gather(a(2, 8), a.ints(2, 3), axis=1, mode="clip"),
         ValueError, "gather: mode: expected one of 'raise', 'drop', got 'clip'",
+    ),
+    "array for a mode": (
+        lambda a: bc.gather(a(2, 8), a.ints(2, 3), axis=1, mode=a(2)),
+        (TypeError, ValueError),
+        re.compile(r"gather: mode: expected one of 'raise', 'drop', got [\s\S]*"),
+    ),
+    "weight beyond float64": (
+        lambda a: bc.lerp(a(2), a(2), weight=10**400),
+        (TypeError, ValueError), re.compile(r"lerp: weight: expected .*, got .*"),
     ),
     "text weight": (
         lambda a: bc.lerp(a(2), a(2), weight="a"),
@@ -513,9 +523,13 @@ def test_array_types_with_other_semantics_are_no_arrays(x):
         bc.lerp(np.ones((2, 8)), x, weight=0.5)
 
 
-def test_sparse_tensors_are_no_dense_ones():
+def test_sparse_and_nested_tensors_are_no_dense_ones():
     with raises(TypeError, "swiglu: x: expected a dense tensor, got layout torch.sparse_coo"):
         bc.swiglu(torch.ones(2, 8).to_sparse())
+    with warnings.catch_warnings(action="ignore"):
+        nested = torch.nested.nested_tensor([torch.ones(4), torch.ones(6)])
+    with raises(TypeError, pattern="^swiglu: x: expected a dense tensor, got "):
+        bc.swiglu(nested)
 
 
 # Python takes True for 1 and 1.0 for 1 as a key; an option does not.
@@ -942,6 +956,10 @@ def test_only_gradients_accumulate_and_only_into_something():
     assert (out == 7).all()
     with raises(ValueError, "swiglu_backward: accumulate: expected out= to add into, got none"):
         bc.swiglu_backward.plan(out, x)(out, x, accumulate=True)
+    dx = np.full((2, 8), 7, np.float32)
+    with raises(TypeError, "swiglu_backward: accumulate: expected True or False, got 'no'"):
+        bc.swiglu_backward.plan(out, x)(out, x, out=dx, accumulate="no")
+    assert (dx == 7).all()
 
 
 # plan-cache files

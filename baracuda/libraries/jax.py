@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from baracuda.layouts import Shape
-from baracuda.libraries import Array, Library
+from baracuda.libraries import TRACED, Array, Facts, Library
 
 
 class Jax(Library):
@@ -30,13 +31,14 @@ class Jax(Library):
             return ("traced", False)
         return None
 
+    def describe(self, x: Array) -> Facts:
+        facts = super().describe(x)
+        return replace(facts, device=TRACED) if isinstance(x, jax.core.Tracer) else facts
+
     def readable(self, x: Array) -> bool:
         return not isinstance(x, jax.core.Tracer) and all(
             device.platform == "cpu" for device in x.devices()
         )
-
-    def arch(self, device: str) -> str:
-        return super().arch("cpu" if "cpu" in device.lower() else device)
 
     def sigmoid(self, x: Array) -> Array:
         return jax.nn.sigmoid(x)

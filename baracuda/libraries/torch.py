@@ -28,8 +28,9 @@ class Torch(Library):
         return ("torch", x.dtype, x.shape, x.stride(), x.device)
 
     def describe(self, x: Array) -> Facts:
-        if x.layout != torch.strided or x.is_quantized:
-            raise TypeError(f"expected a dense tensor, got layout {x.layout}")
+        if x.is_nested or x.layout != torch.strided or x.is_quantized:
+            what = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+            raise TypeError(f"expected a dense tensor, got {what}")
         return Facts(name_of(x.dtype), tuple(x.shape), tuple(x.stride()), str(x.device))
 
     def strides(self, x: Array) -> Shape | None:

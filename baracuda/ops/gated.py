@@ -241,8 +241,7 @@ def reglu_backward(
     (array([0. , 0.5]), array([0., 6.]))
     """
     a, b = _halves(x, gate, axis, gate_first)
-    xp = library_of(b).xp
-    closed = b <= 0
+    xp, closed = library_of(b).xp, b <= 0
     da, db = dy * xp.where(closed, 0, b), xp.where(closed, 0, dy * a)
     return _joined(da, db, gate, axis, gate_first)
 
