@@ -387,7 +387,7 @@ def geglu(
     Notes
     -----
     Shazeer (arXiv:2002.05202); Hendrycks and Gimpel (arXiv:1606.08415). For negative gates the
-    exact form keeps the accuracy that torch's ``1 + erf`` loses. NaN at -inf as in `swiglu`.
+    exact form keeps the accuracy that torch's ``1 + erf`` loses. NaN at -inf as in `swiglu`. Bit-stable.
 
     Examples
     --------

@@ -348,7 +348,7 @@ def lp_pool2d(
 
     Notes
     -----
-    As `lp_pool1d`.
+    As `lp_pool1d`. Bit-stable.
 
     Examples
     --------
@@ -406,7 +406,7 @@ def lp_pool2d_backward(
 
     Notes
     -----
-    As `lp_pool1d_backward`.
+    As `lp_pool1d_backward`. Bit-stable.
 
     Examples
     --------
