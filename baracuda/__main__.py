@@ -9,6 +9,7 @@ from importlib import import_module
 
 COMMANDS = {
     "train": "train a small character-level transformer on one array library",
+    "bench": "time each op beside what one would write without it",
 }
 
 

@@ -26,6 +26,15 @@ def _sides(b: Array) -> tuple[Array, Array]:
     return above, 1 - above
 
 
+def relu(b: Array) -> Array:
+    """The larger of `b` and 0, with slope 0 at 0; NaN at NaN."""
+    library = library_of(b)
+    if library.differentiates:
+        # Libraries give half a slope to each side of a tie.
+        return library.xp.where(b <= 0, 0, b)
+    return library.xp.maximum(b, library.xp.asarray(0, dtype=b.dtype))
+
+
 def sigmoid(b: Array) -> Array:
     """The logistic function; ``sigmoid(-b)`` is its complement without cancellation."""
     return library_of(b).sigmoid(b)

@@ -10,7 +10,7 @@ from baracuda.check import choice, flag, integer
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
 from baracuda.libraries import Array, library_of
-from baracuda.numerics import normal, sigmoid
+from baracuda.numerics import normal, relu, sigmoid
 from baracuda.op import op
 from baracuda.spec import Case, Kernel, Packed
 
@@ -197,7 +197,7 @@ def reglu(
     array([0., 3.])
     """
     a, b = _halves(x, gate, axis, gate_first)
-    return a * library_of(b).xp.where(b <= 0, 0, b)
+    return a * relu(b)
 
 
 @_backward(adjoint_of="reglu", kernel=Kernel("gated.cu", "RegluBackward", schedule="elementwise"))
@@ -387,7 +387,7 @@ def geglu(
     Notes
     -----
     Shazeer (arXiv:2002.05202); Hendrycks and Gimpel (arXiv:1606.08415). For negative gates the
-    exact form keeps the accuracy that torch's ``1 + erf`` loses. NaN at -inf as in `swiglu`. Bit-stable.
+    exact form keeps the accuracy that ``1 + erf`` loses. NaN at -inf as `swiglu`. Bit-stable.
 
     Examples
     --------

@@ -228,7 +228,9 @@ def on_threads(task: Callable[[Any], None], items: Iterable[Any]) -> None:
         drain()
     finally:
         for helper in helpers:
-            helper.result()
+            # One that has not begun finds nothing left to do: no need to wait for it.
+            if not helper.cancel():
+                helper.result()
 
 
 def _shared_pool() -> ThreadPoolExecutor:

@@ -54,10 +54,10 @@ def _line(index: Array, axis: int) -> Array:
 
 
 def gather(problem: Problem) -> Prepared:
-    """Whole rows by `take` where one index serves a row; the body elsewhere."""
+    """Without the body's masks where the range is checked: whole rows, or element by element."""
     index = _operand(problem, "index")
-    rows = _one_index_per_row(problem) and problem.options["mode"] == "raise" and index.size > 0
-    plain = body.runner(problem)
+    checked = problem.options["mode"] == "raise" and index.size > 0
+    rows = checked and _one_index_per_row(problem)
     axis = problem.options["axis"]
     region = tuple(slice(None) if i == axis else slice(n) for i, n in enumerate(index.shape))
 
@@ -69,16 +69,19 @@ def gather(problem: Problem) -> Prepared:
     ) -> Any:
         src, at = arrays
         _check(problem, at)
-        # The range was checked above; numpy's own check would run once more over a copy.
-        result = np.take(src[region], _line(at, axis), axis=axis, mode="clip")
+        if rows:
+            # The range was checked above; numpy's own check would run once more over a copy.
+            result = np.take(src[region], _line(at, axis), axis=axis, mode="clip")
+        else:
+            result = np.take_along_axis(src[region], at, axis)
         if outs is None:
             return np.asarray(result, order="C")
         outs[0][...] = result
         return outs[0]
 
     return Prepared(
-        run=run if rows else plain,
-        kernel="take" if rows else "body",
+        run=run if checked else body.runner(problem),
+        kernel="take" if rows else "take_along_axis" if checked else "body",
         variant="rows" if rows else "",
         arch=problem.library.arch(problem.device),
         precision=body.precision(problem),
