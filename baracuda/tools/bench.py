@@ -17,8 +17,8 @@ import numpy as np
 import baracuda as bc
 from baracuda.op import registry
 from baracuda.spec import Problem
-from baracuda.tools.peers import EXPRESSIONS
-from baracuda.tools.report import table
+from baracuda.testing.peers import EXPRESSIONS
+from baracuda.tools import table
 
 Shapes = tuple[tuple[int, ...], ...]
 

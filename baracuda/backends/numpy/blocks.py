@@ -204,6 +204,7 @@ def _runner(problem: Problem, form: _Form, steps: Mapping[str, tuple[int, int]])
 
 
 _WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_SETTLING = 31 << 20
 _pool: ThreadPoolExecutor | None = None
 _pool_lock = threading.Lock()
 
@@ -237,6 +238,9 @@ def _shared_pool() -> ThreadPoolExecutor:
     global _pool
     with _pool_lock:
         if _pool is None:
+            # glibc hands freed memory back page by page until it has seen an array of this size
+            # freed; faulting the blocks' temporaries in again would double their time.
+            np.empty(_SETTLING, np.uint8)
             _pool = ThreadPoolExecutor(max(_WORKERS - 1, 1), "baracuda")
         return _pool
 
