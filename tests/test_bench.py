@@ -13,7 +13,7 @@ import torch
 from baracuda.__main__ import main
 from baracuda.op import registry
 from baracuda.testing.peers import EXPRESSIONS
-from baracuda.tools.bench import Row, host_rows
+from baracuda.testing.problems import Row, device_rows, host_rows
 
 POOL = {"norm_type": 3.0, "kernel_size": 3, "stride": 2}
 
@@ -53,8 +53,9 @@ def test_peers_compute_what_they_are_compared_with(op: str, xp: Any) -> None:
 
 
 def test_every_op_but_the_1d_pools_has_a_row_and_a_peer() -> None:
-    covered = {row.op for row in host_rows(quick=True)}
-    assert covered == set(EXPRESSIONS)
+    for rows in (host_rows(quick=True), device_rows("bfloat16"), device_rows("float32")):
+        covered = {row.op for row in rows}
+        assert covered == set(EXPRESSIONS)
     assert set(registry) - covered == {"lp_pool1d", "lp_pool1d_backward"}
 
 

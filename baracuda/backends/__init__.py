@@ -21,14 +21,18 @@ class Entry:
         The libraries whose arrays it takes unasked; None for all.
     on_request : tuple of str
         Those whose arrays it takes only when it is forced.
+    device : str
+        The kind of device that it is for, "" for any.
     """
 
     module: str
     libraries: tuple[str, ...] | None
     on_request: tuple[str, ...] = ()
+    device: str = ""
 
 
 _ENTRIES: dict[str, Entry] = {
+    "cuda": Entry("baracuda.backends.cuda", ("torch",), device="cuda"),
     "torch": Entry("baracuda.backends.torch", ("torch",), ("numpy",)),
     "numpy": Entry("baracuda.backends.numpy", ("numpy",)),
     "array_api": Entry("baracuda.backends.array_api", None),
@@ -60,10 +64,12 @@ def load(name: str) -> Backend:
     return backend
 
 
-def claims(spec: OpSpec, library: str) -> dict[str, tuple[str, ...]]:
+def claims(spec: OpSpec, library: str, device: str = "cpu") -> dict[str, tuple[str, ...]]:
     """For every backend, the dtypes for which it takes `spec` on arrays of `library`."""
     out = {}
     for name, entry in _ENTRIES.items():
+        if entry.device not in ("", device):
+            continue
         if entry.libraries is None or library in (*entry.libraries, *entry.on_request):
             out[name] = tuple(load(name).claims(spec, library))
     return out

@@ -30,6 +30,7 @@ class Subject:
     backend: str
     library: str
     dtype: str
+    device: str = "cpu"
 
     def __str__(self) -> str:
         return f"{self.op}-{self.backend}-{self.library}-{named(self.dtype).short}"
@@ -61,15 +62,16 @@ def subjects(
     ops: Sequence[str] | None = None,
     libraries: Sequence[str] = LIBRARIES,
     only: Sequence[str] | None = None,
+    device: str = "cpu",
 ) -> Iterator[Subject]:
     """Every op x backend x library x dtype that a backend claims and the library can hold."""
     for name in ops or registry:
         for lib in libraries:
-            for backend, dtypes in backends.claims(registry[name].spec, lib).items():
+            for backend, dtypes in backends.claims(registry[name].spec, lib, device).items():
                 if only is None or backend in only:
                     for dtype in dtypes:
                         if holds(lib, dtype):
-                            yield Subject(name, backend, lib, dtype)
+                            yield Subject(name, backend, lib, dtype, device)
 
 
 @cache
@@ -92,7 +94,7 @@ def adapter(lib: str) -> Library:
     return library_of(import_module(lib).asarray([0.0]))
 
 
-def to_library(x: np.ndarray[Any, Any], lib: str) -> Array:
+def to_library(x: np.ndarray[Any, Any], lib: str, device: str = "cpu") -> Array:
     """A copy of a NumPy array in another library, C-contiguous, of the same dtype."""
     x = np.array(x, order="C")
     if lib == "numpy":
@@ -100,8 +102,8 @@ def to_library(x: np.ndarray[Any, Any], lib: str) -> Array:
     if lib == "torch":
         torch = import_module("torch")
         if x.dtype.name == "bfloat16":
-            return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(x)
+            return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16).to(device)
+        return torch.from_numpy(x).to(device)
     return adapter(lib).xp.asarray(x)
 
 
@@ -144,7 +146,9 @@ class Call:
         lib = lib or self.subject.library
         return positional(
             [
-                to_library(self.arrays[name], lib) if name in self.arrays else None
+                to_library(self.arrays[name], lib, self.subject.device)
+                if name in self.arrays
+                else None
                 for name in self.subject.spec.arrays
             ]
         )

@@ -215,7 +215,7 @@ def broadcast_inputs_agree(subject: Subject) -> None:
         copies = [
             x
             if x is None
-            else to_library(np.array(to_numpy(x)), subject.library)
+            else to_library(np.array(to_numpy(x)), subject.library, subject.device)
             if subject.dtype != "bfloat16"
             else x + 0
             for x in views
@@ -295,7 +295,8 @@ def outputs_may_be_given(subject: Subject) -> None:
 
 def _filled(x: Array, value: float) -> Array:
     """An array like `x` that holds `value` throughout."""
-    return library_of(x).xp.full(x.shape, value, dtype=x.dtype)
+    library = library_of(x)
+    return library.xp.full(x.shape, value, dtype=x.dtype, device=library.device_of(x))
 
 
 @law

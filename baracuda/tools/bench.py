@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +16,18 @@ import numpy as np
 
 import baracuda as bc
 from baracuda.op import registry
-from baracuda.spec import Problem
+from baracuda.testing import timing
 from baracuda.testing.peers import EXPRESSIONS
+from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
 from baracuda.tools import table
 
-Shapes = tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One problem: an op, the shapes of its inputs, its options."""
-
-    op: str
-    label: str
-    shapes: Shapes
-    options: dict[str, Any]
-
-    def arrays(self, rng: np.random.Generator, dtype: Any) -> list[Any]:
-        """Random inputs; indices uniform over their axis, saved outputs by the forward."""
-        spec, out = registry[self.op].spec, []
-        for name, shape in zip(spec.arrays, self.shapes, strict=False):
-            if name == "index":
-                axis = self.options["axis"]
-                extent = self.options.get("src_shape", self.shapes[0])[axis]
-                out.append(rng.integers(0, extent, shape))
-            elif name == "y":
-                forward = registry[spec.adjoint_of or ""]
-                out.append(forward(out[-1], **self.options))
-            else:
-                out.append(rng.standard_normal(shape, dtype=np.float32).astype(dtype))
-        return out
+DTYPES = ("bfloat16", "float32")
+SMALL = (2**10, 2**13, 2**16)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What was measured of one row: medians in seconds, with the spread of each."""
+    """What was measured of one row: medians in seconds, and the spread of ours."""
 
     op: str
     label: str
@@ -58,94 +35,82 @@ class Timing:
     sku: str
     ideal_bytes: int
     ours: float
-    plan: float
-    peers: dict[str, float]
     spread: float
+    plan: float
+    peers: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def best(self) -> str:
+        """The fastest peer."""
+        return min(self.peers, key=lambda name: self.peers[name])
 
     @property
     def ratio(self) -> float:
         """How many times as fast as the best peer."""
-        return min(self.peers.values()) / self.ours
+        return self.peers[self.best] / self.ours
+
+    def share(self, ceiling: float) -> float:
+        """Ideal bytes over time, as a part of the copy ceiling."""
+        return self.ideal_bytes / self.ours / ceiling
 
 
-def host_rows(quick: bool) -> list[Row]:
-    """Problems for a CPU: well past its caches, or small for a quick look."""
-    n = 1024 if quick else 4096
-    gated: Shapes = ((n, 2 * n),)
-    rows = [Row(op, f"[{n}, 2·{n}]", gated, {}) for op in ("glu", "reglu", "swiglu", "geglu")]
-    rows += [Row(f"{row.op}_backward", row.label, ((n, n), (n, 2 * n)), {}) for row in tuple(rows)]
-    rows += [
-        Row("lerp", f"[{n}, {n}]", ((n, n), (n, n)), {"weight": 0.3}),
-        Row("lerp_backward", f"[{n}, {n}]", ((n, n),), {"weight": 0.3}),
-    ]
-    x = (4, 32, n // 4, 128)
-    rows += [Row(op, f"{list(x)}", (x,), {}) for op in ("rope", "rope_backward")]
-    image = (n // 256, 64, 112, 112)
-    for k, s, p in ((2, 2, 2.0), (3, 2, 2.0), (3, 1, 3.0)):
-        options = {"norm_type": p, "kernel_size": k, "stride": s}
-        out = (112 - k) // s + 1
-        y = (*image[:2], out, out)
-        label = f"{list(image)} k{k} s{s} p{p:g}"
-        rows.append(Row("lp_pool2d", label, (image,), options))
-        rows.append(Row("lp_pool2d_backward", label, (y, image, y), options))
-    square = (n, n)
-    for axis in (1, 0):
-        label = f"[{n}, {n}] uniform, axis {axis}"
-        rows.append(Row("gather", label, (square, square), {"axis": axis}))
-        rows.append(
-            Row("gather_backward", label, (square,) * 2, {"axis": axis, "src_shape": square})
-        )
-    return rows
-
-
-def measure(task: Callable[[], Any], seconds: float) -> tuple[float, float]:
-    """Median time of a call, and the half-width of the middle half of the calls."""
-    task()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 5 or (time.perf_counter() < end and len(times) < 1000):
-        start = time.perf_counter()
-        task()
-        times.append(time.perf_counter() - start)
-    low, middle, high = statistics.quantiles(times, n=4)
-    return middle, (high - low) / 2
-
-
-def ideal_bytes(problem: Problem) -> int:
-    """Each input read once and each output written once."""
-    return sum(x.nbytes for x in (*problem.given, *problem.outputs))
-
-
-def time_row(row: Row, seconds: float) -> Timing:
-    """Ours through the function and through a plan, and the plain NumPy expression."""
-    rng = np.random.default_rng(0)
-    arrays = row.arrays(rng, np.float32)
-    op, expression = registry[row.op], EXPRESSIONS[row.op]
+def time_row(
+    row: Row,
+    dtype: str,
+    arrays: Sequence[Any],
+    peers: dict[str, Callable[[], Any]],
+    measure: Callable[[Callable[[], Any], float], tuple[float, float]],
+    seconds: float,
+) -> Timing:
+    """Ours through the function and through a plan, then every peer."""
+    op = registry[row.op]
     plan = op.plan(*arrays, **row.options)
     scalars = {k: v for k, v in row.options.items() if k in op.spec.scalars}
     ours, spread = measure(lambda: op(*arrays, **row.options), seconds)
     planned, _ = measure(lambda: plan(*arrays, **scalars), seconds)
-    with np.errstate(all="ignore"):
-        peer, _ = measure(lambda: expression(np, *arrays, **row.options), seconds)
-    return Timing(
-        row.op, row.label, "float32", str(plan.sku), ideal_bytes(plan.problem), ours, planned,
-        {"numpy": peer}, spread,
-    )  # fmt: skip
+    out = Timing(
+        row.op, row.label, dtype, str(plan.sku), ideal_bytes(plan.problem), ours, spread, planned
+    )
+    for name, task in peers.items():
+        try:
+            out.peers[name], _ = measure(task, seconds)
+        except Exception as error:
+            # A peer that cannot do the row is part of the result.
+            out.errors[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
+    return out
 
 
-def per_call(task: Callable[[], Any], calls: int = 20_000) -> float:
-    """Microseconds of host time per call: the best of five runs."""
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(calls // 5):
-            task()
-        best = min(best, time.perf_counter() - start)
-    return best / (calls // 5) * 1e6
+# -- on the CPU ----------------------------------------------------------------------------------
 
 
-def overheads() -> dict[str, float]:
-    """Host cost of a cached call on arrays so small that nothing else counts, in microseconds."""
+def host(arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """All rows beside the plain NumPy expression, and the cost of a call."""
+    print(f"CPU only: {platform.machine()}, NumPy {np.__version__}; times in ms, medians")
+    found = []
+    for row in _wanted(host_rows(arguments.quick), arguments):
+        arrays = row.arrays(np.random.default_rng(0), np.float32)
+        expression = EXPRESSIONS[row.op]
+
+        def plain(expression: Any = expression, arrays: Any = arrays, row: Row = row) -> Any:
+            with np.errstate(all="ignore"):
+                return expression(np, *arrays, **row.options)
+
+        found.append(time_row(row, "float32", arrays, {"numpy": plain}, timing.on_host, seconds))
+    table(
+        ("op", "problem", "call", "±", "plan", "NumPy", "ratio"),
+        [
+            (t.op, t.label, *_ms(t.ours, t.spread, t.plan, t.peers["numpy"]), f"{t.ratio:.2f}x")
+            for t in found
+        ],
+    )
+    costs = host_costs()
+    table(("host cost", "µs"), [(name, f"{value:.2f}") for name, value in costs.items()])
+    return {"rows": [asdict(t) for t in found], "host": costs}
+
+
+def host_costs() -> dict[str, float]:
+    """What a cached call costs on arrays so small that nothing else counts."""
     x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
     before = bc.plan_cache.info().misses
     for step in range(500):
@@ -153,46 +118,148 @@ def overheads() -> dict[str, float]:
     misses = bc.plan_cache.info().misses - before
     plan, expression = bc.swiglu.plan(x), EXPRESSIONS["swiglu"]
     return {
-        "swiglu, the bare expression": per_call(lambda: expression(np, x)),
-        "swiglu, cached call": per_call(lambda: bc.swiglu(x)),
-        "swiglu, plan call": per_call(lambda: plan(x)),
+        "swiglu, the bare expression": timing.per_call(lambda: expression(np, x)),
+        "swiglu, cached call": timing.per_call(lambda: bc.swiglu(x)),
+        "swiglu, plan call": timing.per_call(lambda: plan(x)),
         "misses of lerp with 500 weights": misses,
     }
 
 
-def timings(rows: Sequence[Row], seconds: float) -> Iterator[Timing]:
-    for row in rows:
-        yield time_row(row, seconds)
+# -- on a GPU ------------------------------------------------------------------------------------
+
+
+def device(arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """All rows beside every peer, small sizes, and the cost of a call and of a first one."""
+    torch = import_module("torch")
+    cold = cold_start(torch)
+    peers = import_module("baracuda.testing.device_peers")
+    ceiling = timing.copy_ceiling(seconds)
+    name = torch.cuda.get_device_name()
+    print(f"{name}, torch {torch.__version__}; copy ceiling {ceiling / 1e9:.0f} GB/s; times in ms")
+    found = []
+    for dtype in DTYPES:
+        for row in _wanted(device_rows(dtype), arguments):
+            arrays = peers.arrays_of(row, getattr(torch, dtype))
+            tasks = peers.peers(row, arrays)
+            found.append(time_row(row, dtype, arrays, tasks, timing.on_device, seconds))
+            del arrays, tasks
+            torch.cuda.empty_cache()
+    costs = device_costs(torch)
+    small = small_sizes(torch, peers)
+    table(
+        ("op", "problem", "dtype", "call", "±", "share", "best peer", "its ms", "ratio"),
+        [
+            (
+                t.op, t.label, t.dtype, *_ms(t.ours, t.spread), f"{t.share(ceiling):.3f}",
+                t.best, *_ms(t.peers[t.best]), f"{t.ratio:.2f}x",
+            )
+            for t in found
+        ],
+    )  # fmt: skip
+    table(("small, swiglu_backward float32", "µs"), [(k, f"{v:.2f}") for k, v in small.items()])
+    table(("host cost", "µs"), [(k, f"{v:.2f}") for k, v in costs.items()])
+    table(("cold start", "ms"), [(k, f"{v:.2f}") for k, v in cold.items()])
+    return {
+        "device": name, "torch": torch.__version__, "ceiling": ceiling, "host": costs,
+        "rows": [asdict(t) | {"share": t.share(ceiling)} for t in found], "small": small,
+        "cold": cold,
+    }  # fmt: skip
+
+
+def cold_start(torch: Any) -> dict[str, float]:
+    """Milliseconds of what happens once: per process, per kernel, per problem."""
+    x = torch.ones(4, 8, device="cuda")
+    torch.cuda.synchronize()
+
+    def ms(task: Callable[[], Any]) -> float:
+        start = time.perf_counter()
+        task()
+        return (time.perf_counter() - start) * 1e3
+
+    def launch_layer() -> None:
+        backend = import_module("baracuda.backends.cuda")
+        backend.unavailable()
+        import_module("baracuda.backends.cuda.runner")
+
+    out = {"once per process: importing the launch layer": ms(launch_layer)}
+    out["once per process: the first kernel, NVRTC loaded"] = ms(lambda: bc.reglu(x))
+    out["a kernel compiled or read from disk"] = ms(lambda: bc.glu(x))
+    out["a new shape of a loaded kernel"] = ms(lambda: bc.glu(torch.ones(5, 8, device="cuda")))
+    return out
+
+
+def device_costs(torch: Any) -> dict[str, float]:
+    """Host time of a call on tiny tensors, and the GPU's idle share when they follow closely."""
+    x, dy = torch.randn(4, 64, device="cuda"), torch.randn(4, 32, device="cuda")
+    z, plan = torch.empty_like(x), bc.swiglu_backward.plan(dy, x)
+    out = {
+        "torch.add(out=)": timing.per_call(lambda: torch.add(x, x, out=z)),
+        "swiglu_backward, cached call": timing.per_call(lambda: bc.swiglu_backward(dy, x)),
+        "swiglu_backward, plan call": timing.per_call(lambda: plan(dy, x)),
+    }
+    torch.cuda.synchronize()
+    big, grad = torch.randn(1024, 8192, device="cuda"), torch.randn(1024, 4096, device="cuda")
+    bc.swiglu_backward(grad, big)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(1000):
+        bc.swiglu_backward(grad, big)
+    torch.cuda.synchronize()
+    wall = (time.perf_counter() - start) / 1000
+    busy = timing.by_replay(lambda: bc.swiglu_backward(grad, big)) / wall
+    out["1,000 calls of swiglu_backward [1024, 2·4096] float32, each"] = wall * 1e6
+    out["of that the GPU is busy, percent"] = min(busy, 1.0) * 100
+    return out
+
+
+def small_sizes(torch: Any, peers: Any) -> dict[str, float]:
+    """Microseconds of small problems, back to back in a CUDA graph and from Python."""
+    out = {}
+    for elements in SMALL:
+        shapes = ((elements // 64, 32), (elements // 64, 64))
+        row = Row("swiglu_backward", "", shapes, {})
+        arrays = peers.arrays_of(row, torch.float32)
+        tasks = {"ours": lambda a=arrays: bc.swiglu_backward(*a)} | peers.peers(row, arrays)
+        for name in ("ours", "eager", "compile"):
+            out[f"{elements} elements, {name}, graph"] = timing.by_replay(tasks[name]) * 1e6
+            out[f"{elements} elements, {name}, calls"] = timing.per_call(tasks[name], 2000)
+            torch.cuda.synchronize()
+    return out
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+
+def _wanted(rows: Sequence[Row], arguments: argparse.Namespace) -> list[Row]:
+    return [row for row in rows if not arguments.ops or row.op in arguments.ops]
+
+
+def _ms(*seconds: float) -> list[str]:
+    return [f"{t * 1e3:.3f}" if t < 0.01 else f"{t * 1e3:.2f}" for t in seconds]
+
+
+def _has_gpu() -> bool:
+    try:
+        return bool(import_module("torch").cuda.is_available())
+    except ImportError:
+        return False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="small problems, a few seconds")
-    parser.add_argument("--ops", nargs="*", help="only these ops")
-    parser.add_argument("--seconds", type=float, default=1.0, help="per measurement (1)")
+    """Declare the options of ``baracuda bench``."""
+    parser.add_argument("--quick", action="store_true", help="short measurements")
+    parser.add_argument("--ops", nargs="*", metavar="OP", help="only these ops")
+    parser.add_argument("--seconds", type=float, default=0.5, help="per measurement (0.5)")
+    parser.add_argument("--cpu", action="store_true", help="NumPy alone, also where a GPU is")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; 0."""
-    rows = [r for r in host_rows(arguments.quick) if not arguments.ops or r.op in arguments.ops]
-    print(f"CPU only: {platform.machine()}, NumPy {np.__version__}; times in ms, medians")
-    seconds = 0.1 if arguments.quick else arguments.seconds
-    found: list[Timing] = []
-    for timing in timings(rows, seconds):
-        found.append(timing)
-    table(
-        ("op", "problem", "call", "±", "plan", "NumPy", "ratio"),
-        [
-            (
-                t.op, t.label, f"{t.ours * 1e3:.2f}", f"{t.spread * 1e3:.2f}",
-                f"{t.plan * 1e3:.2f}", f"{t.peers['numpy'] * 1e3:.2f}", f"{t.ratio:.2f}x",
-            )
-            for t in found
-        ],
-    )  # fmt: skip
-    costs = overheads()
-    table(("host cost", "µs"), [(name, f"{value:.2f}") for name, value in costs.items()])
+    seconds = 0.05 if arguments.quick else arguments.seconds
+    on_gpu = not arguments.cpu and _has_gpu()
+    record = (device if on_gpu else host)(arguments, seconds)
     if arguments.json:
-        record = {"rows": [asdict(t) for t in found], "host": costs, "version": bc.__version__}
-        arguments.json.write_text(json.dumps(record, indent=1))
+        record["version"] = bc.__version__
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
     return 0

@@ -1,0 +1,114 @@
+"""Bespoke kernels on NVIDIA devices, for plain torch tensors. Loaded when first asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from baracuda.sku import PrecisionGuarantee
+from baracuda.spec import OpSpec, Prepared, Problem
+
+_INSTALL = "pip install 'baracuda[cuda]'"
+# Packages that have to be there, and the oldest version of each.
+_NEEDS = (("cuda-core", (1, 2)), ("cuda-bindings", (13, 0)), ("nvidia-cuda-nvrtc", (13, 0)))
+_SCATTERS = ("scatter",)
+
+
+class CudaBackend:
+    """The op's functor on its schedule, compiled for the device."""
+
+    name = "cuda"
+
+    def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
+        return spec.dtypes if spec.kernel is not None and library == "torch" else ()
+
+    def refuses(self, problem: Problem) -> str | None:
+        if problem.spec.kernel is None:
+            return f"has no kernel for {problem.spec.name}"
+        if not problem.device.startswith("cuda"):
+            return f"takes arrays on NVIDIA devices, not on {problem.device}"
+        if problem.mode:
+            return f"{problem.mode} arrays need functions that can be differentiated and traced"
+        reason = unavailable() or _arrays(problem.library.name).refuses()
+        if reason is None and problem.choices.deterministic and _atomic(problem):
+            reason = "adds by atomics, in no fixed order"
+        return reason or _too_many_dims(problem)
+
+    def prepare(self, problem: Problem) -> Prepared:
+        from baracuda.backends.cuda.launch import device_facts
+        from baracuda.backends.cuda.runner import CudaRunner
+        from baracuda.dtypes import named
+
+        arrays = _arrays(problem.library.name)
+        facts = device_facts(arrays.ordinal_of(problem.device))
+        runner = CudaRunner(problem, facts, arrays)
+        kernels = runner.steps.kernels
+        fixed = not _atomic(problem)
+        accumulate = problem.compute_dtype
+        return Prepared(
+            run=runner,
+            kernel="+".join(s.entry.symbol for s in kernels) or "none",
+            variant=" + ".join(f"{s.entry.threads} threads" for s in kernels[:1]),
+            arch=facts.arch,
+            precision=PrecisionGuarantee(accumulate, accumulate, fixed, fixed),
+            workspace_size=sum(
+                named(dtype).itemsize * _size(shape) for shape, dtype in runner.steps.workspaces
+            ),
+        )
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+def _arrays(library: str) -> Any:
+    """What the runner asks of an array library."""
+    return import_module(f"baracuda.backends.cuda.{library}")
+
+
+def _atomic(problem: Problem) -> bool:
+    """Whether the order of a sum is left to the device."""
+    kernel = problem.spec.kernel
+    return kernel is not None and kernel.schedule in _SCATTERS
+
+
+def _too_many_dims(problem: Problem) -> str | None:
+    from baracuda import layouts
+    from baracuda.backends.cuda.geometry import MOST_DIMS, merged
+
+    for x in problem.given:
+        strides = x.strides if x.strides is not None else layouts.contiguous(x.shape)
+        if len(x.shape) > MOST_DIMS and len(merged(x.shape, (strides,))) > MOST_DIMS:
+            return f"walks over at most {MOST_DIMS} dimensions that do not merge ({x.name})"
+    return None
+
+
+@cache
+def unavailable() -> str | None:
+    """Why nothing can be compiled or launched in this process, with what to install."""
+    for package, least in _NEEDS:
+        try:
+            have = version(package)
+        except PackageNotFoundError:
+            return f"needs {package}: {_INSTALL}"
+        if tuple(int(part) for part in have.split(".")[:2]) < least:
+            wanted = ".".join(map(str, least))
+            return f"needs {package} >= {wanted}, found {have}: {_INSTALL}"
+    try:
+        from cuda.bindings import driver
+
+        status = driver.cuInit(0)[0]
+    except (ImportError, RuntimeError) as error:
+        return f"cannot load the NVIDIA driver: {str(error).splitlines()[0]}"
+    if status != driver.CUresult.CUDA_SUCCESS:
+        return f"the NVIDIA driver does not start: {status.name}"
+    return None
+
+
+BACKEND = CudaBackend()

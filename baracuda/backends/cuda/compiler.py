@@ -1,0 +1,166 @@
+"""From an entry point to a cubin: one text without includes, NVRTC, and a cache on disk.
+
+The sources include each other only, so an entry point compiles from a single text. That text is the
+key of the cache, together with options and compiler: no stale header can hide behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+_SOURCES = Path(__file__).parents[2] / "cuda_src"
+_INCLUDE = re.compile(r'#include "(.+)"$', re.MULTILINE)
+_USAGE = re.compile(
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
+    r"(?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One kernel: a schedule with all its template arguments.
+
+    Attributes
+    ----------
+    file : str
+        The family's source file.
+    symbol : str
+        Name of the entry point.
+    schedule : str
+        The instantiated schedule, in C++.
+    threads : int
+        Threads per block.
+    nbytes : int
+        Size of its arguments as the host packs them; the compiler checks it.
+    """
+
+    file: str
+    symbol: str
+    schedule: str
+    threads: int
+    nbytes: int
+
+    @property
+    def source(self) -> str:
+        """The whole text that is compiled."""
+        kernel = f"KERNEL({self.symbol}, {self.threads}, {self.nbytes}, {self.schedule})"
+        return f"{flattened(self.file)}\nusing namespace baracuda;\n{kernel}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a kernel takes of a multiprocessor, in registers and bytes per thread."""
+
+    registers: int
+    stack: int
+    spilled: int
+
+
+@cache
+def flattened(file: str) -> str:
+    """A source file with everything that it includes, each once."""
+    seen: set[Path] = set()
+
+    def text(path: Path) -> str:
+        if path in seen:
+            return ""
+        seen.add(path)
+        inner = path.read_text(encoding="utf-8").replace("#pragma once\n", "")
+        return _INCLUDE.sub(lambda match: text((path.parent / match[1]).resolve()), inner)
+
+    return text((_SOURCES / file).resolve())
+
+
+def cache_directory() -> Path:
+    """Where cubins are kept: `BARACUDA_CACHE_DIR`, or the user's own cache folder."""
+    own = os.environ.get("BARACUDA_CACHE_DIR")
+    if own:
+        return Path(own) / "kernels"
+    root = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    return (Path(root) if root else Path.home() / ".cache") / "baracuda" / "kernels"
+
+
+@lru_cache(maxsize=1)
+def _disk() -> Any:
+    """The cache on disk, None where it cannot be written."""
+    from cuda.core.utils import FileStreamProgramCache
+
+    try:
+        return FileStreamProgramCache(cache_directory())
+    except OSError:
+        return None
+
+
+def _options(arch: str, **more: Any) -> Any:
+    from cuda.core import ProgramOptions
+
+    # minimal: nothing here uses textures, surfaces or the device runtime.
+    return ProgramOptions(name="baracuda", arch=arch, std="c++17", minimal=True, **more)
+
+
+def _key(entry: Entry, arch: str) -> bytes:
+    from cuda.core.utils import make_program_cache_key
+
+    key: bytes = make_program_cache_key(
+        code=entry.source, code_type="c++", options=_options(arch), target_type="cubin"
+    )
+    return key
+
+
+def cubin(entry: Entry, arch: str) -> bytes:
+    """The machine code of `entry` for `arch` (``sm_90``), from the disk where it is there."""
+    from cuda.core import Program
+
+    disk = _disk()
+    key = _key(entry, arch) if disk is not None else b""
+    found = _read(disk, key)
+    if found is not None:
+        return found
+    code = bytes(Program(entry.source, "c++", _options(arch)).compile("cubin").code)
+    if disk is not None:
+        # A full or read-only disk costs the next process a compilation, no more.
+        with contextlib.suppress(OSError):
+            disk[key] = code
+    return code
+
+
+def forget(entry: Entry, arch: str) -> None:
+    """Drop what the disk holds for `entry`: it could not be loaded."""
+    disk = _disk()
+    if disk is not None:
+        with contextlib.suppress(KeyError, OSError):
+            del disk[_key(entry, arch)]
+
+
+def _read(disk: Any, key: bytes) -> bytes | None:
+    """An entry of the cache; None where there is none, or where it is no ELF file."""
+    if disk is None:
+        return None
+    try:
+        code = disk.get(key)
+    except OSError:
+        return None
+    return bytes(code) if code is not None and bytes(code[:4]) == b"\x7fELF" else None
+
+
+def usage(entry: Entry, arch: str) -> Usage:
+    """Compile, past the cache, and read the assembler's report."""
+    from cuda.core import Program
+
+    log = io.StringIO()
+    Program(entry.source, "c++", _options(arch, ptxas_options=["-v"])).compile("cubin", logs=log)
+    found = re.sub(r"ptxas\s+\.", "", log.getvalue())
+    match = _USAGE.search(found)
+    if match is None:
+        raise RuntimeError(f"{entry.symbol}: no resource report in {found!r}")
+    return Usage(
+        int(match["registers"]), int(match["stack"]), int(match["stores"]) + int(match["loads"])
+    )

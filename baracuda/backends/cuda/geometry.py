@@ -1,0 +1,164 @@
+"""Index arithmetic as the host describes it to kernels: merged dimensions, packed as they read."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from baracuda.layouts import Shape
+
+# Dimensions that a kernel can walk over, and pairs that it has frequencies for: cuda_src/common.
+MOST_DIMS = 10
+# Beyond this 64-bit offsets are used: the last block may count past the end without overflow.
+_NARROW = 2**31 - 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An operand of a kernel: elements of one of the arrays of a call.
+
+    Attributes
+    ----------
+    slot : int
+        Which array: inputs first, then outputs, then workspaces.
+    offset : int
+        Of the first element, in elements.
+    shape, strides : tuple of int
+        In elements.
+    """
+
+    slot: int
+    offset: int
+    shape: Shape
+    strides: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One merged dimension: its extent, and the stride of every operand along it."""
+
+    extent: int
+    strides: Shape
+
+
+def merged(shape: Shape, strides: Sequence[Shape], order: Sequence[int] | None = None) -> list[Dim]:
+    """The fewest dimensions that visit the same elements, the innermost first.
+
+    `order` names the axes from the slowest to the fastest; as they are by default.
+    """
+    out: list[Dim] = []
+    for axis in reversed(range(len(shape)) if order is None else order):
+        extent, steps = shape[axis], tuple(s[axis] for s in strides)
+        if extent == 1:
+            continue
+        if out and all(
+            step == inner * out[-1].extent
+            for step, inner in zip(steps, out[-1].strides, strict=True)
+        ):
+            out[-1] = Dim(out[-1].extent * extent, out[-1].strides)
+        else:
+            out.append(Dim(extent, steps))
+    return out
+
+
+def by_stride(shape: Shape, strides: Sequence[Shape]) -> list[int]:
+    """The axes from the slowest to the fastest of the last operand, ties broken by the others."""
+    return sorted(range(len(shape)), key=lambda axis: [-abs(s[axis]) for s in reversed(strides)])
+
+
+def reach(dims: Sequence[Dim]) -> int:
+    """The largest offset of any operand, in elements."""
+    if not dims:
+        return 0
+    return max(
+        sum((d.extent - 1) * abs(d.strides[k]) for d in dims) for k in range(len(dims[0].strides))
+    )
+
+
+def wide(*numbers: int) -> bool:
+    """Whether counts or offsets of these sizes need 64 bits."""
+    return max(numbers, default=0) >= _NARROW
+
+
+def divisor(numbers: Sequence[int], most: int) -> int:
+    """The largest power of two up to `most` that divides all of `numbers`."""
+    while most > 1 and any(n % most for n in numbers):
+        most //= 2
+    return most
+
+
+class Packer:
+    """Builds the argument struct of a kernel field by field, aligned as C++ aligns it."""
+
+    def __init__(self, wide: bool) -> None:
+        self.index = "q" if wide else "i"
+        self.unsigned = "Q" if wide else "I"
+        self.type = "i64" if wide else "i32"
+        self._bytes = bytearray()
+
+    def add(self, code: str, *values: float) -> Packer:
+        """Append `values`, all of one struct format code."""
+        size = struct.calcsize(code)
+        self._bytes += bytes(-len(self._bytes) % size)
+        self._bytes += struct.pack(f"<{len(values)}{code}", *values)
+        return self
+
+    def pointers(self, count: int) -> Packer:
+        """Leave room for pointers, which every call fills in."""
+        return self.add("Q", *[0] * count)
+
+    def indices(self, *values: int) -> Packer:
+        """Append signed indices or offsets."""
+        return self.add(self.index, *values)
+
+    def extents(self, *sizes: int) -> Packer:
+        """Append extents with what division by them takes."""
+        bits = struct.calcsize(self.unsigned) * 8
+        for size in sizes:
+            shift = (size - 1).bit_length()
+            magic = ((1 << bits) * ((1 << shift) - size)) // size + 1
+            self.add(self.unsigned, size, magic, shift)
+        return self
+
+    def walk(self, dims: Sequence[Dim], operands: int, kind: int = 0) -> Packer:
+        """Append a walk over `dims`; see common/index.cuh for its kinds."""
+        if kind == 1:
+            return self.add("Q", 0)
+        if kind == 2:
+            self.extents(dims[0].extent)
+            self.add(self.unsigned, 0)
+            return self.indices(*(dims[1].strides if len(dims) > 1 else (0,) * operands))
+        rest = MOST_DIMS - len(dims)
+        self.extents(*(d.extent for d in dims), *(1 for _ in range(rest)))
+        self.add(self.unsigned, len(dims), 0)
+        strides = [s for d in dims for s in d.strides]
+        return self.indices(*strides, *[0] * (rest * operands))
+
+    def done(self) -> bytes:
+        """The struct, padded to its alignment."""
+        self._bytes += bytes(-len(self._bytes) % 8)
+        return bytes(self._bytes)
+
+
+def split(dims: Sequence[Dim], width: int) -> list[Dim]:
+    """`dims` counted in runs of `width` along the innermost one."""
+    if width == 1 or not dims:
+        return list(dims)
+    first = dims[0]
+    inner = Dim(first.extent // width, tuple(s * width for s in first.strides))
+    return [inner, *dims[1:]]
+
+
+def count(dims: Sequence[Dim]) -> int:
+    """How many elements there are."""
+    return prod(d.extent for d in dims)
+
+
+def visited(dims: Sequence[Dim], operand: int) -> list[int]:
+    """All offsets of an operand in the order of the walk: what kernels compute, for tests."""
+    ranges = [range(d.extent) for d in reversed(dims)]
+    steps = [d.strides[operand] for d in reversed(dims)]
+    return [sum(i * s for i, s in zip(at, steps, strict=True)) for at in product(*ranges)]

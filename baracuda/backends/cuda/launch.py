@@ -1,0 +1,189 @@
+"""Loaded kernels and the launch itself: all that does not depend on pointers is done before.
+
+A kernel takes one struct. It is packed once; a call copies its pointers and run-time values into
+the front of it. Launches go through `cuda.bindings`: `cuda.core.launch` takes no structs by value.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from cuda.bindings import driver
+from cuda.core import Device, ObjectCode
+
+from baracuda.backends.cuda import compiler
+from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.steps import DeviceFacts
+
+_OK = driver.CUresult.CUDA_SUCCESS
+_NO_CONTEXT = (
+    driver.CUresult.CUDA_ERROR_INVALID_CONTEXT,
+    driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
+)
+launch_kernel = driver.cuLaunchKernel
+_FIXED_SHARED = 48 * 1024
+
+
+class CudaError(RuntimeError):
+    """A call of the CUDA driver failed."""
+
+
+def checked(result: tuple[Any, ...]) -> Any:
+    """The values of a driver call.
+
+    Raises
+    ------
+    CudaError
+        Where it failed.
+    """
+    status, *values = result
+    if status != _OK:
+        _, name = driver.cuGetErrorName(status)
+        _, text = driver.cuGetErrorString(status)
+        raise CudaError(f"{name.decode()}: {text.decode()}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@lru_cache(maxsize=64)
+def device_facts(ordinal: int) -> DeviceFacts:
+    """The facts of a device."""
+    device = Device(ordinal)
+    return DeviceFacts(
+        ordinal,
+        f"sm_{device.arch}",
+        device.properties.multiprocessor_count,
+        device.properties.max_shared_memory_per_block_optin,
+    )
+
+
+@contextmanager
+def while_capturing() -> Iterator[None]:
+    """Allow loading and allocating on this thread while a stream is captured into a graph."""
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = checked(driver.cuThreadExchangeStreamCaptureMode(relaxed))
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(before)
+
+
+_kernels: dict[tuple[Entry, str], tuple[Any, Any]] = {}
+_kernels_lock = threading.Lock()
+
+
+def loaded(entry: Entry, facts: DeviceFacts, shared: int) -> Any:
+    """The function of `entry`, ready to run with `shared` bytes of dynamic shared memory."""
+    key = (entry, facts.arch)
+    with _kernels_lock:
+        if key not in _kernels:
+            _kernels[key] = _load(entry, facts.arch)
+        _, kernel = _kernels[key]
+    if shared > _FIXED_SHARED:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        device = driver.CUdevice(facts.ordinal)
+        checked(driver.cuKernelSetAttribute(attribute, shared, kernel.handle, device))
+    return driver.CUfunction(int(kernel.handle))
+
+
+def _load(entry: Entry, arch: str) -> tuple[Any, Any]:
+    for attempt in (0, 1):
+        code = ObjectCode.from_cubin(compiler.cubin(entry, arch), name=entry.symbol)
+        try:
+            return code, code.get_kernel(entry.symbol)
+        except Exception:
+            # A cubin that was damaged on disk: compile it again, once.
+            if attempt:
+                raise
+            compiler.forget(entry, arch)
+    raise AssertionError("unreachable")
+
+
+class Launch:
+    """One kernel with everything but its pointers and run-time values.
+
+    Safe to call from several threads at once: each call takes an argument struct of its own.
+
+    Parameters
+    ----------
+    entry : Entry
+    facts : DeviceFacts
+    grid : tuple of int
+    shared : int
+        Bytes of dynamic shared memory.
+    arguments : bytes
+        The packed struct, pointers 0.
+    front : str
+        struct format of what a call fills in, from the beginning of it.
+
+    Attributes
+    ----------
+    function, fixed, pack, free
+        The parts of a call, for code that is written out.
+    """
+
+    __slots__ = ("_arguments", "_ordinal", "fixed", "free", "function", "pack")
+
+    def __init__(
+        self,
+        entry: Entry,
+        facts: DeviceFacts,
+        grid: tuple[int, int],
+        shared: int,
+        arguments: bytes,
+        front: str,
+    ) -> None:
+        self.function = loaded(entry, facts, shared)
+        self.fixed = (grid[0], grid[1], 1, entry.threads, 1, 1, shared)
+        self._arguments = arguments
+        self.pack = struct.Struct(front).pack_into
+        self.free: list[tuple[Any, int, Any]] = []
+        self._ordinal = facts.ordinal
+
+    def room(self) -> tuple[Any, int, Any]:
+        """An argument struct, and the address of the array that points at it."""
+        room = ctypes.create_string_buffer(self._arguments, len(self._arguments))
+        pointer = (ctypes.c_void_p * 1)(ctypes.addressof(room))
+        return room, ctypes.addressof(pointer), pointer
+
+    def __call__(self, stream: Any, words: Sequence[Any]) -> None:
+        """Launch on `stream`, a CUstream; `words` are the pointers and run-time values."""
+        free = self.free
+        room = free.pop() if free else self.room()
+        self.pack(room[0], 0, *words)
+        status = launch_kernel(self.function, *self.fixed, stream, room[1], 0)[0]
+        if status != _OK:
+            if status in _NO_CONTEXT:
+                # A thread that has not used this device yet.
+                Device(self._ordinal).set_current()
+                status = launch_kernel(self.function, *self.fixed, stream, room[1], 0)[0]
+            checked((status,))
+        free.append(room)
+
+
+class Clear:
+    """Zeros into an array: `words` are its address."""
+
+    __slots__ = ("_nbytes",)
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+
+    def __call__(self, stream: Any, words: Sequence[Any]) -> None:
+        checked(driver.cuMemsetD8Async(words[0], 0, self._nbytes, stream))
+
+
+STREAMS: dict[int, Any] = {}
+
+
+def stream_of(handle: int) -> Any:
+    """The driver's object for a raw stream handle; it holds the handle and nothing else."""
+    found = STREAMS.get(handle)
+    if found is None:
+        found = STREAMS[handle] = driver.CUstream(handle)
+    return found

@@ -1,0 +1,160 @@
+"""The life of a call on a device: allocate, look at the pointers, launch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from baracuda import layouts
+from baracuda.backends.cuda import hot, reports
+from baracuda.backends.cuda.launch import Clear, Launch, stream_of, while_capturing
+from baracuda.backends.cuda.schedules import PLANNERS
+from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, Step, Steps, strides_of
+from baracuda.layouts import Shape
+from baracuda.libraries import Array
+from baracuda.spec import Problem
+
+_Key: TypeAlias = tuple[int, tuple[Shape, ...] | None, bool]
+_Launch: TypeAlias = tuple[Any, Sequence[tuple[int, int]], bool]
+_Program: TypeAlias = tuple[list[_Launch], Sequence[tuple[Shape, str]]]
+
+_PLAIN: _Key = (WIDEST, None, False)
+
+
+def _nothing(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> Any:
+    """No short way: the general one is gone."""
+    return None
+
+
+class CudaRunner:
+    """Runs one problem; holds no array.
+
+    Parameters
+    ----------
+    problem : Problem
+    facts : DeviceFacts
+    arrays : module
+        What is asked of the array library: `backends.cuda.torch`.
+    """
+
+    def __init__(self, problem: Problem, facts: DeviceFacts, arrays: Any) -> None:
+        self._problem, self._facts, self._arrays = problem, facts, arrays
+        self._pointer, self._current = arrays.pointer, arrays.current_device
+        self._stream_handle = arrays.current_stream
+        self._ordinal = facts.ordinal
+        self._outputs = tuple((x.shape, strides_of(x)) for x in problem.outputs)
+        self._listener = reports.listener(facts.ordinal)
+        self._state = self._listener.state
+        checked = problem.options.get("mode") == "raise"
+        self._ticket = reports.Ticket(problem) if checked else None
+        self._empty = all(x.size == 0 for x in problem.outputs)
+        self._programs: dict[_Key, _Program] = {}
+        self._lock = threading.Lock()
+        self.steps = self._plan(_PLAIN)
+        self._hot = _nothing if self._empty else self._written_out()
+
+    def __call__(
+        self,
+        arrays: Sequence[Array],
+        outs: tuple[Array, ...] | None,
+        accumulate: bool,
+        scalars: Mapping[str, Any],
+    ) -> Any:
+        if outs is None and not accumulate:
+            result = self._hot(arrays, scalars)
+            if result is not None:
+                return result
+        if self._state[0]:
+            self._listener.raise_pending()
+        if self._current() != self._ordinal:
+            with self._arrays.on_device(self._ordinal):
+                return self(arrays, outs, accumulate, scalars)
+        pointer = self._pointer
+        layout = None
+        if outs is None:
+            results: Sequence[Array] = self._allocate()
+        else:
+            results, layout = outs, self._layout(outs)
+        if self._empty:
+            return results[0] if len(results) == 1 else tuple(results)
+        words = [pointer(x) for x in arrays if x is not None]
+        words += [pointer(x) for x in results]
+        bits = 0
+        for word in words:
+            bits |= word
+        bits &= WIDEST - 1
+        key = (bits & -bits or WIDEST, layout, accumulate)
+        launches, workspaces = self._programs.get(key) or self._program(key)
+        held = [
+            self._arrays.empty(shape, layouts.contiguous(shape), dtype, self._ordinal)
+            for shape, dtype in workspaces
+        ]
+        words += [pointer(x) for x in held]
+        stream = stream_of(self._stream_handle(self._ordinal))
+        for launch, front, takes in launches:
+            given = [words[slot] + offset for slot, offset in front]
+            if takes:
+                given += scalars.values()
+            launch(stream, given)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _allocate(self) -> list[Array]:
+        dtype = self._problem.dtype
+        return [self._arrays.empty(*output, dtype, self._ordinal) for output in self._outputs]
+
+    def _written_out(self) -> Any:
+        """The code for fresh, aligned outputs, where one kernel is all there is."""
+        launches, workspaces = self._program(_PLAIN)
+        launch, front, _ = launches[0]
+        if len(launches) > 1 or workspaces or not isinstance(launch, Launch):
+            return _nothing
+        return hot.compiled(
+            launch, front, tuple(self._problem.spec.scalars),
+            [x is not None for x in self._problem.inputs], self._outputs, self._arrays,
+            state=self._state, ordinal=self._ordinal,
+        )  # fmt: skip
+
+    def _layout(self, outs: Sequence[Array]) -> tuple[Shape, ...] | None:
+        """The strides of given outputs, None where they are those of new ones."""
+        describe = self._problem.library.strides
+        planned = [x.strides for x in self._problem.outputs]
+        have = [layouts.canonical(x.shape, describe(x)) for x in outs]
+        if have == planned:
+            return None
+        return tuple(
+            s if s is not None else layouts.contiguous(x.shape)
+            for s, x in zip(have, self._problem.outputs, strict=True)
+        )
+
+    def _plan(self, key: _Key) -> Steps:
+        alignment, layout, add = key
+        kernel = self._problem.spec.kernel
+        if kernel is None or self._empty:
+            return Steps(())
+        outs = layout or tuple(strides for _, strides in self._outputs)
+        ticket = self._ticket.number if self._ticket else 0
+        address = self._listener.address if self._ticket else 0
+        call = Call(self._problem, self._facts, outs, add, alignment, address, ticket)
+        return PLANNERS[kernel.schedule](call)
+
+    def _program(self, key: _Key) -> _Program:
+        """The launches for arrays of this kind; compiled and loaded on first use."""
+        with self._lock, while_capturing():
+            found = self._programs.get(key)
+            if found is None:
+                steps = self._plan(key)
+                found = self._programs[key] = (
+                    [self._launch(step) for step in steps.steps],
+                    steps.workspaces,
+                )
+            return found
+
+    def _launch(self, step: Any) -> _Launch:
+        if not isinstance(step, Step):
+            return Clear(step.nbytes), ((step.slot, 0),), False
+        front = "Q" * len(step.front) + "d" * step.scalars
+        launch = Launch(
+            step.entry, self._facts, step.grid, step.shared, step.arguments, "<" + front
+        )
+        return launch, tuple(step.front), bool(step.scalars)

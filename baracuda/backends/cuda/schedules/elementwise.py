@@ -1,0 +1,87 @@
+"""Elementwise: views merged into the fewest dimensions, then as wide as they allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baracuda.backends.cuda.geometry import (
+    Dim,
+    Packer,
+    View,
+    by_stride,
+    count,
+    divisor,
+    merged,
+    reach,
+    split,
+    wide,
+)
+from baracuda.backends.cuda.steps import Call, Step, Steps, blocks, flag
+
+# Vectors of each input in flight per thread, by the number of inputs.
+_DEPTH = {1: 4, 2: 2}
+_LAYOUTS = {0: "strided", 1: "flat", 2: "rows"}
+
+
+def plan(call: Call) -> Steps:
+    """One kernel over all views."""
+    inputs, outputs = _views(call)
+    views = [*inputs, *outputs]
+    shape, strides = views[0].shape, [v.strides for v in views]
+    dims = merged(shape, strides, by_stride(shape, strides))
+    flat = len(dims) < 2 and all(s == 1 for d in dims for s in d.strides)
+    width = _width(call, views, dims, flat)
+    rows = len(dims) == 2 and all(s == 1 for s in dims[0].strides)
+    kind = 1 if flat else 2 if rows else 0
+    items, tail = divmod(count(dims), width)
+    depth, scalars = _DEPTH.get(len(inputs), 1), len(call.problem.spec.scalars)
+    packer = Packer(wide(count(dims), reach(dims)))
+    packer.pointers(len(views)).add("d", *[0.0] * scalars).indices(items, tail)
+    arguments = packer.walk(split(dims, width), len(views), kind).done()
+    options = _options(call)
+    schedule = (
+        f"Elementwise<{call.functor}{''.join(options)}, {call.type}, {width}, {depth}, {kind}, "
+        f"{packer.type}, {flag(call.add)}>"
+    )
+    tags = (_LAYOUTS[kind], f"v{width}", packer.type, *["add"] * call.add)
+    entry = call.entry(schedule, len(arguments), *options, *tags)
+    front = [(v.slot, v.offset * call.itemsize) for v in views]
+    return Steps((Step(entry, (blocks(items + tail, depth), 1), arguments, front, scalars),))
+
+
+def _width(call: Call, views: Sequence[View], dims: Sequence[Dim], flat: bool) -> int:
+    """Elements per access: as many as the addresses and strides of all views allow."""
+    if any(s != 1 for d in dims[:1] for s in d.strides):
+        return 1
+    numbers = [v.offset for v in views]
+    if not flat:
+        numbers += [dims[0].extent, *(s for d in dims[1:] for s in d.strides)]
+    return divisor(numbers, call.elements())
+
+
+def _options(call: Call) -> list[str]:
+    """The options that choose among functors: named ones other than "none"."""
+    values = call.problem.options.values()
+    return [v.title() for v in values if isinstance(v, str) and v != "none"]
+
+
+def _views(call: Call) -> tuple[list[View], list[View]]:
+    """Inputs and outputs of the functor: a packed array as its halves."""
+    spec, options = call.problem.spec, call.problem.options
+    outs = [call.out(i) for i in range(len(call.problem.outputs))]
+    known = {name: call.given(name) for name in spec.arrays}
+    packed = spec.packed
+    if packed is not None and known[packed.other] is None:
+        axis, order = options[packed.axis], packed.order(options)
+        known.update(zip(order, _halves(call.view(packed.array), axis), strict=True))
+        if spec.adjoint_of is not None:
+            halves = dict(zip(order, _halves(outs[0], axis), strict=True))
+            outs = [halves[packed.array], halves[packed.other]]
+    return [v for v in known.values() if v is not None], outs
+
+
+def _halves(view: View, axis: int) -> tuple[View, View]:
+    n = view.shape[axis] // 2
+    shape = (*view.shape[:axis], n, *view.shape[axis + 1 :])
+    first = View(view.slot, view.offset, shape, view.strides)
+    return first, View(view.slot, view.offset + n * view.strides[axis], shape, view.strides)

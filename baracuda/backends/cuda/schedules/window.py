@@ -1,0 +1,212 @@
+"""Windows: sizes at compile time and strips of rows per thread where the layout allows it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from baracuda.backends.cuda.geometry import Dim, Packer, View, count, divisor, merged, reach, wide
+from baracuda.backends.cuda.steps import Call, Front, Step, Steps, blocks, flag
+
+# Cells that a thread may own side by side, and windows over one cell along an axis.
+_MOST_CELLS = 16
+_MOST_OVER = 5
+_MOST_STRIDE = 8
+_WAVES = 4
+_MOST_STEPS = 16
+# Bits of the exponent that the fast form may use, of the 126 and 1022 there are.
+_BITS = {"f32": 60.0, "f64": 480.0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """A problem as planes of height and width; all views in one order, windows and cells."""
+
+    planes: list[Dim]
+    cells: tuple[int, int]
+    windows: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+
+def forward(call: Call) -> Steps:
+    """The norm of every window."""
+    x, y = call.view("x"), call.out()
+    form = _form(call, [x], [y], [x, y])
+    p = call.problem.options["norm_type"]
+    front = [(x.slot, 0), (y.slot, 0)]
+    return Steps((_window_strip(call, form, p, front) or _window_any(call, form, p, front),))
+
+
+def backward(call: Call) -> Steps:
+    """The gradient that every cell collects."""
+    dy, x, y, dx = call.view("dy"), call.view("x"), call.view("y"), call.out()
+    form = _form(call, [x, dx], [dy, y], [dy, x, y, dx])
+    p = call.problem.options["norm_type"]
+    front = [(v.slot, 0) for v in (dy, x, y, dx)]
+    return Steps((_covering_strip(call, form, p, front) or _covering_any(call, form, p, front),))
+
+
+def _form(call: Call, cells: list[View], windows: list[View], views: list[View]) -> _Windows:
+    """One axis of windows is a height of rows that windows do not span."""
+    options = call.problem.options
+    kernel, stride = options["kernel_size"], options["stride"]
+    rank = len(cells[0].shape)
+    lead = rank - len(kernel)
+    strides = [v.strides for v in views]
+    planes = merged(cells[0].shape[:lead], [s[:lead] for s in strides])
+    columns = tuple(s[-1] for s in strides)
+    if len(kernel) == 2:
+        rows = tuple(s[-2] for s in strides)
+        extents, counts = cells[0].shape[-2:], windows[0].shape[-2:]
+        return _Windows(planes, extents, counts, kernel, stride, rows, columns)  # type: ignore[arg-type]
+    first = planes[0] if planes else Dim(1, (0,) * len(views))
+    width, count_w = cells[0].shape[-1], windows[0].shape[-1]
+    return _Windows(
+        planes[1:], (first.extent, width), (first.extent, count_w), (1, kernel[0]),
+        (1, stride[0]), first.strides, columns,
+    )  # fmt: skip
+
+
+def _norm(call: Call, p: float, backward: bool) -> tuple[str, list[float]]:
+    """The functor with its power, and the members of `Norm`."""
+    bits = _BITS[call.accumulate]
+    small = {1: "1", 2: "2", 3: "3", 4: "4", math.inf: "INFINITE"}
+    functor = f"{call.functor}<{call.accumulate}, {small.get(p, 'REAL')}>"
+    if not backward:
+        low = 2.0 ** -min(bits / p, 1000.0)
+        return functor, [p, 1 / p, low, 2.0 ** (2 * bits)]
+    # The reciprocal needs its argument normal.
+    reach = min(bits / max(abs(p - 1), 1e-9), 2 * bits + 2)
+    return functor, [p, 1 / p, 2.0**-reach, 2.0**reach]
+
+
+def _label(p: float) -> str:
+    return f"p{int(p)}" if p in (1, 2, 3, 4) else "pinf" if p == math.inf else "preal"
+
+
+def _pair(values: tuple[int, int]) -> str:
+    return f"{values[0]}x{values[1]}"
+
+
+def _code(call: Call) -> str:
+    return "d" if call.accumulate == "f64" else "f"
+
+
+def _strip(call: Call, form: _Windows) -> int:
+    """Cells that a thread owns side by side, 0 where the strip does not apply."""
+    wide = 16 // call.itemsize
+    while wide > 1 and math.lcm(wide, form.stride[1]) > _MOST_CELLS:
+        wide //= 2
+    cells = math.lcm(wide, form.stride[1])
+    over = max(-(-k // s) for k, s in zip(form.kernel, form.stride, strict=True))
+    small = cells <= _MOST_CELLS and over <= _MOST_OVER and max(form.stride) <= _MOST_STRIDE
+    flat = len(form.planes) < 2 and all(s == 1 for s in form.columns)
+    return cells if small and flat and form.kernel[0] * form.kernel[1] <= 64 else 0
+
+
+def _planes(form: _Windows) -> tuple[int, tuple[int, ...]]:
+    if not form.planes:
+        return 1, (0,) * len(form.rows)
+    return form.planes[0].extent, form.planes[0].strides
+
+
+def _reach(form: _Windows) -> int:
+    extents = zip(form.rows, form.columns, strict=True)
+    return reach(form.planes) + max(
+        abs(r) * form.cells[0] + abs(c) * form.cells[1] for r, c in extents
+    )
+
+
+def _steps(call: Call, threads: int, lines: int, overlap: int) -> int:
+    """Rows of windows per thread: many to share work, few enough to fill the chip."""
+    wanted = call.facts.multiprocessors * 2048 * _WAVES
+    steps = max(threads * lines // wanted, 1)
+    return min(max(steps, 1), _MOST_STEPS * max(overlap, 1), lines)
+
+
+def _window_strip(call: Call, form: _Windows, p: float, front: Front) -> Step | None:
+    cells = _strip(call, form)
+    if not cells:
+        return None
+    width = cells // form.stride[1]
+    planes, steps = _planes(form)
+    aligned = call.elements()
+    xa = divisor([form.cells[1], steps[0], form.rows[0]], min(aligned, cells & -cells))
+    ya = divisor([form.windows[1], steps[1], form.rows[1]], min(aligned, width & -width))
+    groups = -(-form.windows[1] // width)
+    overlap = -(-form.kernel[0] // form.stride[0]) - 1
+    rows = _steps(call, planes * groups, form.windows[0], overlap)
+    strips = -(-form.windows[0] // rows)
+    items = planes * strips * groups
+    functor, members = _norm(call, p, backward=False)
+    packer = Packer(wide(items, _reach(form))).pointers(2).add(_code(call), *members)
+    packer.indices(items, *form.cells, *form.windows, rows, *steps, *form.rows)
+    arguments = packer.extents(groups, strips).done()
+    schedule = (
+        f"WindowStrip<{functor}, {call.type}, {form.kernel[0]}, {form.kernel[1]}, "
+        f"{form.stride[0]}, {form.stride[1]}, {width}, {xa}, {ya}, {packer.type}>"
+    )
+    entry = call.entry(
+        schedule, len(arguments), _label(p), f"k{_pair(form.kernel)}", f"s{_pair(form.stride)}",
+        f"v{width}", f"a{xa}", f"a{ya}", packer.type,
+    )  # fmt: skip
+    return Step(entry, (blocks(items), 1), arguments, front)
+
+
+def _window_any(call: Call, form: _Windows, p: float, front: Front) -> Step:
+    items = count(form.planes) * form.windows[0] * form.windows[1]
+    functor, members = _norm(call, p, backward=False)
+    packer = Packer(wide(items, _reach(form))).pointers(2).add(_code(call), *members)
+    packer.indices(items, *form.cells, *form.kernel, *form.stride, *form.rows, *form.columns)
+    packer.extents(*form.windows).add(packer.unsigned, 0).walk(form.planes, 2)
+    arguments = packer.done()
+    schedule = f"WindowAny<{functor}, {call.type}, {packer.type}>"
+    entry = call.entry(schedule, len(arguments), _label(p), "any", packer.type)
+    return Step(entry, (blocks(items), 1), arguments, front)
+
+
+def _covering_strip(call: Call, form: _Windows, p: float, front: Front) -> Step | None:
+    cells = _strip(call, form)
+    if not cells or p == math.inf:
+        return None
+    planes, steps = _planes(form)
+    aligned, windows = call.elements(), cells // form.stride[1]
+    most = min(aligned, cells & -cells)
+    xa = divisor([form.cells[1], steps[1], steps[3], form.rows[1], form.rows[3]], most)
+    # No wider than the windows that a thread needs from before its own.
+    along = -(-form.kernel[1] // form.stride[1])
+    most = min(aligned, windows & -windows, 1 << (along - 2).bit_length() if along > 1 else aligned)
+    wa = divisor([form.windows[1], steps[0], steps[2], form.rows[0], form.rows[2]], most)
+    groups, lines = -(-form.cells[1] // cells), -(-form.cells[0] // form.stride[0])
+    down = -(-form.kernel[0] // form.stride[0])
+    rows = _steps(call, planes * groups, lines, down - 1)
+    strips = -(-lines // rows)
+    items = planes * strips * groups
+    functor, members = _norm(call, p, backward=True)
+    packer = Packer(wide(items, _reach(form))).pointers(4).add(_code(call), *members)
+    packer.indices(items, *form.cells, *form.windows, rows, *steps, *form.rows)
+    arguments = packer.extents(groups, strips).done()
+    schedule = (
+        f"CoveringStrip<{functor}, {call.type}, {form.kernel[0]}, {form.kernel[1]}, "
+        f"{form.stride[0]}, {form.stride[1]}, {cells}, {xa}, {wa}, {packer.type}, {flag(call.add)}>"
+    )
+    entry = call.entry(
+        schedule, len(arguments), _label(p), f"k{_pair(form.kernel)}", f"s{_pair(form.stride)}",
+        f"v{cells}", f"a{xa}", f"a{wa}", packer.type, *["add"] * call.add,
+    )  # fmt: skip
+    return Step(entry, (blocks(items), 1), arguments, front)
+
+
+def _covering_any(call: Call, form: _Windows, p: float, front: Front) -> Step:
+    items = count(form.planes) * form.cells[0] * form.cells[1]
+    functor, members = _norm(call, p, backward=True)
+    packer = Packer(wide(items, _reach(form))).pointers(4).add(_code(call), *members)
+    packer.indices(items, *form.windows, *form.kernel, *form.stride, 0, *form.rows, *form.columns)
+    packer.extents(*form.cells).add(packer.unsigned, 0, 0).walk(form.planes, 4)
+    arguments = packer.done()
+    schedule = f"CoveringAny<{functor}, {call.type}, {packer.type}, {flag(call.add)}>"
+    entry = call.entry(schedule, len(arguments), _label(p), "any", packer.type, *["add"] * call.add)
+    return Step(entry, (blocks(items), 1), arguments, front)

@@ -1,0 +1,172 @@
+"""What a schedule makes of a problem: the launches of a call, still without device and pointers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from baracuda import layouts
+from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.geometry import View
+from baracuda.dtypes import named
+from baracuda.layouts import Shape
+from baracuda.spec import Operand, Problem
+
+THREADS = 256
+# What the grid may have in y and z, and the bytes of the widest access.
+MOST_ROWS = 65535
+WIDEST = 16
+
+Front: TypeAlias = Sequence[tuple[int, int]]
+"""The pointers of a step: which array, and how many bytes into it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What schedules ask of a device."""
+
+    ordinal: int
+    arch: str
+    multiprocessors: int
+    shared_per_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel launch of a call."""
+
+    entry: Entry
+    grid: tuple[int, int]
+    arguments: bytes
+    front: Front
+    scalars: int = 0
+    shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Zero:
+    """Zeros into one array."""
+
+    slot: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """All launches of a call, in order, and the workspaces they share (shape and dtype)."""
+
+    steps: tuple[Step | Zero, ...]
+    workspaces: tuple[tuple[Shape, str], ...] = ()
+
+    @property
+    def kernels(self) -> tuple[Step, ...]:
+        """The steps that launch a kernel."""
+        return tuple(s for s in self.steps if isinstance(s, Step))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One kind of call of a problem: which layout the outputs have, how all arrays are aligned.
+
+    Attributes
+    ----------
+    problem : Problem
+    facts : DeviceFacts
+    outs : tuple of tuple of int
+        Strides of the outputs, in elements.
+    add : bool
+        Add into the outputs.
+    alignment : int
+        Power of two up to 16 that divides every address.
+    listener : int
+        Where out-of-range indices are reported, 0 for nowhere.
+    ticket : int
+        Under what number.
+    """
+
+    problem: Problem
+    facts: DeviceFacts
+    outs: tuple[Shape, ...]
+    add: bool = False
+    alignment: int = WIDEST
+    listener: int = 0
+    ticket: int = 0
+
+    @property
+    def functor(self) -> str:
+        """The op's functor."""
+        kernel = self.problem.spec.kernel
+        return kernel.functor if kernel else ""
+
+    @property
+    def file(self) -> str:
+        """The family's source file."""
+        kernel = self.problem.spec.kernel
+        return kernel.file if kernel else ""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element of the primal."""
+        return named(self.problem.dtype).itemsize
+
+    @property
+    def type(self) -> str:
+        """The primal's dtype as the sources spell it."""
+        return named(self.problem.dtype).short
+
+    @property
+    def accumulate(self) -> str:
+        """The accumulate type as the sources spell it."""
+        return named(named(self.problem.dtype).accumulate).short
+
+    def given(self, name: str) -> View | None:
+        """An input, None where it was not given."""
+        for slot, x in enumerate(self.problem.given):
+            if x.name == name:
+                return View(slot, 0, x.shape, strides_of(x))
+        return None
+
+    def view(self, name: str) -> View:
+        """An input that has to be there."""
+        found = self.given(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def out(self, number: int = 0) -> View:
+        """An output."""
+        x = self.problem.outputs[number]
+        return View(len(self.problem.given) + number, 0, x.shape, self.outs[number])
+
+    def workspace(self, number: int = 0) -> int:
+        """The slot of a workspace."""
+        return len(self.problem.given) + len(self.problem.outputs) + number
+
+    def elements(self, itemsize: int | None = None) -> int:
+        """How many elements of `itemsize` bytes every address is a multiple of."""
+        return max(self.alignment // (itemsize or self.itemsize), 1)
+
+    def entry(self, schedule: str, nbytes: int, *tags: object) -> Entry:
+        """The entry point of `schedule`; `tags` are what tells its variants apart."""
+        symbol = "_".join([self.problem.spec.name, self.type, *map(str, tags)])
+        return Entry(self.file, symbol, schedule, THREADS, nbytes)
+
+
+Planner: TypeAlias = Callable[[Call], Steps]
+"""A schedule: what to launch for a call."""
+
+
+def strides_of(x: Operand) -> Shape:
+    """The strides of an operand in elements."""
+    return x.strides if x.strides is not None else layouts.contiguous(x.shape)
+
+
+def flag(value: Any) -> str:
+    """A C++ bool."""
+    return "true" if value else "false"
+
+
+def blocks(items: int, per_thread: int = 1) -> int:
+    """How many blocks cover `items`."""
+    return -(-items // (THREADS * per_thread))

@@ -1,0 +1,48 @@
+"""What the runner asks of torch: pointers, the current stream and device, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from baracuda.layouts import Shape
+from baracuda.libraries import Array
+
+# As expressions, for code that is written out for one plan. A new array is made from another one:
+# of all ways this is the fastest.
+POINTER = "{}.data_ptr()"
+EMPTY = "{like}.new_empty_strided({shape}, {strides})"
+
+pointer: Callable[[Array], int] = torch.Tensor.data_ptr
+# A build for the CPU has neither; `refuses` says so.
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
+
+
+def refuses() -> str | None:
+    """Why these tensors cannot be taken at all."""
+    if torch.version.hip:
+        return "this torch is built for AMD devices"
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA"
+    return None
+
+
+def on_device(ordinal: int) -> AbstractContextManager[Any]:
+    """A block in which `ordinal` is the current device."""
+    return torch.cuda.device(ordinal)
+
+
+def ordinal_of(device: str) -> int:
+    """The number of the device called `device` (``cuda:1``)."""
+    index = torch.device(device).index
+    return torch.cuda.current_device() if index is None else index
+
+
+def empty(shape: Shape, strides: Shape, dtype: str, ordinal: int) -> Array:
+    """A new array."""
+    device = torch.device("cuda", ordinal)
+    return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=device)

@@ -1,0 +1,81 @@
+// Elementwise schedule: any number of inputs and outputs, each with strides of its own.
+//
+// A functor F<A> declares `inputs` and `outputs` and maps x[inputs] to y[outputs]; its members are
+// the op's run-time values. A thread has DEPTH vectors of V elements of every input in flight.
+#pragma once
+#include "index.cuh"
+#include "vec.cuh"
+#ifdef __CUDACC__
+
+namespace baracuda {
+
+template <class T, int IN, int OUT> struct Operands {
+  const T* in[IN];
+  T* out[OUT];
+};
+
+template <template <class> class F, class T, int V, int DEPTH, int DIMS, class I, bool ADD>
+struct Elementwise {
+  static constexpr int RESIDENT = 4;
+  using A = Acc<T>;
+  using Functor = F<A>;
+  static constexpr int IN = Functor::inputs, OUT = Functor::outputs;
+
+  struct Args : Operands<T, IN, OUT>, Functor {
+    I items, tail;  // vectors, and the elements left over behind them
+    Walk<DIMS, IN + OUT, I> walk;
+  };
+
+  template <int N> struct Batch {
+    Vec<T, N> x[IN];
+  };
+
+  template <int N>
+  static DEVICE void fetch(const Args& args, const I (&at)[IN + OUT], Batch<N>& batch) {
+    UNROLL for (int k = 0; k < IN; ++k) batch.x[k] = load<N>(args.in[k] + at[k]);
+  }
+
+  template <int N>
+  static DEVICE void finish(const Args& args, const I (&at)[IN + OUT], const Batch<N>& batch) {
+    const Functor& f = args;
+    A x[IN][N], y[OUT][N];
+    UNROLL for (int k = 0; k < IN; ++k) widen(batch.x[k], x[k]);
+    UNROLL for (int i = 0; i < N; ++i) {
+      A from[IN], to[OUT];
+      UNROLL for (int k = 0; k < IN; ++k) from[k] = x[k][i];
+      f(from, to);
+      UNROLL for (int k = 0; k < OUT; ++k) y[k][i] = to[k];
+    }
+    UNROLL for (int k = 0; k < OUT; ++k) put<ADD>(args.out[k] + at[IN + k], y[k]);
+  }
+
+  static DEVICE void run(const Args& args) {
+    const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
+    const I step = I(blockDim.x);
+    I at[DEPTH][IN + OUT];
+    Batch<V> batch[DEPTH];
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      I item = first + d * step;
+      if (item < args.items) {
+        args.walk.template offsets<V>(item, at[d]);
+        fetch<V>(args, at[d], batch[d]);
+      }
+    }
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      I item = first + d * step;
+      if (item < args.items) {
+        finish<V>(args, at[d], batch[d]);
+      } else if (DIMS == 1 && V > 1 && item < args.items + args.tail) {
+        // What does not fill a vector: the same code for one element, by the threads that follow.
+        I one[IN + OUT];
+        Batch<1> rest;
+        UNROLL for (int k = 0; k < IN + OUT; ++k) one[k] = args.items * (V - 1) + item;
+        fetch<1>(args, one, rest);
+        finish<1>(args, one, rest);
+      }
+    }
+  }
+};
+
+}  // namespace baracuda
+#endif

@@ -1,0 +1,67 @@
+// Gather schedule: elements are moved as units of their size to where an index says.
+//
+// A thread fills V units that lie side by side in the output. When SHARED they have one index in
+// common (an index broadcast along trailing axes) and are one vector of the source as well; else
+// each has its own, read XI at a time.
+#pragma once
+#include "index.cuh"
+#include "report.cuh"
+#include "vec.cuh"
+#ifdef __CUDACC__
+
+namespace baracuda {
+
+template <class T, class P, bool SHARED, int V, int XI, int DEPTH, class I> struct Gather {
+  static constexpr int RESIDENT = 4;
+
+  struct Args {
+    const T* src;
+    const P* index;
+    T* out;
+    Report* listener;
+    i64 extent;
+    u32 ticket, pad;
+    I items, axis, step_src, step_index;  // strides along the axis, and from unit to unit
+    Walk<0, 3, I> walk;                   // src with the axis left out, index, out
+  };
+
+  static DEVICE void run(const Args& args) {
+    const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
+    Vec<T, V> out[DEPTH];
+    I at[DEPTH][3];
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      const I item = first + d * I(blockDim.x);
+      if (item < args.items) {
+        args.walk.template offsets<1>(item, at[d]);
+        fetch(args, item, at[d], out[d]);
+      }
+    }
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      if (first + d * I(blockDim.x) < args.items) store<V>(args.out + at[d][2], out[d]);
+    }
+  }
+
+  static DEVICE void fetch(const Args& args, I item, const I (&at)[3], Vec<T, V>& out) {
+    const i64 position = i64(item) * V;
+    const T* src = args.src + at[0];
+    if constexpr (SHARED) {
+      const P i = args.index[at[1]];
+      out = valid(i, args.extent, args.listener, args.ticket, position)
+                ? load<V>(src + I(i) * args.axis) : Vec<T, V>{};
+    } else {
+      Vec<P, V> index;
+      UNROLL for (int v = 0; v < V; v += XI) {
+        Vec<P, XI> part = load<XI>(args.index + at[1] + v * args.step_index);
+        paste(index, v, part);
+      }
+      UNROLL for (int v = 0; v < V; ++v) {
+        const P i = index.get(v);
+        const bool inside = valid(i, args.extent, args.listener, args.ticket, position + v);
+        out.set(v, inside ? src[I(i) * args.axis + v * args.step_src] : T{});
+      }
+    }
+  }
+};
+
+}  // namespace baracuda
+#endif

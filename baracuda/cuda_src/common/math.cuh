@@ -1,0 +1,169 @@
+// Formulas that several ops share, in the accumulate type. They compile for the host as well.
+#pragma once
+#include "types.cuh"
+
+namespace baracuda {
+
+// 1/x for x in the middle of the range, to one unit in the last place.
+HD f64 reciprocal(f64 x) { return 1.0 / x; }
+HD f32 reciprocal(f32 x) {
+#ifdef __CUDA_ARCH__
+  f32 y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return 1.0f / x;
+#endif
+}
+
+HD f32 exponential(f32 x) { return expf(x); }
+HD f64 exponential(f64 x) { return exp(x); }
+// 2^x; 0 where the result would be subnormal.
+HD f32 exponential2(f32 x) {
+#ifdef __CUDA_ARCH__
+  f32 y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return x < -126 ? 0.0f : exp2f(x);
+#endif
+}
+HD f64 exponential2(f64 x) { return exp2(x); }
+HD f32 fused(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
+HD f64 fused(f64 a, f64 b, f64 c) { return fma(a, b, c); }
+HD f32 magnitude(f32 x) { return fabsf(x); }
+HD f64 magnitude(f64 x) { return fabs(x); }
+HD f32 root2(f32 x) { return sqrtf(x); }
+HD f64 root2(f64 x) { return sqrt(x); }
+HD f32 root3(f32 x) { return cbrtf(x); }
+HD f64 root3(f64 x) { return cbrt(x); }
+HD f32 logarithm(f32 x) { return logf(x); }
+HD f64 logarithm(f64 x) { return log(x); }
+HD f32 power(f32 x, f32 p) { return powf(x, p); }
+HD f64 power(f64 x, f64 p) { return pow(x, p); }
+
+// A function of the gate and what it is at the negative gate, or its slope.
+template <class A> struct Pair {
+  A first, second;
+};
+
+// The logistic function at b and at -b: neither cancels, nothing overflows.
+template <class A> HD Pair<A> sigmoid(A b) {
+  A e = exponential(-magnitude(b));
+  A large = reciprocal(1 + e), small = e * large;
+  return b >= 0 ? Pair<A>{large, small} : Pair<A>{small, large};
+}
+
+// With u = (z - k)/(z + k) the upper tail of the normal distribution is exp(-z*z/2) P(u)/(z + k)
+// (Shepherd and Laframboise, 1981). P is fitted in relative error on 0 <= z <= end, to 2^-26 and
+// 2^-56; behind `end` the exponential is 0. Highest power first.
+template <class A> struct Tail;
+template <> struct Tail<f32> {
+  static constexpr int terms = 9;
+  static constexpr f32 end = 13.5f, k = 3.75f;
+  static HD f32 coefficient(int i) {
+    constexpr f32 c[terms] = {
+        0.0004434094380107209f, 0.0005095359321674157f, -0.0041690686089867375f,
+        0.001200094479841714f,  0.037492527671998045f,  -0.15152083470820507f,
+        0.35293960239595695f,   -0.588188277772602f,    0.7502940742363774f};
+    return c[i];
+  }
+};
+template <> struct Tail<f64> {
+  static constexpr int terms = 22;
+  static constexpr f64 end = 40.0, k = 5.5;
+  static HD f64 coefficient(int i) {
+    constexpr f64 c[terms] = {
+        -2.6089786072799307e-09, -5.741271549765598e-09,  2.2933730888048783e-08,
+        5.0471537980641335e-08,  -1.7745106516978097e-07, -2.679978329902207e-07,
+        1.4836476894253894e-06,  4.4646680155067967e-07,  -1.2118743512648596e-05,
+        1.6319949812801757e-05,  7.141478739249692e-05,   -0.0003245226482919879,
+        0.0002696040163971622,   0.0024429826748350683,   -0.013923510567905448,
+        0.04509758081477901,     -0.10970308995854398,    0.21787243285796895,
+        -0.3670490652936261,     0.5355964890624945,      -0.685183420574338,
+        0.7737696342764068};
+    return c[i];
+  }
+};
+
+// exp(-z*z/2): z*z rounded once would cost z*z/4 units in the last place.
+template <class A> HD A half_square_exponential(A z) {
+  const A high = A(-0.72134752044448170368);  // -log2(e)/2, and what its rounding leaves
+  const A low = sizeof(A) == 4 ? A(-9.629814955633087e-09) : A(-1.0177636870465517e-17);
+  A square = z * z, square_rest = fused(z, z, -square);
+  A exponent = square * high;
+  A rest = fused(square, low, fused(square_rest, high, fused(square, high, -exponent)));
+  A e = exponential2(exponent);
+  return fused(e, rest * A(0.69314718055994530942), e);
+}
+
+// The normal distribution function and density at b from one exponential. Far below 0 both keep
+// their relative accuracy.
+template <class A> HD Pair<A> normal(A b) {
+  using C = Tail<A>;
+  A z = magnitude(b);
+  z = z > C::end ? C::end : z;
+  A q = half_square_exponential(z);
+  A r = reciprocal(z + C::k), u = (z - C::k) * r;
+  A tail = C::coefficient(0);
+  UNROLL for (int i = 1; i < C::terms; ++i) tail = fused(tail, u, C::coefficient(i));
+  tail = q * (tail * r);
+  return {b < 0 ? tail : 1 - tail, q * A(0.39894228040143267794)};
+}
+
+// The weight of b in the tanh form of gelu, and the slope of that weight.
+template <class A> HD Pair<A> normal_tanh(A b) {
+  const A scale = A(1.5957691216057307118), cube = A(0.044715);
+  // Past 40 the weight is 0 or 1 in any type, while the cube would go on to infinity.
+  b = b > 40 ? A(40) : b < -40 ? A(-40) : b;
+  A square = b * b;
+  Pair<A> on = sigmoid(scale * fused(cube * square, b, b));
+  return {on.first, on.first * on.second * (scale * fused(3 * cube, square, A(1)))};
+}
+
+// cos and sin of a signed fraction of a turn, in units of 2^-64 turns: exact reduction in integers,
+// then minimax polynomials on an eighth of a turn to either side.
+template <class A> struct Circle;
+template <> struct Circle<f32> {
+  static HD f32 radians(i64 r) { return f32(i32(r >> 32)) * 1.4629180792671596e-09f; }
+  static HD f32 sine(f32 t, f32 s) {
+    f32 p = fused(s, -0.00019516977772582322f, 0.008332176133990288f);
+    return fused(fused(p, s, -0.16666655242443085f), s * t, t);
+  }
+  static HD f32 cosine(f32 s) {
+    f32 p = fused(s, 2.4432785721728578e-05f, -0.0013887312961742282f);
+    return fused(fused(fused(p, s, 0.04166664555668831f), s, -0.5f), s, 1.0f);
+  }
+};
+template <> struct Circle<f64> {
+  static HD f64 radians(i64 r) { return f64(r) * 3.4061215800865545e-19; }
+  static HD f64 sine(f64 t, f64 s) {
+    f64 p = 1.5896666490423456e-10;
+    p = fused(p, s, -2.5050755961166208e-08);
+    p = fused(p, s, 2.755731367866455e-06);
+    p = fused(p, s, -0.00019841269829771164);
+    p = fused(p, s, 0.00833333333332237);
+    return fused(fused(p, s, -0.16666666666666632), s * t, t);
+  }
+  static HD f64 cosine(f64 s) {
+    f64 p = -1.1358423540694542e-11;
+    p = fused(p, s, 2.0875698709079975e-09);
+    p = fused(p, s, -2.7557314163981447e-07);
+    p = fused(p, s, 2.480158728880005e-05);
+    p = fused(p, s, -0.0013888888888872975);
+    p = fused(p, s, 0.041666666666666595);
+    return fused(fused(p, s, -0.5), s, 1.0);
+  }
+};
+
+template <class A> HD Pair<A> cos_sin(i64 phase) {
+  using C = Circle<A>;
+  // To the nearest quarter; unsigned, since the last one wraps around.
+  u64 quarter = (u64(phase) + (u64(1) << 61)) >> 62;
+  A t = C::radians(i64(u64(phase) - (quarter << 62)));
+  A s = t * t, sine = C::sine(t, s), cosine = C::cosine(s);
+  A c = quarter & 1 ? sine : cosine, d = quarter & 1 ? cosine : sine;
+  return {(quarter + 1) & 2 ? -c : c, quarter & 2 ? -d : d};
+}
+
+}  // namespace baracuda

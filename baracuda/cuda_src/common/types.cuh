@@ -1,0 +1,68 @@
+// Storage types, the type each accumulates in, and what NVRTC and host compilers spell apart.
+//
+// No CUDA header is included: NVRTC parses cuda_fp16.h for longer than it compiles most kernels.
+#pragma once
+
+#ifdef __CUDACC__
+#define HD __host__ __device__ __forceinline__
+#define DEVICE __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
+#else
+#include <cmath>
+#include <cstring>
+#define HD inline
+#define UNROLL
+#define ROLLED
+#endif
+
+namespace baracuda {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i32 = int;
+using i64 = long long;
+using f32 = float;
+using f64 = double;
+
+struct f16 {
+  u16 bits;
+};
+struct bf16 {
+  u16 bits;
+};
+// What gather moves complex128 as.
+struct alignas(16) u128 {
+  u64 low, high;
+};
+
+// The type in which formulas are evaluated and sums are kept.
+template <class T> struct Accumulate;
+template <> struct Accumulate<f16> { using type = f32; };
+template <> struct Accumulate<bf16> { using type = f32; };
+template <> struct Accumulate<f32> { using type = f32; };
+template <> struct Accumulate<f64> { using type = f64; };
+template <class T> using Acc = typename Accumulate<T>::type;
+
+template <class I> struct Unsigned;
+template <> struct Unsigned<i32> { using type = u32; };
+template <> struct Unsigned<i64> { using type = u64; };
+
+HD constexpr int greater(int a, int b) { return a > b ? a : b; }
+HD constexpr int lesser(int a, int b) { return a < b ? a : b; }
+HD constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace baracuda
+
+// An entry point of a schedule. Its one parameter is laid out by the host, which states the size
+// it has packed; the constant bank lets every thread index into it. RESIDENT blocks of a schedule
+// fit a multiprocessor at once: that is what bounds the registers.
+#define KERNEL(symbol, threads, bytes, ...)                                                     \
+  using symbol##_schedule = __VA_ARGS__;                                                        \
+  static_assert(sizeof(typename symbol##_schedule::Args) == bytes, "the host packs otherwise"); \
+  extern "C" __global__ void __launch_bounds__(threads, symbol##_schedule::RESIDENT)            \
+      symbol(const __grid_constant__ typename symbol##_schedule::Args args) {                   \
+    symbol##_schedule::run(args);                                                               \
+  }
