@@ -85,8 +85,8 @@ def rotations(
 ) -> tuple[Array, Array]:
     """cos and sin of ``positions * base**(-i/count)`` for i < count, along a new last axis.
 
-    In float32 the phase is reduced in integers: exact to 2^-28 turns at every position below
-    2^31 in size, for a base from 1e-40 on. In float64 the angle is a product rounded to 2^-52.
+    The phase is reduced exactly, in integers or, for float64, in pieces of 21 bits whose products
+    with a position are exact: below an eps of error at every position below 2^31 in size.
 
     Parameters
     ----------
@@ -101,37 +101,45 @@ def rotations(
     """
     library = library_of(like)
     xp, device = library.xp, library.device_of(like)
+    pieces, limbs = _frequencies(base, count)
     if like.dtype == xp.float64:
-        frequencies = xp.asarray(_frequencies(base, count)[0], dtype=xp.float64, device=device)
-        angles = xp.astype(positions, xp.float64)[..., None] * frequencies
-        return xp.cos(angles), xp.sin(angles)
-    limbs = xp.asarray(_frequencies(base, count)[1], dtype=xp.int32, device=device)
-    positions = xp.astype(positions, xp.int32, copy=False)[..., None, None]
-    if bound is not None and bound <= 1 << 16:
-        columns = positions * limbs[0, ...]
+        table = xp.asarray(pieces, dtype=xp.float64, device=device)
+        products = xp.astype(positions, xp.float64)[..., None, None] * table
+        first, second, small = (products[..., piece, :] for piece in range(3))
+        turns = (first - xp.round(first)) + (second - xp.round(second))
+        turns = turns - xp.round(turns)
+        quarters = xp.round(4 * turns)
+        quarter = xp.astype(quarters, xp.int32)
+        rest = ((turns - quarters * 0.25) + small) * (2 * math.pi)
     else:
-        low = ((positions & 0xFFFF) ^ 0x8000) - 0x8000
-        high = (positions >> 16) + ((positions >> 15) & 1)
-        columns = low * limbs[0, ...] + high * limbs[1, ...]
-    # The columns count 2^-15, 2^-30 and 2^-45 turns; no sum here leaves the range of int32.
-    phase = ((columns[..., 0, :] & 0x7FFF) << 15) + columns[..., 1, :] + (columns[..., 2, :] >> 15)
-    phase = phase & 0x3FFFFFFF
-    quarter = (phase + (1 << 27)) >> 28
-    rest = xp.astype(phase - (quarter << 28), xp.float32) * (math.pi * 2.0**-29)
+        table = xp.asarray(limbs, dtype=xp.int32, device=device)
+        positions = xp.astype(positions, xp.int32, copy=False)[..., None, None]
+        if bound is not None and bound <= 1 << 16:
+            columns = positions * table[0, ...]
+        else:
+            low = ((positions & 0xFFFF) ^ 0x8000) - 0x8000
+            high = (positions >> 16) + ((positions >> 15) & 1)
+            columns = low * table[0, ...] + high * table[1, ...]
+        # The columns count 2^-15, 2^-30 and 2^-45 turns; no sum here leaves the range of int32.
+        phase = ((columns[..., 0, :] & 0x7FFF) << 15) + columns[..., 1, :]
+        phase = (phase + (columns[..., 2, :] >> 15)) & 0x3FFFFFFF
+        quarter = (phase + (1 << 27)) >> 28
+        rest = xp.astype(phase - (quarter << 28), xp.float32) * (math.pi * 2.0**-29)
     cos, sin = xp.cos(rest), xp.sin(rest)
-    ahead = xp.astype(1 - (quarter & 2), xp.float32)
-    across = ahead * xp.astype(quarter & 1, xp.float32)
+    ahead = xp.astype(1 - (quarter & 2), rest.dtype)
+    across = ahead * xp.astype(quarter & 1, rest.dtype)
     ahead = ahead - across
     return cos * ahead - sin * across, sin * ahead + cos * across
 
 
 @lru_cache(maxsize=64)
 def _frequencies(base: float, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """``base**(-i/count)`` in float64, and in turns as fixed point: int32 of [2, 3, count].
+    """``base**(-i/count)`` in turns, whole ones left out, in two forms.
 
-    The second holds turns per position and per 2^16 positions, as three signed 15-bit limbs.
+    As float64 of [3, count]: two pieces of 21 bits and the rest. As int32 of [2, 3, count]: turns
+    per position and per 2^16 positions, as three signed 15-bit limbs.
     """
-    radians = np.empty(count, np.float64)
+    pieces = np.empty((3, count), np.float64)
     limbs = np.empty((2, 3, count), np.int32)
     # 20 digits decide. A base below 1 has frequencies with that many digits before the point.
     exact = decimal.Decimal(base)
@@ -140,16 +148,17 @@ def _frequencies(base: float, count: int) -> tuple[np.ndarray, np.ndarray]:
         circle = decimal.Decimal(2 * _pi(digits)).scaleb(-digits)
         log = exact.ln()
         for i in range(count):
-            frequency = (-log * i / count).exp()
-            radians[i] = float(frequency)
-            turns = int(frequency * (1 << 61) / circle + decimal.Decimal("0.5"))
+            exactly = int((-log * i / count).exp() * (1 << 96) / circle) & ((1 << 96) - 1)
+            for piece, (shift, bits) in enumerate(((75, 21), (54, 21), (0, 54))):
+                pieces[piece, i] = math.ldexp((exactly >> shift) & ((1 << bits) - 1), shift - 96)
+            turns = (exactly + (1 << 34)) >> 35
             for part in (0, 1):
                 units = turns if part else (turns + (1 << 15)) >> 16
                 for limb in (2, 1, 0):
                     digit = ((units + (1 << 14)) & 0x7FFF) - (1 << 14)
                     limbs[part, limb, i] = digit
                     units = (units - digit) >> 15
-    return radians, limbs
+    return pieces, limbs
 
 
 def _pi(digits: int) -> int:
