@@ -5,6 +5,7 @@ picks a backend, records the choice in a plan (``bc.swiglu.plan(x)``) and its SK
 """
 
 from baracuda._version import __version__
+from baracuda.backends import check_errors
 from baracuda.cache import CacheInfo, PlanCache, plan_cache
 from baracuda.dispatch import Dispatch, options
 from baracuda.errors import (
@@ -51,6 +52,7 @@ __all__ = [
     "PrecisionGuarantee",
     "UnsupportedError",
     "__version__",
+    "check_errors",
     "gather",
     "gather_backward",
     "geglu",

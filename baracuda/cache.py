@@ -51,6 +51,11 @@ class PlanCache:
     ----------
     maxsize : int
         The most plans kept.
+
+    Attributes
+    ----------
+    generation : int
+        How often it was cleared: plans held elsewhere are of an older one then.
     """
 
     def __init__(self, maxsize: int = 4096) -> None:
@@ -60,7 +65,7 @@ class PlanCache:
         self._aliases: dict[Hashable, _Entry] = {}
         self._pending: dict[Hashable, Future[Plan]] = {}
         self._records: dict[Hashable, KernelSku] = {}
-        self._hits = self._misses = self._clock = 0
+        self._hits = self._misses = self._clock = self.generation = 0
 
     def info(self) -> CacheInfo:
         """Hits, misses, size and bound. Plan calls do not pass through the cache."""
@@ -74,6 +79,12 @@ class PlanCache:
             self._aliases.clear()
             self._records.clear()
             self._hits = self._misses = 0
+            self.generation += 1
+
+    def count_hit(self) -> None:
+        """Count a call whose plan was known without looking it up."""
+        with self._lock:
+            self._hits += 1
 
     def find(self, alias: Hashable) -> Plan | None:
         """The plan that this alias has led to before."""

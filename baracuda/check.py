@@ -125,7 +125,7 @@ def problem(
     options = arguments(spec, spec.options, given)
     signature, axes = _bind(spec, facts, options)
     inputs = tuple(
-        Operand(name, f.dtype, f.shape, layouts.canonical(f.shape, f.strides))
+        Operand(name, f.dtype, f.shape, layouts.canonical(f.shape, f.strides), f.alignment)
         if (f := facts.get(name))
         else None
         for name in spec.arrays

@@ -14,7 +14,7 @@ from baracuda.dtypes import FLOATS
 from baracuda.errors import ArgumentTypeError
 from baracuda.libraries import FACTS, STATES, Array, library_of
 from baracuda.plan import Plan, make
-from baracuda.spec import Case, Kernel, Normaliser, OpSpec, Packed, Resolver, signatures
+from baracuda.spec import Case, Kernel, Misfit, Normaliser, OpSpec, Packed, Resolver, signatures
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,6 +57,7 @@ class Op(Generic[P, R]):
         self.spec = spec
         self._name = spec.name
         self._scalars = tuple(spec.scalars)
+        self._last: tuple[Plan | None, int] = (None, 0)
         functools.update_wrapper(self, function)
         whole = inspect.signature(function)
         own = [p for p in whole.parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -70,12 +71,26 @@ class Op(Generic[P, R]):
 
     def __call__(self, *arrays: P.args, **options: P.kwargs) -> R:
         scalars = self._split(options) if self._scalars else _NOTHING
+        state = None
         try:
-            alias = self._alias(arrays, options)
-            plan = plan_cache.find(alias)
+            plan, generation = self._last
+            # Most calls are as the last one was; then no key has to be built.
+            if (
+                plan is not None
+                and not options
+                and generation == plan_cache.generation
+                and current.get() is DEFAULT
+                and plan.matches(arrays)
+            ):
+                plan_cache.count_hit()
+            else:
+                alias = self._alias(arrays, options)
+                plan, state = plan_cache.find(alias), alias[1]
+                if not options and state is None and alias[-1] is DEFAULT:
+                    self._last = plan, plan_cache.generation
         except _UNFIT:
             plan = None
-        if plan is None or (routes and alias[1] is not None):
+        if plan is None or (routes and state is not None):
             self._signature_check(arrays, {**options, **scalars})
             route = self._route(arrays)
             if route is not None:
@@ -83,7 +98,11 @@ class Op(Generic[P, R]):
             plan = plan or self._find(arrays, options)
         if self._scalars:
             scalars = check.arguments(self.spec, self.spec.scalars, scalars)
-        return plan.run(arrays, None, False, scalars)  # type: ignore[no-any-return]
+        try:
+            return plan.run(arrays, None, False, scalars)  # type: ignore[no-any-return]
+        except Misfit:
+            plan = self._find(arrays, options)
+            return plan.run(arrays, None, False, scalars)  # type: ignore[no-any-return]
 
     def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan:
         """Choose once: the plan that a call with these arguments runs.
@@ -165,8 +184,8 @@ class Op(Generic[P, R]):
             hash(alias)
         except _UNFIT:
             alias = None
-        seen = (alias[2], alias[1]) if alias else (None, None)
-        return plan_cache.get(alias, problem, lambda p: make(p, self._sibling, seen))
+        matches = problem.library.matcher(arrays)
+        return plan_cache.get(alias, problem, lambda p: make(p, self._sibling, matches))
 
     def _sibling(self, plan: Plan, arrays: Sequence[Any]) -> Plan:
         """The plan for the same problem in the layout of `arrays`."""

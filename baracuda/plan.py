@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,9 +11,9 @@ from baracuda._version import __version__
 from baracuda.check import arguments, described
 from baracuda.dtypes import name_of, named
 from baracuda.errors import UnsupportedError, type_error, value_error
-from baracuda.libraries import FACTS, STATES, Array, Library
+from baracuda.libraries import Array, Library
 from baracuda.sku import KernelSku
-from baracuda.spec import Operand, Prepared, Problem
+from baracuda.spec import Misfit, Operand, Prepared, Problem
 
 
 class Plan:
@@ -33,13 +33,13 @@ class Plan:
         Bytes of scratch memory per call.
     problem : Problem
         The validated call that this plan was made for.
+    matches : callable
+        ``(arrays) -> bool``: whether they are those that this very plan is for.
     run : callable
         ``(arrays, outs, accumulate, scalars) -> result``, without any check.
     """
 
-    __slots__ = (
-        "_facts", "_sibling", "_state", "problem", "run", "sku", "why", "workspace_size",
-    )  # fmt: skip
+    __slots__ = ("_sibling", "matches", "problem", "run", "sku", "why", "workspace_size")
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Plan:
         sku: KernelSku,
         why: tuple[tuple[str, str], ...],
         sibling: Callable[[Plan, Sequence[Array]], Plan],
-        seen: tuple[Hashable, Hashable],
+        matches: Callable[[Sequence[Array]], bool],
     ) -> None:
         self.problem = problem
         self.sku = sku
@@ -56,7 +56,7 @@ class Plan:
         self.workspace_size = prepared.workspace_size
         self.run = prepared.run
         self._sibling = sibling
-        self._facts, self._state = seen
+        self.matches = matches
 
     def __repr__(self) -> str:
         return f"<Plan {self.sku}>"
@@ -96,16 +96,18 @@ class Plan:
             scalars = self._scalars(scalars)
         plan = self
         try:
-            fits = tuple([FACTS[type(x)](x) for x in arrays]) == self._facts
-            if fits and type(arrays[0]) in STATES:
-                fits = STATES[type(arrays[0])](arrays) == self._state
+            fits = self.matches(arrays)
         except (KeyError, IndexError, AttributeError, TypeError, RuntimeError):
             fits = False
         if not fits:
             plan = self._fitting(arrays)
-        if out is None and not accumulate:
-            return plan.run(arrays, None, False, scalars)
-        return plan.run(arrays, plan._outs(arrays, out, accumulate), accumulate, scalars)
+        outs = None
+        if out is not None or accumulate:
+            outs = plan._outs(arrays, out, accumulate)
+        try:
+            return plan.run(arrays, outs, accumulate, scalars)
+        except Misfit:
+            return plan._fitting(arrays).run(arrays, outs, accumulate, scalars)
 
     def _scalars(self, given: Mapping[str, Any]) -> dict[str, Any]:
         spec = self.problem.spec
@@ -211,7 +213,7 @@ def _memory(library: Library, x: Array) -> layouts.Memory | None:
 def make(
     problem: Problem,
     sibling: Callable[[Plan, Sequence[Array]], Plan],
-    seen: tuple[Hashable, Hashable],
+    matches: Callable[[Sequence[Array]], bool],
 ) -> Plan:
     """Choose a backend, let it prepare, and record what it will run.
 
@@ -247,7 +249,7 @@ def make(
             ", ".join(f"{f} {getattr(wanted, f)}" for f in differing),
             ", ".join(f"{getattr(sku, f)}" for f in differing) + " here",
         )
-    return Plan(problem, prepared, sku, why, sibling, seen)
+    return Plan(problem, prepared, sku, why, sibling, matches)
 
 
 _SKU_FIELDS = tuple(field.name for field in fields(KernelSku))

@@ -138,6 +138,7 @@ class Operand:
     dtype: str
     shape: Shape
     strides: Shape | None
+    alignment: int = 16
 
     @property
     def size(self) -> int:
@@ -197,7 +198,7 @@ class Problem:
             self.library.name,
             self.device,
             self.mode,
-            tuple(x and (x.name, x.dtype, x.shape, x.strides) for x in self.inputs),
+            tuple(x and (x.name, x.dtype, x.shape, x.strides, x.alignment) for x in self.inputs),
             tuple(self.options.items()),
             (c.backend, c.deterministic, c.max_workspace_bytes, c.autotune),
             c.sku and c.sku.to_json(),
@@ -248,6 +249,10 @@ class Prepared:
     workspace_size: int = 0
 
 
+class Misfit(Exception):
+    """A runner met arrays less aligned than planned; they have a plan of their own."""
+
+
 class Backend(Protocol):
     """Whoever can compute. Stateless as seen from outside; asked in the registry's order."""
 
@@ -258,6 +263,9 @@ class Backend(Protocol):
 
     def refuses(self, problem: Problem) -> str | None:
         """Why this backend does not take `problem`, None when it does."""
+
+    def check_errors(self) -> None:
+        """Wait for what was launched, and raise what it found wrong."""
 
     def prepare(self, problem: Problem) -> Prepared:
         """Do all that does not depend on values: choose the kernel, compile, tune."""

@@ -122,6 +122,9 @@ class _Doubling:
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
         return ("float32",)
 
+    def check_errors(self) -> None:
+        pass
+
     def refuses(self, problem: Problem) -> str | None:
         return None if problem.dtype == "float32" else "takes float32 only"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -62,6 +63,23 @@ def load(name: str) -> Backend:
     """The backend called `name`."""
     backend: Backend = import_module(_ENTRIES[name].module).BACKEND
     return backend
+
+
+def check_errors() -> None:
+    """Wait for every device that kernels were launched on, and raise what they reported.
+
+    On a GPU an index out of range does not stop the call that has it: the entry is skipped, and
+    the error surfaces from the next call on that device, or here.
+
+    Raises
+    ------
+    IndexError
+        For the first entry out of range met by a gather or its gradient in ``mode="raise"``.
+    """
+    for entry in tuple(_ENTRIES.values()):
+        # One that was never loaded has launched nothing.
+        if entry.module in sys.modules:
+            sys.modules[entry.module].BACKEND.check_errors()
 
 
 def claims(spec: OpSpec, library: str, device: str = "cpu") -> dict[str, tuple[str, ...]]:

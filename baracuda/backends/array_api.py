@@ -20,6 +20,9 @@ class ArrayAPIBackend:
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
         return spec.dtypes
 
+    def check_errors(self) -> None:
+        """Nothing is reported later."""
+
     def refuses(self, problem: Problem) -> str | None:
         if problem.choices.deterministic and not body.ordered(problem):
             return f"the scatter of {problem.library.name} on {problem.device} has no fixed order"

@@ -23,6 +23,9 @@ class TorchBackend:
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
         return [d for d in spec.dtypes if not (d == "bfloat16" and library == "numpy")]
 
+    def check_errors(self) -> None:
+        """Nothing is reported later."""
+
     def refuses(self, problem: Problem) -> str | None:
         if problem.mode:
             return f"{problem.mode} tensors need functions that torch can differentiate and trace"

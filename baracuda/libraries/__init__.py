@@ -27,12 +27,17 @@ TRACED = "traced"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What `check` reads off an array. `strides` are in elements, None where there are none."""
+    """What `check` reads off an array.
+
+    `strides` are in elements, None where there are none; `alignment` is the power of two up to 16
+    that divides the address, where kernels depend on it.
+    """
 
     dtype: str
     shape: Shape
     strides: Shape | None
     device: str
+    alignment: int = 16
 
 
 class Library:
@@ -77,6 +82,20 @@ class Library:
     def state(self, arrays: Sequence[Array]) -> tuple[str, bool] | None:
         """Mode (``""``, ``"autograd"``, ``"traced"``) and global determinism; None: plain."""
         return None
+
+    def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
+        """Tells whether others need the same plan as `arrays`, at the least cost per call."""
+        want = tuple([FACTS[type(x)](x) for x in arrays])
+        state_of = STATES.get(type(arrays[0]))
+        state = state_of and state_of(arrays)
+
+        def fits(others: Sequence[Array]) -> bool:
+            if tuple([FACTS[type(x)](x) for x in others]) != want:
+                return False
+            state_of = STATES.get(type(others[0]))
+            return (state_of and state_of(others)) == state
+
+        return fits
 
     def readable(self, x: Array) -> bool:
         """Whether the values of `x` can be looked at without waiting for a device."""

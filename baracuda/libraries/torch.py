@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +13,13 @@ from torch.autograd import forward_ad
 from baracuda.dtypes import name_of
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, Facts, Library
+
+_compiling = torch.compiler.is_compiling
+_deterministic = torch.are_deterministic_algorithms_enabled
+_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+# What torch.compile itself guards its graphs with; without it the general way is taken.
+TensorGuards = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
@@ -25,13 +32,17 @@ class Torch(Library):
     stored_as = MappingProxyType({"uint16": "int16", "uint32": "int32", "uint64": "int64"})
 
     def facts(self, x: Array) -> Hashable:
-        return ("torch", x.dtype, x.shape, x.stride(), x.device)
+        device = x.device
+        if device.type == "cuda":
+            return ("torch", x.dtype, x.shape, x.stride(), device, _alignment(x))
+        return ("torch", x.dtype, x.shape, x.stride(), device)
 
     def describe(self, x: Array) -> Facts:
         if x.is_nested or x.layout != torch.strided or x.is_quantized:
             what = "a nested tensor" if x.is_nested else f"layout {x.layout}"
             raise TypeError(f"expected a dense tensor, got {what}")
-        return Facts(name_of(x.dtype), tuple(x.shape), tuple(x.stride()), str(x.device))
+        alignment = _alignment(x) if x.device.type == "cuda" else 16
+        return Facts(name_of(x.dtype), tuple(x.shape), tuple(x.stride()), str(x.device), alignment)
 
     def strides(self, x: Array) -> Shape | None:
         return tuple(x.stride())
@@ -46,16 +57,31 @@ class Torch(Library):
                 grad |= x.requires_grad
             elif isinstance(x, torch.Tensor):
                 mode = "traced"
-        if (
-            torch.compiler.is_compiling()
-            or torch._C._functorch.peek_interpreter_stack() is not None
-            or torch._C._len_torch_dispatch_stack()
-        ):
+        if _compiling() or _transforms() is not None or _modes():
             mode = "traced"
         elif not mode and (forward_ad._current_level >= 0 or (grad and torch.is_grad_enabled())):
             mode = "autograd"
-        deterministic = torch.are_deterministic_algorithms_enabled()
+        deterministic = _deterministic()
         return (mode, deterministic) if mode or deterministic else None
+
+    def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
+        if TensorGuards is None or self.state(arrays) or any(x is None for x in arrays):
+            return super().matcher(arrays)
+        shapes = [list(x.shape) for x in arrays]
+        strides = [list(x.stride()) for x in arrays]
+        # Types, dtypes, devices, sizes, strides and dispatch keys of all tensors in one call.
+        same = TensorGuards(*arrays, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check
+
+        def fits(others: Sequence[Array]) -> bool:
+            return (
+                same(*others)
+                and not _modes()
+                and forward_ad._current_level < 0
+                and not _compiling()
+                and not _deterministic()
+            )
+
+        return fits
 
     def readable(self, x: Array) -> bool:
         return bool(
@@ -90,6 +116,15 @@ class Torch(Library):
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         zeros = torch.zeros(shape, dtype=values.dtype, device=values.device)
         return zeros.scatter_add(axis, index.long(), values)
+
+
+def _alignment(x: Array) -> int:
+    """The power of two up to 16 that divides the address; 16 for what has none."""
+    try:
+        address = x.data_ptr()
+    except RuntimeError:
+        return 16
+    return min(address & -address or 16, 16)
 
 
 ADAPTER = Torch()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -169,6 +172,7 @@ def device(arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
 def cold_start(torch: Any) -> dict[str, float]:
     """Milliseconds of what happens once: per process, per kernel, per problem."""
     x = torch.ones(4, 8, device="cuda")
+    shapes = [torch.ones(n, 8, device="cuda") for n in range(5, 205)]
     torch.cuda.synchronize()
 
     def ms(task: Callable[[], Any]) -> float:
@@ -176,15 +180,24 @@ def cold_start(torch: Any) -> dict[str, float]:
         task()
         return (time.perf_counter() - start) * 1e3
 
-    def launch_layer() -> None:
+    def load() -> None:
         backend = import_module("baracuda.backends.cuda")
         backend.unavailable()
         import_module("baracuda.backends.cuda.runner")
 
-    out = {"once per process: importing the launch layer": ms(launch_layer)}
-    out["once per process: the first kernel, NVRTC loaded"] = ms(lambda: bc.reglu(x))
-    out["a kernel compiled or read from disk"] = ms(lambda: bc.glu(x))
-    out["a new shape of a loaded kernel"] = ms(lambda: bc.glu(torch.ones(5, 8, device="cuda")))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["BARACUDA_CACHE_DIR"] = folder
+        out = {"once per process: importing the launch layer": ms(load)}
+        out["once per process: NVRTC, with the first kernel"] = ms(lambda: bc.reglu(x))
+        compiled = [ms(partial(op, x)) for op in (bc.glu, bc.swiglu, bc.geglu)]
+        out["a kernel that has to be compiled, the slowest of 3"] = max(compiled)
+        import_module("baracuda.backends.cuda.launch").forget_kernels()
+        bc.plan_cache.clear()
+        read = [ms(partial(op, x)) for op in (bc.glu, bc.swiglu, bc.geglu)]
+        out["a kernel from the disk cache, the slowest of 3"] = max(read)
+        fresh = sorted(ms(partial(bc.glu, x)) for x in shapes)
+        out["a new shape of a loaded kernel, median of 200"] = fresh[100]
+        del os.environ["BARACUDA_CACHE_DIR"]
     return out
 
 
@@ -219,7 +232,7 @@ def small_sizes(torch: Any, peers: Any) -> dict[str, float]:
         shapes = ((elements // 64, 32), (elements // 64, 64))
         row = Row("swiglu_backward", "", shapes, {})
         arrays = peers.arrays_of(row, torch.float32)
-        tasks = {"ours": lambda a=arrays: bc.swiglu_backward(*a)} | peers.peers(row, arrays)
+        tasks = {"ours": partial(bc.swiglu_backward, *arrays)} | peers.peers(row, arrays)
         for name in ("ours", "eager", "compile"):
             out[f"{elements} elements, {name}, graph"] = timing.by_replay(tasks[name]) * 1e6
             out[f"{elements} elements, {name}, calls"] = timing.per_call(tasks[name], 2000)

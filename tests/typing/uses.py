@@ -98,6 +98,7 @@ assert_type(sku.index_dtype, str | None)
 assert_type(bc.plan_cache.info(), bc.CacheInfo)
 bc.plan_cache.save("plans.json")
 assert_type(bc.plan_cache.load(Path("plans.json")), int)
+bc.check_errors()
 bc.plan_cache.clear()
 bc.PlanCache(maxsize=10)
 

@@ -25,6 +25,11 @@ class CudaBackend:
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
         return spec.dtypes if spec.kernel is not None and library == "torch" else ()
 
+    def check_errors(self) -> None:
+        """Wait for the devices; raise the index that a kernel met out of range."""
+        if unavailable() is None:
+            import_module("baracuda.backends.cuda.reports").check()
+
     def refuses(self, problem: Problem) -> str | None:
         if problem.spec.kernel is None:
             return f"has no kernel for {problem.spec.name}"

@@ -28,6 +28,8 @@ _NO_CONTEXT = (
 )
 launch_kernel = driver.cuLaunchKernel
 _FIXED_SHARED = 48 * 1024
+GEOMETRY = 7
+"""Numbers that say where a kernel runs: grid, block, shared memory."""
 
 
 class CudaError(RuntimeError):
@@ -75,6 +77,12 @@ def while_capturing() -> Iterator[None]:
 
 _kernels: dict[tuple[Entry, str], tuple[Any, Any]] = {}
 _kernels_lock = threading.Lock()
+
+
+def forget_kernels() -> None:
+    """Load every kernel again when it is next needed, as a new process would."""
+    with _kernels_lock:
+        _kernels.clear()
 
 
 def loaded(entry: Entry, facts: DeviceFacts, shared: int) -> Any:

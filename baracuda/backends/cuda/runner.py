@@ -13,18 +13,25 @@ from baracuda.backends.cuda.schedules import PLANNERS
 from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, Step, Steps, strides_of
 from baracuda.layouts import Shape
 from baracuda.libraries import Array
-from baracuda.spec import Problem
+from baracuda.spec import Misfit, Problem
 
 _Key: TypeAlias = tuple[int, tuple[Shape, ...] | None, bool]
 _Launch: TypeAlias = tuple[Any, Sequence[tuple[int, int]], bool]
 _Program: TypeAlias = tuple[list[_Launch], Sequence[tuple[Shape, str]]]
 
-_PLAIN: _Key = (WIDEST, None, False)
-
 
 def _nothing(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> Any:
     """No short way: the general one is gone."""
     return None
+
+
+def _aligned(addresses: Sequence[int]) -> int:
+    """The power of two up to the widest access that divides all of them."""
+    bits = 0
+    for address in addresses:
+        bits |= address
+    bits &= WIDEST - 1
+    return bits & -bits or WIDEST
 
 
 class CudaRunner:
@@ -51,7 +58,9 @@ class CudaRunner:
         self._empty = all(x.size == 0 for x in problem.outputs)
         self._programs: dict[_Key, _Program] = {}
         self._lock = threading.Lock()
-        self.steps = self._plan(_PLAIN)
+        self._alignment = min((x.alignment for x in problem.given), default=WIDEST)
+        self._usual: _Key = (self._alignment, None, False)
+        self.steps = self._plan(self._usual)
         self._hot = _nothing if self._empty else self._written_out()
 
     def __call__(
@@ -79,12 +88,10 @@ class CudaRunner:
         if self._empty:
             return results[0] if len(results) == 1 else tuple(results)
         words = [pointer(x) for x in arrays if x is not None]
+        if _aligned(words) < self._alignment:
+            raise Misfit
         words += [pointer(x) for x in results]
-        bits = 0
-        for word in words:
-            bits |= word
-        bits &= WIDEST - 1
-        key = (bits & -bits or WIDEST, layout, accumulate)
+        key = (min(_aligned(words), self._alignment), layout, accumulate)
         launches, workspaces = self._programs.get(key) or self._program(key)
         held = [
             self._arrays.empty(shape, layouts.contiguous(shape), dtype, self._ordinal)
@@ -105,14 +112,14 @@ class CudaRunner:
 
     def _written_out(self) -> Any:
         """The code for fresh, aligned outputs, where one kernel is all there is."""
-        launches, workspaces = self._program(_PLAIN)
+        launches, workspaces = self._program(self._usual)
         launch, front, _ = launches[0]
         if len(launches) > 1 or workspaces or not isinstance(launch, Launch):
             return _nothing
         return hot.compiled(
             launch, front, tuple(self._problem.spec.scalars),
             [x is not None for x in self._problem.inputs], self._outputs, self._arrays,
-            state=self._state, ordinal=self._ordinal,
+            state=self._state, ordinal=self._ordinal, alignment=self._alignment,
         )  # fmt: skip
 
     def _layout(self, outs: Sequence[Array]) -> tuple[Shape, ...] | None:
@@ -143,7 +150,7 @@ class CudaRunner:
         with self._lock, while_capturing():
             found = self._programs.get(key)
             if found is None:
-                steps = self._plan(key)
+                steps = self.steps if key == self._usual else self._plan(key)
                 found = self._programs[key] = (
                     [self._launch(step) for step in steps.steps],
                     steps.workspaces,

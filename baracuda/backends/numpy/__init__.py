@@ -16,6 +16,9 @@ class NumPyBackend:
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
         return spec.dtypes
 
+    def check_errors(self) -> None:
+        """Nothing is reported later."""
+
     def refuses(self, problem: Problem) -> str | None:
         return None
 

@@ -1,0 +1,100 @@
+// The functors as a host compiler sees them: a C function for each, in both accumulate types.
+#include "elementwise.cu"
+#include "gated.cu"
+#include "pooling.cu"
+#include "rope.cu"
+
+using namespace baracuda;
+
+// x is [inputs][n], y is [outputs][n].
+template <class F, class A> static void apply(const F& f, const A* x, A* y, i64 n) {
+  for (i64 i = 0; i < n; ++i) {
+    A from[F::inputs], to[F::outputs];
+    for (int k = 0; k < F::inputs; ++k) from[k] = x[k * n + i];
+    f(from, to);
+    for (int k = 0; k < F::outputs; ++k) y[k * n + i] = to[k];
+  }
+}
+
+#define PLAIN_AS(name, A)                                           \
+  extern "C" void name##_##A(const A* x, A* y, i64 n, const f64*) { \
+    apply(name<A>{}, x, y, n);                                      \
+  }
+#define WEIGHTED_AS(name, A)                                             \
+  extern "C" void name##_##A(const A* x, A* y, i64 n, const f64* more) { \
+    apply(name<A>{more[0]}, x, y, n);                                    \
+  }
+#define PLAIN(name) PLAIN_AS(name, f32) PLAIN_AS(name, f64)
+#define WEIGHTED(name) WEIGHTED_AS(name, f32) WEIGHTED_AS(name, f64)
+
+PLAIN(Glu) PLAIN(Reglu) PLAIN(Swiglu) PLAIN(Geglu) PLAIN(GegluTanh)
+PLAIN(GluBackward) PLAIN(RegluBackward) PLAIN(SwigluBackward)
+PLAIN(GegluBackward) PLAIN(GegluBackwardTanh)
+WEIGHTED(Lerp) WEIGHTED(LerpBackward)
+
+template <class A> static void circle(const i64* phase, A* y, i64 n) {
+  for (i64 i = 0; i < n; ++i) {
+    const Pair<A> p = cos_sin<A>(phase[i]);
+    y[i] = p.first;
+    y[n + i] = p.second;
+  }
+}
+extern "C" void circle_f32(const i64* phase, f32* y, i64 n) { circle(phase, y, n); }
+extern "C" void circle_f64(const i64* phase, f64* y, i64 n) { circle(phase, y, n); }
+
+// x is a, b, cos, sin.
+template <class F, class A> static void turn(const A* x, A* y, i64 n) {
+  for (i64 i = 0; i < n; ++i) {
+    F::apply(x[i], x[n + i], Pair<A>{x[2 * n + i], x[3 * n + i]}, y[i], y[n + i]);
+  }
+}
+#define TURN_AS(name, A)                                            \
+  extern "C" void name##_##A(const A* x, A* y, i64 n, const f64*) { \
+    turn<name>(x, y, n);                                            \
+  }
+#define TURN(name) TURN_AS(name, f32) TURN_AS(name, f64)
+TURN(Rope) TURN(RopeBackward)
+
+template <class A> struct List {
+  const A* cell;
+  i64 n;
+  template <class Visit> void each(Visit visit) const {
+    for (i64 i = 0; i < n; ++i) visit(cell[i]);
+  }
+};
+
+// One window of n cells: the fast form, whether it gives up, the careful form.
+template <class A, int P> static void pool(const A* norm, const A* x, A* y, i64 n) {
+  const LpPool<A, P> f{{norm[0], norm[1], norm[2], norm[3]}};
+  bool odd = false;
+  A sum = f.lift(x[0], odd);
+  for (i64 i = 1; i < n; ++i) sum = f.join(sum, f.lift(x[i], odd));
+  y[0] = f.lower(sum, odd);
+  y[1] = odd;
+  y[2] = f.careful(List<A>{x, n});
+}
+
+// The same of the gradient of each cell: d is [3][n].
+template <class A, int P>
+static void pool_backward(const A* norm, const A* x, A dy, A y, A* d, i64 n) {
+  const LpPoolBackward<A, P> f{{norm[0], norm[1], norm[2], norm[3]}};
+  bool odd = false;
+  const A pulled = f.pull(dy, y, odd);
+  for (i64 i = 0; i < n; ++i) {
+    bool here = odd;
+    d[i] = f.push(x[i], pulled, here);
+    d[n + i] = here;
+    d[2 * n + i] = f.term(dy, x[i], y, List<A>{x, n});
+  }
+}
+
+#define POOL_AS(P, name, A)                                                            \
+  extern "C" void LpPool_##name##_##A(const A* norm, const A* x, A* y, i64 n) {        \
+    pool<A, P>(norm, x, y, n);                                                         \
+  }                                                                                    \
+  extern "C" void LpPoolBackward_##name##_##A(                                         \
+      const A* norm, const A* x, A dy, A y, A* d, i64 n) {                             \
+    pool_backward<A, P>(norm, x, dy, y, d, n);                                         \
+  }
+#define POOL(P, name) POOL_AS(P, name, f32) POOL_AS(P, name, f64)
+POOL(1, 1) POOL(2, 2) POOL(3, 3) POOL(4, 4) POOL(REAL, REAL) POOL(INFINITE, INFINITE)

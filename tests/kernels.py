@@ -1,0 +1,227 @@
+"""Every kernel that the planners can ask for, from made-up problems: no GPU, no memory.
+
+An op's forms come from the registry. What is chosen here is how large the arrays are and how they
+lie: whatever a planner tells apart (widths, layouts, index types, accumulation, offsets past 2^31,
+powers and sizes of windows) has a `Case`, a layout or an alignment below that leads to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+import baracuda.ops  # noqa: F401
+from baracuda import check, layouts
+from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.schedules import PLANNERS
+from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, strides_of
+from baracuda.dispatch import DEFAULT
+from baracuda.dtypes import INDICES, named
+from baracuda.libraries import library
+from baracuda.op import registry
+from baracuda.spec import Case, OpSpec, Problem
+from baracuda.testing.cases import _derived, options_of
+
+FACTS = DeviceFacts(0, "sm_90", 132, 232448)
+# With so little shared memory no row fits on chip.
+SMALL = DeviceFacts(0, "sm_90", 132, 64)
+HUGE = 1 << 16
+
+GATED = (
+    Case({"b": (6,), "n": 64, "c": ()}),
+    Case({"b": (HUGE,), "n": HUGE, "c": ()}),
+    Case({"b": (4,), "n": 6, "c": (5, 32)}, axis=1, gate_first=True),
+    Case({"b": (6,), "n": 5, "c": (3,)}, axis=1),
+)
+ELEMENTWISE = (
+    Case({"s": (7, 64)}),
+    Case({"s": (3, 5, 64)}),
+    Case({"s": (HUGE, HUGE)}),
+)
+ROPE = tuple(
+    Case(axes, interleaved=interleaved, **more)
+    for interleaved in (True, False)
+    for axes, more in (
+        ({"b": (2, 3), "s": 9, "h": (), "d": 64}, {}),
+        ({"b": (2,), "s": 9, "h": (3,), "d": 64}, {"seq_axis": 1, "rotary_dim": 32}),
+        ({"b": (2,), "s": 5, "h": (), "d": 400}, {}),
+        ({"b": (2,), "s": 5, "h": (), "d": 7}, {"rotary_dim": 4}),
+        ({"b": (HUGE,), "s": HUGE, "h": (), "d": 16}, {}),
+    )
+)
+POWERS = (1, 2, 3, 4, 2.5, math.inf)
+# Kernel and stride: some at every power, in two dimensions; the others at one. The run-time
+# kernels come at every power with the layouts. Extents that the widest accesses divide, or not.
+POOL_1D = tuple(
+    Case({"b": (4, 3), "l": extent}, norm_type=p, kernel_size=k, stride=s)
+    for p, (k, s) in (
+        *product(POWERS, ((9, 9),)),
+        *product((2, 2.5), ((2, 2), (4, 1))),
+        (2, (3, 2)),
+    )
+    for extent in (64, 41)
+)
+POOL_2D = tuple(
+    Case({"b": (2, 3), "h": 16, "w": extent}, norm_type=p, kernel_size=k, stride=s)
+    for p, (k, s) in (
+        *product(POWERS, ((2, 2), (3, 1))),
+        *product((2,), ((3, 2), ((3, 2), (2, 3)), ((1, 2), (1, 9)))),
+    )
+    for extent in (64, 41)
+)
+INDEXING = (
+    Case({"b": (8,), "n": 48, "c": (), "i": (8,), "k": 32, "j": ()}, axis=1),
+    Case({"b": (8,), "n": 47, "c": (), "i": (8,), "k": 31, "j": ()}, axis=1),
+    Case({"b": (), "n": 16, "c": (64,), "i": (), "k": 9, "j": (64,)}, axis=0),
+    Case({"b": (3,), "n": 6, "c": (16,), "i": (2,), "k": 5, "j": (16,)}, axis=1),
+    Case({"b": (HUGE,), "n": 64, "c": (), "i": (HUGE,), "k": HUGE, "j": ()}, axis=1),
+    Case({"b": (), "n": HUGE, "c": (HUGE,), "i": (), "k": HUGE, "j": (HUGE,)}, axis=0),
+)
+CASES = {
+    "elementwise": ELEMENTWISE,
+    "gated": GATED,
+    "rope": ROPE,
+    "lp_pool1d": POOL_1D,
+    "lp_pool2d": POOL_2D,
+    "indexing": INDEXING,
+}
+
+# How the arrays of a call lie: the floating ones, the integer one, the outputs ("": new ones).
+LAYOUTS = (
+    ("dense", "dense", ""),
+    ("dense", "shared", ""),
+    ("dense", "dense", "padded"),
+    ("padded", "dense", ""),
+    ("padded", "padded", "padded"),
+    ("ragged", "ragged", ""),
+    ("stepped", "stepped", "stepped"),
+    ("stepped", "dense", ""),
+    ("turned", "turned", ""),
+    ("far", "far", ""),
+    ("far", "shared", "far"),
+    ("far-stepped", "far-stepped", "far-stepped"),
+)
+
+
+def strides(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """Of an array of `shape`, in elements.
+
+    ``dense``; ``padded`` with room for 16 elements behind each row, ``ragged`` for one; every
+    other element of it (``stepped``); ``turned`` for the axes in reverse; ``far`` for rows 2^31
+    apart; ``shared`` for one element along all axes but the first.
+    """
+    if layout == "turned":
+        return layouts.contiguous(shape[::-1])[::-1]
+    if layout == "shared":
+        return (*layouts.contiguous(shape[:1]), *(0 for _ in shape[1:]))
+    step, out = 2 if layout.endswith("stepped") else 1, []
+    room = {"padded": 16, "ragged": 1, "stepped": 2}.get(layout, 0)
+    for axis in reversed(range(len(shape))):
+        out.append(step)
+        step = step * shape[axis] + room
+        if layout.startswith("far") and axis == len(shape) - 1:
+            step += 1 << 31
+    return tuple(reversed(out))
+
+
+def phantom(shape: tuple[int, ...], layout: str, dtype: str) -> np.ndarray[Any, Any]:
+    """An array of any size that is never read."""
+    kind = library("numpy").dtype(dtype)
+    steps = [s * kind.itemsize for s in strides(shape, layout)]
+    return np.lib.stride_tricks.as_strided(np.zeros(1, kind), shape, steps, writeable=False)
+
+
+def cases(spec: OpSpec) -> tuple[Case, ...]:
+    """The sizes at which an op is planned; a named option is tried at all of its values."""
+    own = CASES.get(spec.name.removesuffix("_backward")) or CASES[spec.category]
+    more = {v for c in spec.cases for k, v in c.options.items() if k == "approximate"}
+    return own + tuple(Case(c.axes, **c.options, approximate=v) for c in own for v in more)
+
+
+def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
+    """Every form of an op, at all sizes and in all layouts; with the layout of given outputs."""
+    for case, form, layout in product(cases(spec), spec.signatures, LAYOUTS):
+        options = options_of(spec, case)
+        if (
+            "rotary_dim" in spec.options
+            and options.get("rotary_dim") is None
+            and case.axes["d"] % 2
+        ):
+            continue
+        axes = {**case.axes, **_derived(spec, case, case.axes)}
+        kinds = INDICES if any(p.name in spec.integers for p in form.inputs) else ("",)
+        for index in kinds:
+            arrays: dict[str, Any] = dict.fromkeys(spec.arrays)
+            for pattern in form.inputs:
+                shape, integer = pattern.shape(axes), pattern.name in spec.integers
+                if pattern.is_option:
+                    options[pattern.name] = shape
+                else:
+                    kind = index if integer else dtype
+                    arrays[pattern.name] = phantom(shape, layout[integer], kind)
+            yield check.problem(spec, list(arrays.values()), options, DEFAULT), layout[2]
+
+
+def planned(problem: Problem, out: str) -> Iterator[Entry]:
+    """The kernels of a problem, at every alignment, written and added to."""
+    outs = tuple(strides(x.shape, out) if out else strides_of(x) for x in problem.outputs)
+    spec, alignment = problem.spec, named(problem.dtype).itemsize
+    facts = [FACTS, SMALL] if spec.kernel and spec.kernel.schedule == "scatter" else [FACTS]
+    while alignment <= WIDEST:
+        for add, device in product((False, True)[: 1 + spec.accumulates], facts):
+            steps = PLANNERS[spec.kernel.schedule](Call(problem, device, outs, add, alignment))
+            yield from (step.entry for step in steps.kernels)
+        alignment *= 2
+
+
+def dtypes(spec: OpSpec) -> tuple[str, ...]:
+    """Those whose kernels differ: an op that only moves elements has one for each size."""
+    if not spec.moves:
+        return spec.dtypes
+    return tuple({named(d).itemsize: d for d in reversed(spec.dtypes)}.values())
+
+
+@cache
+def entries(op: str, dtype: str) -> tuple[Entry, ...]:
+    """Every kernel of an op for a dtype, each once.
+
+    Raises
+    ------
+    ValueError
+        Where two kernels have one name.
+    """
+    found: dict[str, Entry] = {}
+    for problem, out in problems(registry[op].spec, dtype):
+        for entry in planned(problem, out):
+            if found.setdefault(entry.symbol, entry) != entry:
+                other = found[entry.symbol]
+                raise ValueError(f"two kernels are called {entry.symbol}: {other} and {entry}")
+    return tuple(found.values())
+
+
+def arguments(entry: Entry) -> frozenset[tuple[str, int, str]]:
+    """The template arguments of an entry: schedule, place and value."""
+    name, _, inside = entry.schedule.removesuffix(">").partition("<")
+    depth, parts = 0, [""]
+    for letter in inside:
+        depth += (letter == "<") - (letter == ">")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return frozenset((name, place, part.strip()) for place, part in enumerate(parts))
+
+
+def covering(every: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Entries among which each template argument of `every` has all of its values."""
+    chosen, left = [], frozenset[tuple[str, int, str]]().union(*map(arguments, every))
+    while left:
+        best = max(every, key=lambda entry: len(arguments(entry) & left))
+        chosen.append(best)
+        left -= arguments(best)
+    return tuple(chosen)

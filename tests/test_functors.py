@@ -1,0 +1,387 @@
+"""Every functor, compiled for the host, against extended precision over edge values."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from mpmath import mp, mpf
+from numpy.typing import ArrayLike, NDArray
+
+import baracuda
+from baracuda.backends.cuda.schedules.rope import _turns
+from baracuda.backends.cuda.schedules.window import _norm
+from baracuda.op import registry
+
+SOURCES = Path(baracuda.__file__).parent / "cuda_src"
+HERE = Path(__file__).parent
+
+TYPES: dict[str, type[np.floating[Any]]] = {"f32": np.float32, "f64": np.float64}
+EPS = {kind: float(np.finfo(t).eps) for kind, t in TYPES.items()}
+WIDE = np.longdouble
+MAGNITUDES = (
+    0.0, 1e-30, 1e-20, 1e-8, 1e-3, 0.3, 0.5, 1.0, 1.7, 2.5, 4.0, 5.5, 8.0, 12.0, 13.0, 20.0, 36.0,
+    40.0, 88.0, 103.0, 700.0, 1e4, 1e18, 1e30,
+)  # fmt: skip
+EDGES = (*MAGNITUDES, *(-x for x in MAGNITUDES), math.inf, -math.inf, math.nan)
+POWERS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, math.inf)
+
+each_type = pytest.mark.parametrize("kind", list(TYPES))
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def compiler() -> list[str]:
+    """A C++ compiler for the host."""
+    for name in ("g++", "clang++", "c++"):
+        if shutil.which(name):
+            return [name]
+    if find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "c++"]
+    pytest.skip("needs a C++ compiler: g++, clang++, or pip install ziglang")
+
+
+@pytest.fixture(scope="session")
+def functors(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """All functors as C functions."""
+    built = tmp_path_factory.mktemp("functors") / "functors.so"
+    # No contraction: what the sources do not fuse themselves stays as it is written.
+    flags = "-std=c++17 -O1 -ffp-contract=off -Wall -Wextra -Werror -shared -fPIC".split()
+    source = [f"-I{SOURCES}", "-o", str(built), str(HERE / "functors.cpp")]
+    done = subprocess.run([*compiler(), *flags, *source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(built))
+
+
+def address(x: NDArray[Any]) -> ctypes.c_void_p:
+    return x.ctypes.data_as(ctypes.c_void_p)
+
+
+def call(
+    functors: ctypes.CDLL, name: str, kind: str, x: ArrayLike, outputs: int, *more: float
+) -> NDArray[Any]:
+    """The outputs of a functor for each column of `x`."""
+    x = np.ascontiguousarray(x, TYPES[kind])
+    y = np.full((outputs, x.shape[-1]), np.nan, TYPES[kind])
+    count, scalars = ctypes.c_int64(x.shape[-1]), (ctypes.c_double * 1)(*more)
+    getattr(functors, f"{name}_{kind}")(address(x), address(y), count, scalars)
+    return y
+
+
+def exactly(x: ArrayLike, kind: str) -> NDArray[Any]:
+    """Values of the type, in extended precision."""
+    return np.asarray(x, TYPES[kind]).astype(WIDE)
+
+
+def errors(got: NDArray[Any], want: Any, scale: Any, kind: str) -> NDArray[Any]:
+    """In eps of `scale`; 0 where both are NaN or the same infinity, inf where only one is."""
+    got, want, limit = got.astype(WIDE), np.asarray(want, WIDE), np.finfo(TYPES[kind]).max
+    want = np.where(np.abs(want) > limit, np.copysign(WIDE(np.inf), want), want)
+    # At the end of the range a rounding decides between the largest number and infinity.
+    near = (np.abs(got) > limit / 1.0001) & (np.abs(want) > limit / 1.0001)
+    same = (got == want) | (np.isnan(got) & np.isnan(want)) | near
+    error = np.abs(got - want) / (EPS[kind] * np.abs(scale))
+    return np.where(same, 0, np.where(np.isnan(error), np.inf, error))
+
+
+def normal(x: Any, kind: str) -> NDArray[Any]:
+    """Whether the type holds `x` in full precision: 0, not finite, or inside of its range."""
+    size, info = np.abs(x), np.finfo(TYPES[kind])
+    inside = (size > 2 * WIDE(info.smallest_normal)) & (size < WIDE(info.max) / 2)
+    return np.asarray(inside | (size == 0) | ~np.isfinite(x))
+
+
+def test_every_functor_is_tested(functors: ctypes.CDLL) -> None:
+    for name, op in registry.items():
+        assert op.spec.kernel is not None
+        functor, formula = op.spec.kernel.functor, op.spec.kernel.file != "indexing.cu"
+        ends = [""] if op.spec.category != "pooling" else ["_1", "_2", "_REAL", "_INFINITE"]
+        if "approximate" in op.spec.options:
+            ends.append("Tanh")
+        for end, kind in product(ends if formula else [], TYPES):
+            assert hasattr(functors, f"{functor}{end}_{kind}"), name
+
+
+# Gated: the weight of `a` and its slope, and the size of what is added up in the slope.
+
+
+@cache
+def distribution(kind: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The normal distribution function and density at `EDGES`."""
+    mp.dps = 40
+    edges = exactly(EDGES, kind)
+    cdf = [
+        mp.erfc(-mpf(float(b)) / mp.sqrt(2)) / 2 if np.isfinite(b) else mpf(float(b > 0))
+        for b in edges
+    ]
+    pdf = [
+        mp.exp(-(mpf(float(b)) ** 2) / 2) / mp.sqrt(2 * mp.pi) if np.isfinite(b) else mpf(0)
+        for b in edges
+    ]
+    wide = (np.array([WIDE(mp.nstr(v, 30)) for v in values]) for values in (cdf, pdf))
+    return tuple(np.where(np.isnan(edges), edges, values) for values in wide)  # type: ignore[return-value]
+
+
+def glu(b: Any, kind: str) -> tuple[Any, Any, Any]:
+    on, off = 1 / (1 + np.exp(-b)), 1 / (1 + np.exp(b))
+    return on, on * off, on * off
+
+
+def swiglu(b: Any, kind: str) -> tuple[Any, Any, Any]:
+    on, off = 1 / (1 + np.exp(-b)), 1 / (1 + np.exp(b))
+    return b * on, on * (1 + b * off), on * (1 + np.abs(b * off))
+
+
+def reglu(b: Any, kind: str) -> tuple[Any, Any, Any]:
+    slope = np.where(b <= 0, 0, WIDE(1))
+    return np.where(b <= 0, 0, b), slope, slope
+
+
+def geglu(b: Any, kind: str) -> tuple[Any, Any, Any]:
+    cdf, pdf = (np.tile(v, len(b) // len(v)) for v in distribution(kind))
+    return b * cdf, cdf + b * pdf, cdf + np.abs(b * pdf)
+
+
+GATED = {"Glu": glu, "Reglu": reglu, "Swiglu": swiglu, "Geglu": geglu}
+
+
+@each_type
+@pytest.mark.parametrize("name", list(GATED))
+def test_gated(functors: ctypes.CDLL, name: str, kind: str) -> None:
+    points = list(product((1.0, -0.7, 3e5), EDGES, EDGES))
+    dy, a, b = (exactly(column, kind) for column in zip(*points, strict=True))
+    weight, slope, size = GATED[name](b, kind)
+    # An open gate has no slope to add to: dy * a is not multiplied by 0.
+    pulled = np.where(b <= 0, 0, dy * a) if name == "Reglu" else dy * a * slope
+    calm = np.ones(len(a), bool)
+    for part in (a, b, weight, slope, dy * a, dy * weight):
+        calm &= normal(part, kind)
+    y = call(functors, name, kind, [a, b], 1)
+    d = call(functors, f"{name}Backward", kind, [dy, a, b], 2)
+    for got, want, scale in (
+        (y[0], a * weight, a * weight),
+        (d[0], dy * weight, dy * weight),
+        (d[1], pulled, dy * a * size),
+    ):
+        error = np.where(calm, errors(got, want, scale, kind), 0)
+        i = int(np.argmax(error))
+        assert error[i] < 4, (dy[i], a[i], b[i], got[i], want[i])
+
+
+@each_type
+def test_geglu_tanh(functors: ctypes.CDLL, kind: str) -> None:
+    b = np.concatenate([exactly(np.linspace(-12, 12, 2001), kind), exactly(EDGES, kind)])
+    a = np.ones_like(b)
+    body, more = registry["geglu"].spec.body, {"axis": 0, "gate_first": False}
+    backward = registry["geglu_backward"].spec.body
+    wide = [v.astype(np.float64) for v in (a, b)]
+    want = body(*wide, **more, approximate="tanh")
+    da, db = backward(wide[0], *wide, **more, approximate="tanh")
+    y = call(functors, "GegluTanh", kind, [a, b], 1)
+    d = call(functors, "GegluBackwardTanh", kind, [a, a, b], 2)
+    # The reference is in float64 itself.
+    for got, exact in ((y[0], want), (d[0], da), (d[1], db)):
+        assert errors(got, exact, np.maximum(np.abs(exact), 1.0), kind).max() < 8
+
+
+@each_type
+@pytest.mark.parametrize("weight", [-0.3, 0.0, 0.25, 0.4999, 0.5, 0.9999999, 1.0, 1.7])
+def test_lerp(functors: ctypes.CDLL, weight: float, kind: str) -> None:
+    values = [x for x in EDGES if abs(x) < 1e19]
+    a, b = (exactly(column, kind) for column in zip(*product(values, values), strict=True))
+    y = call(functors, "Lerp", kind, [a, b], 1, weight)[0]
+    w = WIDE(weight)
+    want = a + w * (b - a) if weight < 0.5 else b - (1 - w) * (b - a)
+    # From the nearer end: what rounds is the difference, weighted.
+    scale = np.abs(want) + min(abs(w), abs(1 - w)) * np.abs(b - a)
+    assert errors(y, want, scale, kind).max() < 2
+    if weight in (0.0, 1.0):
+        assert np.array_equal(y, (b if weight else a).astype(TYPES[kind]))
+    d = call(functors, "LerpBackward", kind, [a], 2, weight)
+    for got, part in zip(d, (1 - w, w), strict=True):
+        calm = normal(part * a, kind)
+        assert np.where(calm, errors(got, part * a, part * a, kind), 0).max() < 2
+
+
+# Rope.
+
+
+def circle(functors: ctypes.CDLL, phase: NDArray[np.int64], kind: str) -> NDArray[Any]:
+    y = np.empty((2, len(phase)), TYPES[kind])
+    getattr(functors, f"circle_{kind}")(address(phase), address(y), ctypes.c_int64(len(phase)))
+    return y
+
+
+def off_the_circle(y: NDArray[Any], angles: list[Any], kind: str) -> float:
+    """The largest error of cos and sin, in eps of 1."""
+    pairs = zip(angles, y[0].tolist(), y[1].tolist(), strict=True)
+    worst = max(max(abs(mp.cos(t) - c), abs(mp.sin(t) - s)) for t, c, s in pairs)
+    return float(worst) / EPS[kind]
+
+
+@each_type
+def test_cos_and_sin_of_any_phase(functors: ctypes.CDLL, kind: str) -> None:
+    mp.dps = 40
+    eighths = [s * (k << 60) + e for s in (1, -1) for k in range(8) for e in (-3, 0, 1, 7)]
+    rng = np.random.default_rng(0)
+    phase = np.concatenate(
+        [rng.integers(-(2**63), 2**63 - 1, 2000), eighths, [-(2**63), 2**63 - 1]]
+    ).astype(np.int64)
+    angles = [2 * mp.pi * mpf(int(p)) / 2**64 for p in phase]
+    assert off_the_circle(circle(functors, phase, kind), angles, kind) < 1
+
+
+@each_type
+@pytest.mark.parametrize("base", [10000.0, 500000.0, 0.1])
+@pytest.mark.parametrize("position", [1, 1_000_000, 2**31 - 1, -(2**31) + 1])
+def test_angles_at_any_position(
+    functors: ctypes.CDLL, base: float, position: int, kind: str
+) -> None:
+    """Through the host's table, multiplied as `Frequencies` in rotate.cuh does it."""
+    mp.dps = 60
+    tables = _turns(base, 64, kind == "f64")
+    if kind == "f64":
+        size, sign = abs(position), 1 if position > 0 else -1
+        rows = zip(*tables, strict=True)
+        turns = [sign * (high * size + ((low * size) >> 64)) for high, low in rows]
+    else:
+        turns = [high * position for high in tables[0]]
+    phase = np.array([(turn + 2**63) % 2**64 - 2**63 for turn in turns], np.int64)
+    angles = [position * mpf(base) ** (-mpf(i) / 64) for i in range(64)]
+    assert off_the_circle(circle(functors, phase, kind), angles, kind) < 1
+
+
+@each_type
+@pytest.mark.parametrize(("name", "sign"), [("Rope", 1), ("RopeBackward", -1)])
+def test_pairs_turn(functors: ctypes.CDLL, name: str, sign: int, kind: str) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 1000))
+    a, b, cos, sin = exactly(x, kind)
+    y = call(functors, name, kind, x, 2)
+    norm = np.hypot(a, b) * np.hypot(cos, sin)
+    assert errors(y[0], a * cos - sign * b * sin, norm, kind).max() < 2
+    assert errors(y[1], sign * a * sin + b * cos, norm, kind).max() < 2
+
+
+# Pooling.
+
+each_power = pytest.mark.parametrize("p", POWERS)
+CELLS = 6
+
+
+class Window:
+    """`LpPool` and `LpPoolBackward` of one power, on one window."""
+
+    def __init__(self, functors: ctypes.CDLL, p: float, kind: str) -> None:
+        whole = {1.0: "1", 2.0: "2", 3.0: "3", 4.0: "4", math.inf: "INFINITE"}
+        end = f"{whole.get(p, 'REAL')}_{kind}"
+        self._forward = getattr(functors, f"LpPool_{end}")
+        self._backward = getattr(functors, f"LpPoolBackward_{end}")
+        self._real = ctypes.c_float if kind == "f32" else ctypes.c_double
+        fake: Any = SimpleNamespace(accumulate=kind, functor="")
+        self._norms = [np.array(_norm(fake, p, back)[1], TYPES[kind]) for back in (False, True)]
+        self._type, self._p = TYPES[kind], p
+
+    def norms(self, x: NDArray[Any]) -> list[Any]:
+        """By the careful form, and by the fast one unless it gives up."""
+        y = np.empty(3, self._type)
+        count = ctypes.c_int64(len(x))
+        self._forward(address(self._norms[0]), address(x), address(y), count)
+        return [y[2]] if y[1] else [y[2], y[0]]
+
+    def gradients(self, dy: float, x: NDArray[Any], y: float) -> list[NDArray[Any]]:
+        """The same for each cell; NaN where the fast form gives up. It has none for infinity."""
+        d = np.empty((3, len(x)), self._type)
+        self._backward(
+            address(self._norms[1]), address(x), self._real(dy), self._real(y), address(d),
+            ctypes.c_int64(len(x)),
+        )  # fmt: skip
+        return [d[2]] if math.isinf(self._p) else [d[2], np.where(d[1] != 0, d[2], d[0])]
+
+
+def windows(kind: str) -> Iterator[NDArray[Any]]:
+    """Of ordinary and extreme sizes, with zeros and small cells among large ones."""
+    rng = np.random.default_rng(3)
+    far = (1e-30, 1e30, 1e-15, 1e15) if kind == "f32" else (1e-300, 1e300, 1e-30, 1e30)
+    for trial in range(300):
+        x = rng.standard_normal(CELLS) * (1.0, *far)[trial % 5]
+        if trial % 7 == 0:
+            x[rng.integers(CELLS)] = 0
+        if trial % 11 == 0:
+            x[rng.integers(CELLS)] *= 1e-8
+        yield x.astype(TYPES[kind])
+    yield np.zeros(CELLS, TYPES[kind])
+
+
+def norm(x: NDArray[Any], p: float) -> Any:
+    size = np.abs(x.astype(WIDE))
+    top = size.max()
+    if math.isinf(p) or top == 0:
+        return top
+    return top * ((size / top) ** WIDE(p)).sum() ** (1 / WIDE(p))
+
+
+def gradient(dy: Any, x: NDArray[Any], y: Any, p: float) -> NDArray[Any]:
+    wide, size, y = x.astype(WIDE), np.abs(x.astype(WIDE)), WIDE(y)
+    if y == 0:
+        return np.zeros_like(wide)
+    if math.isinf(p):
+        return WIDE(dy) * np.sign(wide) * (size == y) / max((size == y).sum(), 1)
+    powers = np.where(size == 0, 0, np.where(size == 0, 1, size / y) ** WIDE(p - 1))
+    return WIDE(dy) * np.sign(wide) * powers
+
+
+@each_type
+@each_power
+def test_pooling(functors: ctypes.CDLL, p: float, kind: str) -> None:
+    window, most = Window(functors, p, kind), np.finfo(TYPES[kind]).max
+    # The powers of a real exponent have the rounding of the exponent in them.
+    limit = 4 if p in (1, 2, 3, 4, math.inf) else 16
+    for x in windows(kind):
+        want = norm(x, p)
+        if want > most:
+            continue
+        for y in window.norms(x):
+            assert errors(np.asarray(y), want, want, kind) < 4, (x, y, want)
+        y = TYPES[kind](want)
+        for dy in (TYPES[kind](0.37), TYPES[kind](-1e20), TYPES[kind](0)):
+            exact = gradient(dy, x, y, p)
+            calm = normal(exact, kind)
+            for d in window.gradients(dy, x, y):
+                error = np.where(calm, errors(d, exact, exact, kind), 0)
+                assert error.max() < limit, (x, y, dy, d, exact)
+
+
+@each_type
+@each_power
+def test_pooling_sends_nan_on(functors: ctypes.CDLL, p: float, kind: str) -> None:
+    window = Window(functors, p, kind)
+    x = np.array([1.0, 0.0, -2.0, math.nan, 3.0, 1e-3], TYPES[kind])
+    assert np.isnan(window.norms(x)).all()
+    assert np.isnan(window.gradients(1.0, x, math.nan)).all()
+
+
+@each_type
+@each_power
+def test_pooling_of_an_infinite_cell(functors: ctypes.CDLL, p: float, kind: str) -> None:
+    window = Window(functors, p, kind)
+    x = np.array([1.0, 0.0, -2.0, math.inf, 3.0, 1e-3], TYPES[kind])
+    assert all(y == math.inf for y in window.norms(x))
+    for d in window.gradients(1.0, x, math.inf):
+        if p == 1:
+            assert np.array_equal(d, np.sign(x))
+        elif math.isinf(p):
+            assert np.array_equal(d, np.isinf(x))
+        elif p > 1:
+            assert np.isnan(d[3])
+            assert not d[[0, 1, 2, 4, 5]].any()

@@ -1,0 +1,110 @@
+"""Every kernel compiles without a GPU, in registers alone.
+
+All that the planners distinguish is compiled for sm_90 (`kernels.entries`). For sm_80 and sm_100 a
+covering set is: each op and dtype with every value of every template argument of its schedules, but
+not with all their combinations, which would take three times as long. ``BARACUDA_ALL_ARCHS=1`` does
+the whole product for these and for sm_86, sm_89 and sm_120, in about half an hour.
+
+``BARACUDA_KERNEL_REPORT=FILE`` writes what each kernel takes (registers, bytes of stack, bytes
+spilled) as JSON, by architecture and kernel; a later run adds to the file and replaces.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baracuda.op import registry
+
+try:
+    version("cuda-core"), version("nvidia-cuda-nvrtc")
+except PackageNotFoundError as error:
+    pytest.skip(f"needs {error.name}: pip install 'baracuda[cuda]'", allow_module_level=True)
+
+import kernels
+
+from baracuda.backends.cuda import compiler
+
+ALL = os.environ.get("BARACUDA_ALL_ARCHS") == "1"
+WHOLE = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120") if ALL else ("sm_90",)
+COVERED = () if ALL else ("sm_80", "sm_100")
+
+# Kernels that may spill or have a stack, by a part of the name: bytes allowed, and why.
+ALLOWED: dict[str, tuple[int, str]] = {}
+
+KINDS = [
+    pytest.param(name, dtype, id=f"{name}-{dtype}")
+    for name, op in registry.items()
+    for dtype in kernels.dtypes(op.spec)
+]
+
+
+@pytest.fixture(scope="session")
+def report() -> Iterator[dict[str, dict[str, Any]]]:
+    """What was measured, by architecture and kernel; written at the end."""
+    measured: dict[str, dict[str, Any]] = {}
+    yield measured
+    path = os.environ.get("BARACUDA_KERNEL_REPORT")
+    if path and measured:
+        # The workers of a parallel run share the file.
+        with Path(path).open("a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            known = json.loads(file.read() or "{}")
+            for arch, found in measured.items():
+                known.setdefault(arch, {}).update(found)
+            file.truncate(0)
+            json.dump(known, file, indent=1, sort_keys=True)
+
+
+@pytest.mark.parametrize("arch", [*WHOLE, *COVERED])
+@pytest.mark.parametrize(("op", "dtype"), KINDS)
+def test_a_kernel_compiles_and_stays_in_registers(
+    op: str, dtype: str, arch: str, report: dict[str, dict[str, Any]]
+) -> None:
+    every = kernels.entries(op, dtype)
+    remarks = []
+    for entry in every if arch in WHOLE else kernels.covering(every):
+        use = compiler.usage(entry, arch)
+        report.setdefault(arch, {})[entry.symbol] = asdict(use)
+        most = max((b for part, (b, _) in ALLOWED.items() if part in entry.symbol), default=0)
+        if max(use.spilled, use.stack) > most:
+            remarks.append(f"{entry.symbol}: {use}, {entry.schedule}")
+    assert not remarks, "\n".join(remarks)
+
+
+@pytest.mark.parametrize("name", [n for n, op in registry.items() if op.spec.moves])
+def test_what_only_moves_elements_has_one_kernel_for_each_size(name: str) -> None:
+    compiled = {e.schedule for d in kernels.dtypes(registry[name].spec) for e in
+                kernels.entries(name, d)}  # fmt: skip
+    for dtype in registry[name].spec.dtypes:
+        assert {e.schedule for e in kernels.entries(name, dtype)} <= compiled
+
+
+@pytest.mark.parametrize(("op", "dtype"), KINDS)
+def test_the_covering_set_has_every_template_argument(op: str, dtype: str) -> None:
+    every = kernels.entries(op, dtype)
+    values = frozenset().union(*map(kernels.arguments, every))
+    assert values == frozenset().union(*map(kernels.arguments, kernels.covering(every)))
+
+
+def test_every_op_with_a_kernel_is_planned_in_every_form() -> None:
+    for name, op in registry.items():
+        assert op.spec.kernel is not None, name
+        forms = {problem.signature for problem, _ in kernels.problems(op.spec, "float32")}
+        assert forms == set(op.spec.signatures), name
+
+
+@pytest.mark.parametrize("part", sorted(ALLOWED))
+def test_allowances_are_for_kernels_that_exist(part: str) -> None:
+    names = [e.symbol for op, dtype in (k.values for k in KINDS) for e in
+             kernels.entries(str(op), str(dtype))]  # fmt: skip
+    assert any(part in name for name in names)
