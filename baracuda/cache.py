@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +39,25 @@ class _Entry:
     aliases: list[Hashable] = field(default_factory=list)
 
 
+class _Pending:
+    """A plan that another thread is making; its lock is held until then."""
+
+    __slots__ = ("error", "lock", "plan")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.plan: Plan | None = None
+        self.error: BaseException | None = None
+
+    def result(self) -> Plan:
+        with self.lock:
+            pass
+        if self.plan is None:
+            raise self.error or RuntimeError("no plan was made")
+        return self.plan
+
+
 class PlanCache:
     """Plans by problem, the least recently used dropped first.
 
@@ -63,7 +81,7 @@ class PlanCache:
         self._lock = threading.Lock()
         self._entries: dict[Hashable, _Entry] = {}
         self._aliases: dict[Hashable, _Entry] = {}
-        self._pending: dict[Hashable, Future[Plan]] = {}
+        self._pending: dict[Hashable, _Pending] = {}
         self._records: dict[Hashable, KernelSku] = {}
         self._hits = self._misses = self._clock = self.generation = 0
 
@@ -110,24 +128,24 @@ class PlanCache:
             pending = self._pending.get(key)
             if pending is None:
                 self._misses += 1
-                mine: Future[Plan] = Future()
+                mine = _Pending()
                 self._pending[key] = mine
             else:
                 self._hits += 1
         if pending is not None:
             return pending.result()
         try:
-            plan = self._make(problem, make)
+            mine.plan = plan = self._make(problem, make)
         except BaseException as error:
+            mine.error = error
+            raise
+        finally:
             with self._lock:
                 del self._pending[key]
-            mine.set_exception(error)
-            raise
-        with self._lock:
-            del self._pending[key]
-            self._touch(self._entries.setdefault(key, _Entry(plan)), alias)
-            self._shrink()
-        mine.set_result(plan)
+                if mine.plan is not None:
+                    self._touch(self._entries.setdefault(key, _Entry(mine.plan)), alias)
+                    self._shrink()
+            mine.lock.release()
         return plan
 
     def _touch(self, entry: _Entry, alias: Hashable | None) -> None:

@@ -62,6 +62,9 @@ class Op(Generic[P, R]):
         whole = inspect.signature(function)
         own = [p for p in whole.parameters.values() if p.kind is not p.VAR_KEYWORD]
         self._own = whole.replace(parameters=own)
+        self._least = sum(p.kind is p.POSITIONAL_ONLY and p.default is p.empty for p in own)
+        self._required = {p.name for p in own if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+        self._keywords = {*spec.options, *spec.scalars, *NAMES}
 
     def __repr__(self) -> str:
         return f"<op {self.spec.name}>"
@@ -159,6 +162,12 @@ class Op(Generic[P, R]):
 
     def _signature_check(self, arrays: Sequence[Any], options: Mapping[str, Any]) -> None:
         """The errors of any Python call: too many arrays, an unknown or missing keyword."""
+        if (
+            self._least <= len(arrays) <= len(self.spec.arrays)
+            and options.keys() <= self._keywords
+            and options.keys() >= self._required
+        ):
+            return
         try:
             self._own.bind(*arrays, **{k: v for k, v in options.items() if k not in NAMES})
         except TypeError as error:

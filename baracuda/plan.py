@@ -39,7 +39,16 @@ class Plan:
         ``(arrays, outs, accumulate, scalars) -> result``, without any check.
     """
 
-    __slots__ = ("_sibling", "matches", "problem", "run", "sku", "why", "workspace_size")
+    __slots__ = (
+        "_sibling",
+        "_takes_scalars",
+        "matches",
+        "problem",
+        "run",
+        "sku",
+        "why",
+        "workspace_size",
+    )
 
     def __init__(
         self,
@@ -57,6 +66,7 @@ class Plan:
         self.run = prepared.run
         self._sibling = sibling
         self.matches = matches
+        self._takes_scalars = bool(problem.spec.scalars)
 
     def __repr__(self) -> str:
         return f"<Plan {self.sku}>"
@@ -92,7 +102,7 @@ class Plan:
             For `out` with arrays that cannot be written to, and for `accumulate` with an op that
             is no gradient.
         """
-        if scalars or self.problem.spec.scalars:
+        if scalars or self._takes_scalars:
             scalars = self._scalars(scalars)
         plan = self
         try:

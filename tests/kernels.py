@@ -55,24 +55,31 @@ ROPE = tuple(
     )
 )
 POWERS = (1, 2, 3, 4, 2.5, math.inf)
-# Kernel and stride: some at every power, in two dimensions; the others at one. The run-time
-# kernels come at every power with the layouts. Extents that the widest accesses divide, or not.
+# Powers, kernel, stride and extent. The widest accesses divide an extent of 64 and not one of 41.
+# The run-time kernels come at every power with the layouts.
 POOL_1D = tuple(
     Case({"b": (4, 3), "l": extent}, norm_type=p, kernel_size=k, stride=s)
-    for p, (k, s) in (
-        *product(POWERS, ((9, 9),)),
-        *product((2, 2.5), ((2, 2), (4, 1))),
-        (2, (3, 2)),
+    for powers, k, s, extent in (
+        (POWERS, 9, 9, 64),
+        ((2, 2.5), 2, 2, 64),
+        ((2, 2.5), 4, 1, 64),
+        ((2,), 2, 2, 41),
+        ((2,), 3, 2, 41),
     )
-    for extent in (64, 41)
+    for p in powers
 )
 POOL_2D = tuple(
     Case({"b": (2, 3), "h": 16, "w": extent}, norm_type=p, kernel_size=k, stride=s)
-    for p, (k, s) in (
-        *product(POWERS, ((2, 2), (3, 1))),
-        *product((2,), ((3, 2), ((3, 2), (2, 3)), ((1, 2), (1, 9)))),
+    for powers, k, s, extent in (
+        (POWERS, 2, 2, 64),
+        (POWERS, 3, 1, 64),
+        ((2,), 2, 2, 41),
+        ((2,), 3, 1, 41),
+        ((2,), 3, 2, 64),
+        ((2,), (3, 2), (2, 3), 64),
+        ((2,), (1, 2), (1, 9), 64),
     )
-    for extent in (64, 41)
+    for p in powers
 )
 INDEXING = (
     Case({"b": (8,), "n": 48, "c": (), "i": (8,), "k": 32, "j": ()}, axis=1),

@@ -77,7 +77,6 @@ class Torch(Library):
                 same(*others)
                 and not _modes()
                 and forward_ad._current_level < 0
-                and not _compiling()
                 and not _deterministic()
             )
 

@@ -54,7 +54,7 @@ class CudaBackend:
         fixed = not _atomic(problem)
         accumulate = problem.compute_dtype
         return Prepared(
-            run=runner,
+            run=runner.shortest(),
             kernel="+".join(s.entry.symbol for s in kernels) or "none",
             variant=" + ".join(f"{s.entry.threads} threads" for s in kernels[:1]),
             arch=facts.arch,

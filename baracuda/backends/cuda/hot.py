@@ -17,21 +17,21 @@ from baracuda.backends.cuda.launch import GEOMETRY, STREAMS, Launch, launch_kern
 from baracuda.layouts import Shape
 
 _TEMPLATE = """
-def hot(arrays, scalars):
-    if state[0] or current_device() != ordinal:
-        return None
+def hot(arrays, outs, accumulate, scalars):
+    if outs is not None or accumulate or state[0] or current_device() != ordinal:
+        return general(arrays, outs, accumulate, scalars)
     {arrays}
     {make}
     {pointers}
     if ({either}) & mask:
-        return None
+        return general(arrays, None, False, scalars)
     stream = current_stream(ordinal)
     room = free.pop() if free else new_room()
     pack(room[0], 0, {words})
     if launch_kernel(
         function, {fixed}, streams.get(stream) or stream_of(stream), room[1], 0
     )[0]:
-        return None
+        return general(arrays, None, False, scalars)
     free.append(room)
     return {results}
 """
@@ -44,10 +44,11 @@ def compiled(
     present: Sequence[bool],
     outputs: Sequence[tuple[Shape, Shape]],
     arrays: Any,
+    dtype: str,
     alignment: int,
     **names: Any,
 ) -> Callable[..., Any]:
-    """``(arrays, scalars) -> result``, or None where the general way has to be gone.
+    """A `Runner` that goes the shortest way where it can, else `general`.
 
     Parameters
     ----------
@@ -62,17 +63,19 @@ def compiled(
         Shapes and strides of what is allocated.
     arrays : module
         `backends.cuda.torch`.
+    dtype : str
+        Of the outputs.
     alignment : int
         What all addresses are multiples of.
     **names
-        `state` and `ordinal`.
+        `state`, `ordinal` and `general`.
     """
     pointers = tuple((slot, offset != 0) for slot, offset in front)
     code = _code(
         pointers, tuple(scalars), tuple(present), len(outputs), arrays.EMPTY, arrays.POINTER
     )
     scope = {
-        **names, "mask": alignment - 1,
+        **names, **arrays.names(dtype), "mask": alignment - 1,
         "pack": launch.pack, "free": launch.free, "new_room": launch.room,
         "function": launch.function, "launch_kernel": launch_kernel, "streams": STREAMS,
         "stream_of": stream_of, "current_device": arrays.current_device,

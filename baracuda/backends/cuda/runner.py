@@ -13,16 +13,11 @@ from baracuda.backends.cuda.schedules import PLANNERS
 from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, Step, Steps, strides_of
 from baracuda.layouts import Shape
 from baracuda.libraries import Array
-from baracuda.spec import Misfit, Problem
+from baracuda.spec import Misfit, Problem, Runner
 
 _Key: TypeAlias = tuple[int, tuple[Shape, ...] | None, bool]
 _Launch: TypeAlias = tuple[Any, Sequence[tuple[int, int]], bool]
 _Program: TypeAlias = tuple[list[_Launch], Sequence[tuple[Shape, str]]]
-
-
-def _nothing(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> Any:
-    """No short way: the general one is gone."""
-    return None
 
 
 def _aligned(addresses: Sequence[int]) -> int:
@@ -61,7 +56,6 @@ class CudaRunner:
         self._alignment = min((x.alignment for x in problem.given), default=WIDEST)
         self._usual: _Key = (self._alignment, None, False)
         self.steps = self._plan(self._usual)
-        self._hot = _nothing if self._empty else self._written_out()
 
     def __call__(
         self,
@@ -70,10 +64,6 @@ class CudaRunner:
         accumulate: bool,
         scalars: Mapping[str, Any],
     ) -> Any:
-        if outs is None and not accumulate:
-            result = self._hot(arrays, scalars)
-            if result is not None:
-                return result
         if self._state[0]:
             self._listener.raise_pending()
         if self._current() != self._ordinal:
@@ -110,16 +100,19 @@ class CudaRunner:
         dtype = self._problem.dtype
         return [self._arrays.empty(*output, dtype, self._ordinal) for output in self._outputs]
 
-    def _written_out(self) -> Any:
-        """The code for fresh, aligned outputs, where one kernel is all there is."""
+    def shortest(self) -> Runner:
+        """This runner, with the way of most calls written out where one kernel is all there is."""
+        if self._empty:
+            return self
         launches, workspaces = self._program(self._usual)
         launch, front, _ = launches[0]
         if len(launches) > 1 or workspaces or not isinstance(launch, Launch):
-            return _nothing
+            return self
         return hot.compiled(
             launch, front, tuple(self._problem.spec.scalars),
             [x is not None for x in self._problem.inputs], self._outputs, self._arrays,
-            state=self._state, ordinal=self._ordinal, alignment=self._alignment,
+            self._problem.dtype, self._alignment,
+            state=self._state, ordinal=self._ordinal, general=self,
         )  # fmt: skip
 
     def _layout(self, outs: Sequence[Array]) -> tuple[Shape, ...] | None:

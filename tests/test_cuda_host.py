@@ -1,0 +1,512 @@
+"""The CUDA backend on a machine that need not have a GPU: refusals, the disk cache, indices."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import baracuda as bc
+from baracuda import check
+from baracuda.backends import cuda
+from baracuda.backends.cuda import BACKEND, compiler, geometry, unavailable
+from baracuda.dispatch import DEFAULT
+from baracuda.libraries import library
+from baracuda.op import registry
+from baracuda.spec import Problem
+
+torch = pytest.importorskip("torch")
+INSTALL = "pip install 'baracuda[cuda]'"
+PRESENT = {"cuda-core": "1.2.0", "cuda-bindings": "13.0.1", "nvidia-cuda-nvrtc": "13.0.48"}
+
+
+def installed(versions: dict[str, str]) -> Callable[[str], str]:
+    def version(package: str) -> str:
+        if package not in versions:
+            raise PackageNotFoundError(package)
+        return versions[package]
+
+    return version
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """What was found out about this machine is forgotten, before and after."""
+    unavailable.cache_clear()
+    yield
+    unavailable.cache_clear()
+
+
+def on_gpu(op: str, *shapes: tuple[int, ...], **options: Any) -> Problem:
+    """A problem of torch tensors on a GPU; there is none behind it."""
+    arrays = [np.zeros(s, np.int64 if i and "gather" in op else np.float32)
+              for i, s in enumerate(shapes)]  # fmt: skip
+    problem = check.problem(registry[op].spec, arrays, options, DEFAULT)
+    return replace(problem, library=library("torch"), device="cuda:0")
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize("package", list(PRESENT))
+@pytest.mark.usefixtures("fresh")
+def test_a_missing_package_is_named_with_its_extra(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have = {name: version for name, version in PRESENT.items() if name != package}
+    monkeypatch.setattr(cuda, "version", installed(have))
+    assert BACKEND.refuses(on_gpu("glu", (2, 4))) == f"needs {package}: {INSTALL}"
+
+
+@pytest.mark.parametrize(
+    ("package", "old", "least"),
+    [
+        ("cuda-core", "1.1.9", "1.2"),
+        ("cuda-core", "0.9.0", "1.2"),
+        ("cuda-bindings", "12.9.4", "13.0"),
+        ("nvidia-cuda-nvrtc", "12.8.93", "13.0"),
+    ],
+)
+@pytest.mark.usefixtures("fresh")
+def test_an_old_package_is_named_with_what_is_needed(
+    package: str, old: str, least: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "version", installed({**PRESENT, package: old}))
+    want = f"needs {package} >= {least}, found {old}: {INSTALL}"
+    assert BACKEND.refuses(on_gpu("glu", (2, 4))) == want
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [
+        "1.10.0",
+        "2.0.0",
+        "1.3.0rc1",
+        "1.2.0.post1",
+        pytest.param("1.3rc1", marks=pytest.mark.xfail(raises=ValueError, reason="1.3rc1 -> 3rc1")),
+    ],
+)
+@pytest.mark.usefixtures("fresh")
+def test_newer_packages_do(newer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "version", installed({**PRESENT, "cuda-core": newer}))
+    assert "cuda-core" not in (unavailable() or "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (RuntimeError("libcuda.so.1: no such file\nmore"), "cannot load the NVIDIA driver: "
+         "libcuda.so.1: no such file"),
+        ("CUDA_ERROR_NO_DEVICE", "the NVIDIA driver does not start: CUDA_ERROR_NO_DEVICE"),
+        ("CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "the NVIDIA driver does not start: "
+         "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"),
+        ("CUDA_SUCCESS", None),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("fresh")
+def test_what_the_driver_says_is_passed_on(
+    answer: Any, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = pytest.importorskip("cuda.bindings.driver", reason=f"needs {INSTALL}")
+
+    def init(flags: int) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return (getattr(driver.CUresult, answer),)
+
+    monkeypatch.setattr(cuda, "version", installed(PRESENT))
+    monkeypatch.setattr(driver, "cuInit", init)
+    assert unavailable() == reason
+
+
+@pytest.mark.usefixtures("fresh")
+def test_bindings_that_do_not_import_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "version", installed(PRESENT))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    assert (unavailable() or "").startswith("cannot load the NVIDIA driver: ")
+
+
+def test_arrays_elsewhere_are_refused() -> None:
+    x = torch.ones(2, 4)
+    plan = bc.swiglu.plan(x)
+    assert dict(plan.why)["cuda"] == "takes arrays on NVIDIA devices, not on cpu"
+    with pytest.raises(NotImplementedError, match="cuda: takes arrays on NVIDIA devices, not on"):
+        bc.swiglu(x, backend="cuda")
+    with pytest.raises(NotImplementedError, match="cuda: takes arrays of torch, not of numpy"):
+        bc.swiglu(np.ones((2, 4)), backend="cuda")
+
+
+@pytest.mark.parametrize("mode", ["autograd", "traced"])
+def test_tensors_that_are_watched_are_refused(mode: str) -> None:
+    problem = replace(on_gpu("glu", (2, 4)), mode=mode)
+    want = f"{mode} arrays need functions that can be differentiated and traced"
+    assert BACKEND.refuses(problem) == want
+
+
+def test_an_op_without_kernel_is_refused() -> None:
+    problem = on_gpu("glu", (2, 4))
+    problem = replace(problem, spec=replace(problem.spec, kernel=None))
+    assert BACKEND.refuses(problem) == "has no kernel for glu"
+
+
+@pytest.mark.parametrize(
+    ("hip", "version", "reason"),
+    [
+        ("6.0", None, "this torch is built for AMD devices"),
+        (None, None, "this torch is built without CUDA"),
+        (None, "13.0", None),
+    ],
+)
+def test_a_torch_for_other_devices_is_refused(
+    hip: str | None, version: str | None, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.setattr(cuda, "unavailable", lambda: None)
+    assert BACKEND.refuses(on_gpu("glu", (2, 4))) == reason
+
+
+@pytest.fixture
+def willing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that lacks nothing."""
+    monkeypatch.setattr(cuda, "unavailable", lambda: None)
+    monkeypatch.setattr(cuda, "_arrays", lambda name: SimpleNamespace(refuses=lambda: None))
+
+
+@pytest.mark.usefixtures("willing")
+def test_atomics_are_refused_where_determinism_is_asked_for() -> None:
+    problem = on_gpu("gather_backward", (2, 4), (2, 4), axis=1, src_shape=(2, 8))
+    assert BACKEND.refuses(problem) is None
+    problem = replace(problem, choices=replace(problem.choices, deterministic=True))
+    assert BACKEND.refuses(problem) == "adds by atomics, in no fixed order"
+
+
+@pytest.mark.usefixtures("willing")
+def test_only_dimensions_that_do_not_merge_count() -> None:
+    dense = on_gpu("reglu", (2,) * 14)
+    assert BACKEND.refuses(dense) is None
+    apart = tuple(3**i for i in reversed(range(14)))
+    problem = replace(dense, inputs=(replace(dense.inputs[0], strides=apart), None))  # type: ignore[type-var]
+    assert BACKEND.refuses(problem) == "walks over at most 10 dimensions that do not merge (x)"
+
+
+def test_nothing_of_cuda_is_needed_for_other_arrays() -> None:
+    code = """
+import sys
+sys.modules["cuda"] = None
+import torch, baracuda as bc
+assert bc.reglu(torch.ones(2, 4)).tolist() == [[1.0, 1.0]] * 2
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# The cache on disk.
+
+ENTRY = compiler.Entry(
+    "elementwise.cu", "k", "Elementwise<LerpBackward, f32, 4, 4, 1, i32, false>", 256, 48
+)
+ARCH = "sm_90"
+
+
+class Compilations(list[str]):
+    """What was compiled: entries of the list are sources."""
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compilations]:
+    """Compilations from here on, into a cache of this test's own."""
+    core = pytest.importorskip("cuda.core", reason=f"needs {INSTALL}")
+    pytest.importorskip("cuda.bindings.nvrtc", reason=f"needs {INSTALL}")
+    seen, program = Compilations(), core.Program
+
+    def counted(source: str, *args: Any) -> Any:
+        seen.append(source)
+        return program(source, *args)
+
+    monkeypatch.setattr(core, "Program", counted)
+    monkeypatch.setenv("BARACUDA_CACHE_DIR", str(tmp_path))
+    compiler._disk.cache_clear()
+    yield seen
+    compiler._disk.cache_clear()
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_a_second_look_reads_the_disk(compiled: Compilations, tmp_path: Path) -> None:
+    code = compiler.cubin(ENTRY, ARCH)
+    assert code[:4] == b"\x7fELF"
+    # Another process would start like this.
+    compiler._disk.cache_clear()
+    assert compiler.cubin(ENTRY, ARCH) == code
+    assert len(compiled) == 1
+    assert files(tmp_path / "kernels") == files(tmp_path) != []
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage" * 100], ids=["empty", "garbage"])
+def test_a_damaged_file_is_a_miss(damage: bytes, compiled: Compilations, tmp_path: Path) -> None:
+    code = compiler.cubin(ENTRY, ARCH)
+    for path in files(tmp_path):
+        path.write_bytes(damage)
+    assert compiler.cubin(ENTRY, ARCH) == code
+    assert len(compiled) == 2
+    assert compiler.cubin(ENTRY, ARCH) == code
+    assert len(compiled) == 2
+
+
+def test_machine_code_that_does_not_load_is_compiled_again(
+    compiled: Compilations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from baracuda.backends.cuda import launch
+
+    code = compiler.cubin(ENTRY, ARCH)
+    for path in files(tmp_path):
+        path.write_bytes(path.read_bytes()[:64])
+
+    class Loaded:
+        def __init__(self, data: bytes) -> None:
+            self.data = data
+
+        @classmethod
+        def from_cubin(cls, data: bytes, name: str) -> Loaded:
+            return cls(data)
+
+        def get_kernel(self, name: str) -> str:
+            if self.data != code:
+                raise RuntimeError("CUDA_ERROR_INVALID_IMAGE")
+            return name
+
+    monkeypatch.setattr(launch, "ObjectCode", Loaded)
+    assert launch._load(ENTRY, ARCH)[1] == "k"
+    assert len(compiled) == 2
+
+    class Broken(Loaded):
+        def get_kernel(self, name: str) -> str:
+            raise RuntimeError("CUDA_ERROR_OUT_OF_MEMORY")
+
+    # What is no fault of the file is not tried for ever.
+    monkeypatch.setattr(launch, "ObjectCode", Broken)
+    with pytest.raises(RuntimeError, match="OUT_OF_MEMORY"):
+        launch._load(ENTRY, ARCH)
+
+
+def test_forgetting_what_is_not_there_is_no_error(compiled: Compilations) -> None:
+    compiler.forget(ENTRY, ARCH)
+    compiler.cubin(ENTRY, ARCH)
+    compiler.forget(ENTRY, ARCH)
+    compiler.cubin(ENTRY, ARCH)
+    assert len(compiled) == 2
+
+
+def test_two_processes_share_the_folder(compiled: Compilations, tmp_path: Path) -> None:
+    code = f"""
+import hashlib
+from baracuda.backends.cuda import compiler
+for symbol in "abc":
+    entry = compiler.Entry({ENTRY.file!r}, symbol, {ENTRY.schedule!r}, 256, {ENTRY.nbytes})
+    print(hashlib.sha256(compiler.cubin(entry, {ARCH!r})).hexdigest())
+"""
+    start = [sys.executable, "-c", code]
+    both = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=120)[0].split() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert said[0] == said[1]
+    assert len(set(said[0])) == 3
+    compiler._disk.cache_clear()
+    for symbol in "abc":
+        compiler.cubin(replace(ENTRY, symbol=symbol), ARCH)
+    assert compiled == []
+
+
+def test_a_folder_that_cannot_be_used_costs_a_compilation(
+    compiled: Compilations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BARACUDA_CACHE_DIR", str(tmp_path / "file"))
+    compiler._disk.cache_clear()
+    assert compiler.cubin(ENTRY, ARCH) == compiler.cubin(ENTRY, ARCH)
+    assert len(compiled) == 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"BARACUDA_CACHE_DIR": "own", "XDG_CACHE_HOME": "xdg"}, "own/kernels"),
+        ({"XDG_CACHE_HOME": "xdg"}, "xdg/baracuda/kernels"),
+        ({"LOCALAPPDATA": "local"}, "local/baracuda/kernels"),
+        ({}, "home/.cache/baracuda/kernels"),
+    ],
+)
+def test_where_the_cache_is(
+    variables: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BARACUDA_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Path, "home", lambda: Path("home"))
+    assert compiler.cache_directory() == Path(folder)
+
+
+def test_the_key_is_that_of_the_sources_that_are_read(
+    compiled: Compilations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = tmp_path / "cuda_src"
+    for path in files(compiler._SOURCES):
+        copy = sources / path.relative_to(compiler._SOURCES)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+
+    def key(entry: compiler.Entry = ENTRY, arch: str = ARCH) -> bytes:
+        compiler.flattened.cache_clear()
+        return compiler._key(entry, arch)
+
+    try:
+        before = key()
+        monkeypatch.setattr(compiler, "_SOURCES", sources)
+        assert key() == before
+        with (sources / "pooling.cu").open("a") as file:
+            file.write("// elsewhere\n")
+        assert key() == before
+        with (sources / "common" / "types.cuh").open("a") as file:
+            file.write("// here\n")
+        assert key() != before
+        assert len({key(), key(arch="sm_80"), key(replace(ENTRY, threads=128))}) == 3
+    finally:
+        compiler.flattened.cache_clear()
+
+
+def test_a_source_is_flattened_with_each_header_once() -> None:
+    for path in compiler._SOURCES.glob("*.cu"):
+        text = compiler.flattened(path.name)
+        assert '#include "' not in text
+        assert text.count("using bf16 =") + text.count("struct bf16 {") == 1
+
+
+# Indices, as the host describes them to kernels.
+
+extents = st.lists(st.integers(1, 5), min_size=1, max_size=5)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Two views of one shape: each permuted, stepped, reversed and broadcast in its own way.
+
+    Their values are their offsets.
+    """
+    shape = draw(extents)
+
+    def one() -> np.ndarray[Any, Any]:
+        order = draw(st.permutations(range(len(shape))))
+        steps = [draw(st.sampled_from([1, 1, 1, 2, 3, -1])) for _ in shape]
+        room = [draw(st.sampled_from([0, 0, 0, 1])) for _ in shape]
+        flat = [draw(st.sampled_from([False, False, False, True])) for _ in shape]
+        sizes = [1 if f else n * abs(s) + r for n, s, r, f in zip(shape, steps, room, flat)]  # noqa: B905
+        memory = np.arange(int(np.prod(sizes))).reshape([sizes[i] for i in order])
+        x = memory.transpose(np.argsort(order))
+        for axis, (n, s, f) in enumerate(zip(shape, steps, flat, strict=True)):
+            if not f:
+                x = x[(slice(None),) * axis + (slice(None, None, s),)]
+                x = x[(slice(None),) * axis + (slice(0, n),)]
+        return np.broadcast_to(x, shape)
+
+    return one(), one()
+
+
+def steps_of(x: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    return tuple(s // x.itemsize for s in x.strides)
+
+
+def offsets(x: np.ndarray[Any, Any]) -> list[int]:
+    return (x - x.ravel()[0]).ravel().tolist()
+
+
+@given(views())
+def test_merged_dimensions_visit_the_same_elements(
+    pair: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
+) -> None:
+    steps = [steps_of(x) for x in pair]
+    dims = geometry.merged(pair[0].shape, steps)
+    assert [geometry.visited(dims, k) for k in (0, 1)] == [offsets(x) for x in pair]
+    assert geometry.count(dims) == pair[0].size
+    assert all(dim.extent > 1 for dim in dims)
+    # In another order the same pairs are visited.
+    dims = geometry.merged(pair[0].shape, steps, geometry.by_stride(pair[0].shape, steps))
+    both = zip(geometry.visited(dims, 0), geometry.visited(dims, 1), strict=True)
+    assert sorted(both) == sorted(zip(*map(offsets, pair), strict=True))
+
+
+@given(views())
+def test_no_offset_is_beyond_the_reach(
+    pair: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
+) -> None:
+    dims = geometry.merged(pair[0].shape, [steps_of(x) for x in pair])
+    spans = [sum(abs(s) * (n - 1) for s, n in zip(steps_of(x), x.shape, strict=True)) for x in pair]
+    assert geometry.reach(dims) == max(spans)
+    assert max(max(map(abs, offsets(x))) for x in pair) <= geometry.reach(dims)
+
+
+@given(views(), st.sampled_from([2, 4, 8]))
+def test_runs_cover_the_elements(
+    pair: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]], most: int
+) -> None:
+    dims = geometry.merged(pair[0].shape, [steps_of(x) for x in pair])
+    if not dims:
+        return
+    width, step = geometry.divisor([dims[0].extent], most), dims[0].strides[0]
+    runs = geometry.visited(geometry.split(dims, width), 0)
+    assert [at + i * step for at in runs for i in range(width)] == geometry.visited(dims, 0)
+
+
+@given(st.lists(st.integers(-(2**40), 2**40)), st.integers(0, 5))
+def test_the_divisor_is_the_largest_that_divides_all(numbers: list[int], power: int) -> None:
+    found = geometry.divisor(numbers, 1 << power)
+    powers = [1 << i for i in range(power + 1)]
+    assert found == max(p for p in powers if all(n % p == 0 for n in numbers))
+
+
+@given(st.booleans(), st.data())
+def test_division_by_multiplication_is_exact(wide: bool, data: st.DataObject) -> None:
+    bits = 64 if wide else 32
+    size = data.draw(st.integers(1, 2 ** (bits - 2)))
+    n = data.draw(st.one_of(
+        st.integers(0, 2 ** (bits - 1) - 1),
+        st.integers(0, 2 ** (bits - 1) // size - 1).map(lambda q: q * size),
+        st.integers(1, 2 ** (bits - 1) // size - 1).map(lambda q: q * size - 1),
+    ))  # fmt: skip
+    packed = geometry.Packer(wide).extents(size)
+    extent, magic, shift = np.frombuffer(packed.done()[: 3 * bits // 8], f"<u{bits // 8}").tolist()
+    assert extent == size
+    assert (((n * magic) >> bits) + n) >> shift == n // size
+
+
+@given(st.lists(st.sampled_from("bhiqfd"), min_size=1, max_size=12), st.booleans())
+def test_fields_are_packed_as_cpp_aligns_them(codes: list[str], wide: bool) -> None:
+    import ctypes
+
+    kinds = {"b": "int8", "h": "int16", "i": "int32", "q": "int64", "f": "float", "d": "double"}
+    fields = [(f"f{i}", getattr(ctypes, f"c_{kinds[c]}")) for i, c in enumerate(codes)]
+    struct = type("Struct", (ctypes.Structure,), {"_fields_": [("p", ctypes.c_void_p), *fields]})
+    packer = geometry.Packer(wide).pointers(1)
+    for i, code in enumerate(codes):
+        packer.add(code, i + 1)
+    read = struct.from_buffer_copy(packer.done())
+    assert len(packer.done()) == ctypes.sizeof(struct)
+    assert [getattr(read, name) for name, _ in fields] == [i + 1 for i in range(len(codes))]
+
+
+def test_64_bits_are_used_before_32_overflow() -> None:
+    assert not geometry.wide(0, 2**30)
+    for number in (2**31 - 1, 2**31, 2**40):
+        assert geometry.wide(1, number)
