@@ -66,10 +66,11 @@ template <class A> struct List {
 // One window of n cells: the fast form, whether it gives up, the careful form.
 template <class A, int P> static void pool(const A* norm, const A* x, A* y, i64 n) {
   const LpPool<A, P> f{{norm[0], norm[1], norm[2], norm[3]}};
-  bool odd = false;
-  A sum = f.lift(x[0], odd);
-  for (i64 i = 1; i < n; ++i) sum = f.join(sum, f.lift(x[i], odd));
-  y[0] = f.lower(sum, odd);
+  bool odd = false, small = false;
+  A sum = f.lift(x[0]);
+  for (i64 i = 1; i < n; ++i) sum = f.join(sum, f.lift(x[i]));
+  y[0] = f.lower(sum, odd, small);
+  for (i64 i = 0; i < n; ++i) odd |= small && f.tiny(x[i]);
   y[1] = odd;
   y[2] = f.careful(List<A>{x, n});
 }
@@ -79,10 +80,12 @@ template <class A, int P>
 static void pool_backward(const A* norm, const A* x, A dy, A y, A* d, i64 n) {
   const LpPoolBackward<A, P> f{{norm[0], norm[1], norm[2], norm[3]}};
   bool odd = false;
-  const A pulled = f.pull(dy, y, odd);
+  A ties = 0;
+  for (i64 i = 0; i < n; ++i) ties += A(f.holds(x[i], y));
+  const A pulled = P == INFINITE ? f.share(dy, y, ties) : f.pull(dy, y, odd);
   for (i64 i = 0; i < n; ++i) {
-    bool here = odd;
-    d[i] = f.push(x[i], pulled, here);
+    bool here = P != INFINITE && odd;
+    d[i] = P == INFINITE ? f.collect(x[i], y, pulled) : f.push(x[i], pulled, here);
     d[n + i] = here;
     d[2 * n + i] = f.term(dy, x[i], y, List<A>{x, n});
   }

@@ -2,13 +2,16 @@
 
 An op's forms come from the registry. What is chosen here is how large the arrays are and how they
 lie: whatever a planner tells apart (widths, layouts, index types, accumulation, offsets past 2^31,
-powers and sizes of windows) has a `Case`, a layout or an alignment below that leads to it.
+powers and sizes of windows) has a `Case`, a layout or an alignment below that leads to it. Windows
+have too many combinations for every run: unless ``BARACUDA_ALL_ARCHS=1``, norms other than the
+Euclidean go without the alignments between the ends, and without 64-bit offsets in strips.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from typing import Any
@@ -19,7 +22,7 @@ import baracuda.ops  # noqa: F401
 from baracuda import check, layouts
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.schedules import PLANNERS
-from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, strides_of
+from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, Steps, strides_of
 from baracuda.dispatch import DEFAULT
 from baracuda.dtypes import INDICES, named
 from baracuda.libraries import library
@@ -27,6 +30,7 @@ from baracuda.op import registry
 from baracuda.spec import Case, OpSpec, Problem
 from baracuda.testing.cases import _derived, options_of
 
+ALL = os.environ.get("BARACUDA_ALL_ARCHS") == "1"
 FACTS = DeviceFacts(0, "sm_90", 132, 232448)
 # With so little shared memory no row fits on chip.
 SMALL = DeviceFacts(0, "sm_90", 132, 64)
@@ -160,6 +164,8 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
             and case.axes["d"] % 2
         ):
             continue
+        if layout[0] == "far" and thin(options):
+            continue
         axes = {**case.axes, **_derived(spec, case, case.axes)}
         kinds = INDICES if any(p.name in spec.integers for p in form.inputs) else ("",)
         for index in kinds:
@@ -174,16 +180,39 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
             yield check.problem(spec, list(arrays.values()), options, DEFAULT), layout[2]
 
 
+def thin(options: Mapping[str, Any]) -> bool:
+    """Whether only some combinations are asked for."""
+    return not ALL and options.get("norm_type", 2) != 2
+
+
+def alignments(problem: Problem) -> list[int]:
+    """What the addresses may be multiples of."""
+    every = [1 << i for i in range(5) if 1 << i >= named(problem.dtype).itemsize]
+    return [every[0], WIDEST] if thin(problem.options) else every
+
+
+def call(
+    problem: Problem, out: str = "", add: bool = False, alignment: int = WIDEST,
+    device: DeviceFacts = FACTS,
+) -> Call:  # fmt: skip
+    """A call of a problem, into outputs of some layout."""
+    outs = tuple(strides(x.shape, out) if out else strides_of(x) for x in problem.outputs)
+    return Call(problem, device, outs, add, alignment)
+
+
+def steps(call: Call) -> Steps:
+    """What is launched for a call."""
+    return PLANNERS[call.problem.spec.kernel.schedule](call)
+
+
 def planned(problem: Problem, out: str) -> Iterator[Entry]:
     """The kernels of a problem, at every alignment, written and added to."""
-    outs = tuple(strides(x.shape, out) if out else strides_of(x) for x in problem.outputs)
-    spec, alignment = problem.spec, named(problem.dtype).itemsize
-    facts = [FACTS, SMALL] if spec.kernel and spec.kernel.schedule == "scatter" else [FACTS]
-    while alignment <= WIDEST:
-        for add, device in product((False, True)[: 1 + spec.accumulates], facts):
-            steps = PLANNERS[spec.kernel.schedule](Call(problem, device, outs, add, alignment))
-            yield from (step.entry for step in steps.kernels)
-        alignment *= 2
+    spec = problem.spec
+    facts = [FACTS, SMALL] if spec.kernel.schedule == "scatter" else [FACTS]
+    adds = (False, True)[: 1 + spec.accumulates]
+    for alignment, add, device in product(alignments(problem), adds, facts):
+        launches = steps(call(problem, out, add, alignment, device))
+        yield from (step.entry for step in launches.kernels)
 
 
 def dtypes(spec: OpSpec) -> tuple[str, ...]:

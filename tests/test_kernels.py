@@ -1,9 +1,9 @@
 """Every kernel compiles without a GPU, in registers alone.
 
-All that the planners distinguish is compiled for sm_90 (`kernels.entries`). For sm_80 and sm_100 a
-covering set is: each op and dtype with every value of every template argument of its schedules, but
-not with all their combinations, which would take three times as long. ``BARACUDA_ALL_ARCHS=1`` does
-the whole product for these and for sm_86, sm_89 and sm_120, in about half an hour.
+All that the planners distinguish is compiled for sm_90, but for some combinations of windows that
+`kernels` names. For sm_80 and sm_100 a covering set is: each op and dtype with every value of every
+template argument of its schedules, but not all their combinations, which would take three times as
+long. ``BARACUDA_ALL_ARCHS=1`` does the whole product for these and for sm_86, sm_89 and sm_120.
 
 ``BARACUDA_KERNEL_REPORT=FILE`` writes what each kernel takes (registers, bytes of stack, bytes
 spilled) as JSON, by architecture and kernel; a later run adds to the file and replaces.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from baracuda import check
+from baracuda.dispatch import DEFAULT
 from baracuda.op import registry
 
 try:
@@ -33,9 +35,8 @@ import kernels
 
 from baracuda.backends.cuda import compiler
 
-ALL = os.environ.get("BARACUDA_ALL_ARCHS") == "1"
-WHOLE = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120") if ALL else ("sm_90",)
-COVERED = () if ALL else ("sm_80", "sm_100")
+WHOLE = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120") if kernels.ALL else ("sm_90",)
+COVERED = () if kernels.ALL else ("sm_80", "sm_100")
 
 # Kernels that may spill or have a stack, by a part of the name: bytes allowed, and why.
 ALLOWED: dict[str, tuple[int, str]] = {}
@@ -101,6 +102,34 @@ def test_every_op_with_a_kernel_is_planned_in_every_form() -> None:
         assert op.spec.kernel is not None, name
         forms = {problem.signature for problem, _ in kernels.problems(op.spec, "float32")}
         assert forms == set(op.spec.signatures), name
+
+
+# Shapes of the arrays and options, for any length.
+LENGTHS: dict[str, Callable[[int], tuple[list[tuple[int, ...]], dict[str, Any]]]] = {
+    "swiglu": lambda s: ([(2, s, 64)], {}),
+    "geglu_backward": lambda s: ([(2, s, 32), (2, s, 64)], {}),
+    "lerp": lambda s: ([(s, 64), (s, 64)], {}),
+    "rope": lambda s: ([(2, 4, s, 64)], {}),
+    "rope_backward": lambda s: ([(2, s, 4, 64), (s,)], {"seq_axis": 1}),
+    "lp_pool1d": lambda s: ([(s, 64)], {"norm_type": 2, "kernel_size": 2}),
+    "gather": lambda s: ([(s, 64), (s, 64)], {"axis": 1}),
+    "gather_backward": lambda s: ([(s, 64), (s, 64)], {"axis": 1, "src_shape": (s, 128)}),
+}
+
+
+@pytest.mark.parametrize("name", list(LENGTHS))
+def test_new_lengths_ask_for_the_same_kernels(name: str) -> None:
+    spec, found = registry[name].spec, set()
+    for length in range(2, 202):
+        shapes, options = LENGTHS[name](length)
+        kinds = ["int64" if array in spec.integers else "float32" for array in spec.arrays]
+        arrays = [
+            kernels.phantom(shape, "dense", kind)
+            for shape, kind in zip(shapes, kinds, strict=False)
+        ]
+        call = kernels.call(check.problem(spec, arrays, options, DEFAULT))
+        found.add(tuple(step.entry for step in kernels.steps(call).kernels))
+    assert len(found) == 1
 
 
 def test_allowances_are_for_kernels_that_exist() -> None:

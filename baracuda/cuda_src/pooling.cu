@@ -21,6 +21,8 @@ template <> struct Gradient<f64> {
 // Powers of sizes. The fast forms need every power to stay normal: for cells from `low` on, and up
 // to `high` where it bounds them, or their sum forward.
 template <class A, int P> struct Norm {
+  // Whether a power is a few multiplications.
+  static constexpr bool inlined = P != REAL;
   A p, inverse, low, high;
 
   HD A raise(A size) const {
@@ -70,18 +72,22 @@ template <class A> HD bool finite(A x) { return x - x == 0; }
 template <class A> HD A larger(A a, A b) { return b > a || b != b ? b : a; }
 
 template <class A, int P> struct LpPool : Norm<A, P> {
-  HD A lift(A x, bool& odd) const {
-    const A size = magnitude(x);
-    if constexpr (P != 1 && P != INFINITE) odd |= size > 0 && size < this->low;
-    return P == INFINITE ? size : this->raise(size);
-  }
+  HD A lift(A x) const { return P == INFINITE ? magnitude(x) : this->raise(magnitude(x)); }
 
   HD A join(A a, A b) const { return P == INFINITE ? larger(a, b) : a + b; }
 
-  HD A lower(A sum, bool& odd) const {
+  // What powers lose below the range shows only in a sum that is itself near it.
+  HD A lower(A sum, bool& odd, bool& small) const {
     if constexpr (P == INFINITE) return sum;
-    if constexpr (P != 1) odd |= !(sum <= this->high);
+    if constexpr (P != 1) {
+      odd |= !(sum <= this->high);
+      small |= sum < this->low;
+    }
     return this->extract(sum);
+  }
+
+  HD bool tiny(A x) const {
+    return P != 1 && P != INFINITE && x != 0 && !(this->raise(magnitude(x)) >= this->low);
   }
 
   // In units of the largest cell, so that no power leaves the range on the way.
@@ -113,6 +119,14 @@ template <class A, int P> struct LpPoolBackward : Norm<A, P> {
     if constexpr (P != 1) odd |= !(size <= this->high);
     if constexpr (P != 1 && P != 2) odd |= size > 0 && size < this->low;
     return this->slope(x) * sum;
+  }
+
+  // For the largest cell of a window: an equal part for each of the cells that hold it; y where it
+  // is 0 or NaN.
+  HD bool holds(A x, A y) const { return magnitude(x) == y; }
+  HD A share(A dy, A y, A ties) const { return !(y > 0) ? y : ties > 1 ? dy * reciprocal(ties) : dy; }
+  HD A collect(A x, A y, A share) const {
+    return magnitude(x) == y ? (x < 0 ? -share : share) : y > 0 ? A(0) : y;
   }
 
   template <class Cells> HD A term(A dy, A x, A y, Cells cells) const {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
@@ -102,7 +103,8 @@ def unavailable() -> str | None:
             have = version(package)
         except PackageNotFoundError:
             return f"needs {package}: {_INSTALL}"
-        if tuple(int(part) for part in have.split(".")[:2]) < least:
+        # The leading digits of each part: 1.3rc1 is a 1.3.
+        if tuple(int(re.match(r"\d*", part)[0] or 0) for part in have.split(".")[:2]) < least:  # type: ignore[index]
             wanted = ".".join(map(str, least))
             return f"needs {package} >= {wanted}, found {have}: {_INSTALL}"
     try:

@@ -33,9 +33,30 @@ HD f32 fused(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
 HD f64 fused(f64 a, f64 b, f64 c) { return fma(a, b, c); }
 HD f32 magnitude(f32 x) { return fabsf(x); }
 HD f64 magnitude(f64 x) { return fabs(x); }
-HD f32 root2(f32 x) { return sqrtf(x); }
+// Roots of 0 and of normal numbers, to one unit in the last place: an estimate and a Newton step,
+// without the branches of sqrtf and cbrtf for numbers that do not come.
+HD f32 root2(f32 x) {
+#ifdef __CUDA_ARCH__
+  f32 r;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(fmaxf(x, 1.17549435e-38f)));
+  const f32 y = x * r;
+  return fmaf(fmaf(-y, y, x), 0.5f * r, y);
+#else
+  return sqrtf(x);
+#endif
+}
+HD f32 root3(f32 x) {
+#ifdef __CUDA_ARCH__
+  f32 r;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(fmaxf(x, 1.17549435e-38f)));
+  r = exponential2(r * -0.33333333333f);
+  const f32 square = r * r, y = x * square;
+  return fmaf(fmaf(-y * y, y, x), square * 0.33333333333f, y);
+#else
+  return cbrtf(x);
+#endif
+}
 HD f64 root2(f64 x) { return sqrt(x); }
-HD f32 root3(f32 x) { return cbrtf(x); }
 HD f64 root3(f64 x) { return cbrt(x); }
 HD f32 logarithm(f32 x) { return logf(x); }
 HD f64 logarithm(f64 x) { return log(x); }

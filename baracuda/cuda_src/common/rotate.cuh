@@ -19,11 +19,16 @@ template <class A> struct Frequencies;
 template <> struct Frequencies<f32> {
   u64 high[MOST_PAIRS];
 
+  DEVICE void copy(int i, Frequencies& to) const { to.high[i] = high[i]; }
   DEVICE i64 phase(int pair, i64 position) const { return i64(high[pair] * u64(position)); }
 };
 template <> struct Frequencies<f64> {
   u64 high[MOST_PAIRS], low[MOST_PAIRS];
 
+  DEVICE void copy(int i, Frequencies& to) const {
+    to.high[i] = high[i];
+    to.low[i] = low[i];
+  }
   DEVICE i64 phase(int pair, i64 position) const {
     // Of the magnitude: the upper half of a product is not that of two's complement.
     u64 size = position < 0 ? 0 - u64(position) : u64(position);
@@ -96,11 +101,35 @@ struct Rotate {
     }
   }
 
+  // Rows from `row` on, as many as are in flight at once.
+  struct Flight {
+    Vec<T, V> v[DEPTH][PARTS];
+    I at[DEPTH][2];
+  };
+
+  static DEVICE void fetch_rows(
+      const Args& args, const T* in, I row, I end, int parts, int count, Flight& flight) {
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      if (row + d >= end) continue;
+      args.row.template offsets<1>(row + d, flight.at[d]);
+      UNROLL for (int p = 0; p < PARTS; ++p) {
+        const I offset = flight.at[d][0] + p * args.half * args.inner_in;
+        if (p < parts) fetch(in + offset, args.inner_in, count, flight.v[d][p]);
+      }
+    }
+  }
+
   static DEVICE void run(const Args& args) {
+    // Lanes want different frequencies, and the constant bank serves one address at a time.
+    __shared__ Frequencies<A> frequency;
+    const int pairs = int(args.turning) * PAIRS;
+    ROLLED for (int i = int(threadIdx.x); i < pairs; i += int(blockDim.x)) {
+      args.frequency.copy(i, frequency);
+    }
     const I item = I(blockIdx.x) * I(blockDim.x) + I(threadIdx.x);
-    if (item >= args.places) return;
-    const I place = I(args.chunks.divide(U(item)));
-    const I chunk = item - place * I(args.chunks.size);
+    const bool inside = item < args.places;
+    const I place = I(args.chunks.divide(U(inside ? item : 0)));
+    const I chunk = (inside ? item : 0) - place * I(args.chunks.size);
     const bool turning = chunk < args.turning;
     I base[3];
     args.place.template offsets<1>(place, base);
@@ -108,43 +137,36 @@ struct Rotate {
     const I start = turning ? chunk * V : args.rest + (chunk - args.turning) * V;
     const int parts = turning ? PARTS : 1;
     const int count = turning || start + V <= args.end ? V : int(args.end - start);
-    Pair<A> angle[PAIRS];
-    if (turning) {
-      const i64 position = Positions<P>::at(args.positions, base[2]);
-      UNROLL for (int i = 0; i < PAIRS; ++i) {
-        angle[i] = cos_sin<A>(args.frequency.phase(int(chunk) * PAIRS + i, position));
-      }
-    }
     const T* in = args.in + base[0] + (args.first + start) * args.inner_in;
     T* out = args.out + base[1] + (args.first + start) * args.inner_out;
     const I begin = I(blockIdx.y) * args.rows;
-    const I end = begin + args.rows < args.free ? begin + args.rows : args.free;
-    ROLLED for (I row = begin; row < end; row += DEPTH) {
-      Vec<T, V> v[DEPTH][PARTS];
-      I at[DEPTH][2];
+    const I end = !inside ? 0 : begin + args.rows < args.free ? begin + args.rows : args.free;
+    Flight flight;
+    fetch_rows(args, in, begin, end, parts, count, flight);
+    __syncthreads();
+    Pair<A> angle[PAIRS];
+    if (turning) {
+      const i64 position = inside ? Positions<P>::at(args.positions, base[2]) : 0;
+      UNROLL for (int i = 0; i < PAIRS; ++i) {
+        angle[i] = cos_sin<A>(frequency.phase(int(chunk) * PAIRS + i, position));
+      }
+    }
+    ROLLED for (I row = begin; row < end;) {
       UNROLL for (int d = 0; d < DEPTH; ++d) {
-        if (row + d < end) {
-          args.row.template offsets<1>(row + d, at[d]);
-          UNROLL for (int p = 0; p < PARTS; ++p) {
-            const I offset = at[d][0] + p * args.half * args.inner_in;
-            if (p < parts) fetch(in + offset, args.inner_in, count, v[d][p]);
-          }
+        if (row + d >= end) continue;
+        A y[PARTS][V];
+        if (turning) {
+          turn(flight.v[d], angle, y);
+        } else {
+          UNROLL for (int p = 0; p < PARTS; ++p) widen(flight.v[d][p], y[p]);
+        }
+        UNROLL for (int p = 0; p < PARTS; ++p) {
+          const I offset = flight.at[d][1] + p * args.half * args.inner_out;
+          if (p < parts) write(out + offset, args.inner_out, count, y[p]);
         }
       }
-      UNROLL for (int d = 0; d < DEPTH; ++d) {
-        if (row + d < end) {
-          A y[PARTS][V];
-          if (turning) {
-            turn(v[d], angle, y);
-          } else {
-            UNROLL for (int p = 0; p < PARTS; ++p) widen(v[d][p], y[p]);
-          }
-          UNROLL for (int p = 0; p < PARTS; ++p) {
-            const I offset = at[d][1] + p * args.half * args.inner_out;
-            if (p < parts) write(out + offset, args.inner_out, count, y[p]);
-          }
-        }
-      }
+      row += DEPTH;
+      fetch_rows(args, in, row, end, parts, count, flight);
     }
   }
 };

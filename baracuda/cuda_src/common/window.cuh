@@ -1,7 +1,8 @@
 // Window schedule: one value for every window that slides over the last axes of an array.
 //
-// A functor F has `lift(x, odd)`, what a cell adds and whether it leaves the range of the fast
-// form, `join(sum, cell)`, `lower(sum, odd)`, and `careful(cells)`, which holds for any values.
+// A functor F has `lift(x)`, what a cell adds, `join(sum, cell)`, `lower(sum, odd, small)`, which
+// says whether the sum is out of the range of the fast form, or so small that it may lack a cell,
+// `tiny(x)`, whether it may lack this one, and `careful(cells)`, which holds for any values.
 #pragma once
 #include "index.cuh"
 #include "vec.cuh"
@@ -67,43 +68,51 @@ template <class F, class T, class I> struct WindowAny {
   }
 };
 
-// Sizes at compile time: a thread owns V windows side by side and walks down `rows` of them, so
-// that a cell is lifted once and a row shared by windows is summed once, the next rows in flight.
-// XA and YA are the elements per access to x and y.
-template <class F, class T, int KH, int KW, int SH, int SW, int V, int XA, int YA, class I>
-struct WindowStrip {
+// Sizes at compile time: a thread owns V windows side by side in each of R rows. All the cells they
+// need are in flight before the first is used; what neighbours read again comes from L1. XA and YA
+// are the elements per access to x and y.
+template <class F, class T, int KH, int KW, int SH, int SW, int R, int V, int XA, int YA, class I>
+struct WindowTile {
   using A = Acc<T>;
   using U = typename Unsigned<I>::type;
   static constexpr int MAIN = V * SW, HALO = greater(KW - SW, 0);
-  static constexpr int FRESH = lesser(KH, SH), KEPT = KH - FRESH;
-  static constexpr int RESIDENT = XA > 1 && MAIN < 9 && sizeof(T) < 8 ? 3 : 2;
+  static constexpr int HA = XA % 2 == 0 && HALO % 2 == 0 ? 2 : 1;
+  static constexpr int LINES = (R - 1) * SH + KH;
+  static constexpr int RESIDENT = sizeof(T) == 8 ? 1 : LINES > 4 ? 2 : 3;
 
   struct Args {
     const T* x;
     T* y;
     F f;
-    I items, height, width, windows_h, windows_w, rows;
+    I items, height, width, windows_h, windows_w, pad;
     I plane[2], row[2];  // strides of x and y
     Extent<U> groups, strips;
   };
 
   struct Line {
     Vec<T, MAIN> main;
-    Vec<T, HALO + 1> halo;
+    Vec<T, greater(HALO, 1)> halo;
+
+    DEVICE A cell(int i) const { return i < MAIN ? widen(main, i) : widen(halo, i - MAIN); }
   };
+
+  // Whether a row of cells, or one of a line, is in any window.
+  static HD constexpr bool row_used(int l) { return l % SH < KH; }
+  static HD constexpr bool used(int i) { return i % SW < KW; }
 
   static DEVICE void fetch(const Args& args, const T* x, I h, I column, Line& line) {
     const I end = h < args.height ? args.width : 0;
     load_part<MAIN, XA>(x + h * args.row[0], column, end, line.main);
-    load_part<HALO + 1, 1>(x + h * args.row[0], column + MAIN, HALO ? end : 0, line.halo);
+    if constexpr (HALO > 0) {
+      load_part<HALO, HA>(x + h * args.row[0], column + MAIN, end, line.halo);
+    }
   }
 
   // What a row of cells adds to each of the V windows.
-  static DEVICE void sum_line(const F& f, const Line& line, A (&sum)[V], bool& odd) {
+  static DEVICE void sum_line(const F& f, const Line& line, A (&sum)[V]) {
     A cell[MAIN + HALO];
     UNROLL for (int i = 0; i < MAIN + HALO; ++i) {
-      if (i % SW >= KW) continue;
-      cell[i] = f.lift(i < MAIN ? widen(line.main, i) : widen(line.halo, i - MAIN), odd);
+      if (used(i)) cell[i] = f.lift(line.cell(i));
     }
     UNROLL for (int v = 0; v < V; ++v) {
       sum[v] = cell[v * SW];
@@ -116,47 +125,49 @@ struct WindowStrip {
     if (item >= args.items) return;
     const U strip = args.groups.divide(U(item)), plane = args.strips.divide(strip);
     const I column = I(U(item) - strip * args.groups.size) * V;
-    I o = I(strip - plane * args.strips.size) * args.rows;
-    const I end = o + args.rows < args.windows_h ? o + args.rows : args.windows_h;
+    const I o = I(strip - plane * args.strips.size) * R;
     const T* x = args.x + I(plane) * args.plane[0];
     T* y = args.y + I(plane) * args.plane[1];
-    Line next[FRESH];
-    A kept[KEPT + 1][V];
-    bool odd = false;
-    UNROLL for (int k = 0; k < KEPT; ++k) {
-      Line line;
-      fetch(args, x, o * SH + k, column * SW, line);
-      sum_line(args.f, line, kept[k], odd);
+    Line line[LINES];
+    UNROLL for (int l = 0; l < LINES; ++l) {
+      if (row_used(l)) fetch(args, x, o * SH + l, column * SW, line[l]);
     }
-    UNROLL for (int k = 0; k < FRESH; ++k) fetch(args, x, o * SH + KEPT + k, column * SW, next[k]);
-    ROLLED for (; o < end; ++o) {
-      Line now[FRESH];
-      UNROLL for (int k = 0; k < FRESH; ++k) {
-        now[k] = next[k];
-        if (o + 1 < end) fetch(args, x, (o + 1) * SH + KEPT + k, column * SW, next[k]);
+    A sum[R][V];
+    bool odd = false, small = false;
+    UNROLL for (int l = 0; l < LINES; ++l) {
+      if (!row_used(l)) continue;
+      A one[V];
+      sum_line(args.f, line[l], one);
+      UNROLL for (int r = 0; r < R; ++r) {
+        const int k = l - r * SH;
+        if (k < 0 || k >= KH) continue;
+        UNROLL for (int v = 0; v < V; ++v) sum[r][v] = k ? args.f.join(sum[r][v], one[v]) : one[v];
+        if (k < KH - 1 || o + r >= args.windows_h) continue;
+        UNROLL for (int v = 0; v < V; ++v) sum[r][v] = args.f.lower(sum[r][v], odd, small);
+        Vec<T, V> packed;
+        narrow(sum[r], packed);
+        store_part<V, YA>(y + (o + r) * args.row[1], column, args.windows_w, packed);
       }
-      A line[KH][V], sum[V];
-      UNROLL for (int k = 0; k < KH; ++k) {
-        if (k < KEPT) {
-          UNROLL for (int v = 0; v < V; ++v) line[k][v] = kept[k][v];
-        } else {
-          sum_line(args.f, now[k - KEPT], line[k], odd);
-        }
-        UNROLL for (int v = 0; v < V; ++v) {
-          sum[v] = k == 0 ? line[k][v] : args.f.join(sum[v], line[k][v]);
-          if (k >= FRESH) kept[k - FRESH][v] = line[k][v];
-        }
-      }
-      UNROLL for (int v = 0; v < V; ++v) sum[v] = args.f.lower(sum[v], odd);
-      if (odd) break;
-      Vec<T, V> packed;
-      narrow(sum, packed);
-      store_part<V, YA>(y + o * args.row[1], column, args.windows_w, packed);
     }
-    if (odd) careful_rows(args, x, y, o, end, column);
+    if (small) odd |= any_tiny(args, x, o * SH, column * SW);
+    if (odd) careful_rows(args, x, y, o, o + R < args.windows_h ? o + R : args.windows_h, column);
   }
 
-  // What is left from the first value on that is out of the range of the fast form.
+  // A small sum is right where it is of zeros. The cells come from memory again, so that the usual
+  // way need not keep them.
+  static DEVICE bool any_tiny(const Args& args, const T* x, I h, I column) {
+    bool odd = false;
+    ROLLED for (int l = 0; l < LINES; ++l) {
+      Line line;
+      fetch(args, x, h + l, column, line);
+      UNROLL for (int i = 0; i < MAIN + HALO; ++i) {
+        if (used(i)) odd |= args.f.tiny(line.cell(i));
+      }
+    }
+    return odd;
+  }
+
+  // The same where a value is out of the range of the fast form.
   static DEVICE void careful_rows(const Args& args, const T* x, T* y, I o, I end, I column) {
     const I stop = column + V < args.windows_w ? column + V : args.windows_w;
     ROLLED for (; o < end; ++o) {

@@ -12,8 +12,14 @@ from baracuda.backends.cuda.steps import Call, Front, Step, Steps, blocks, flag
 _MOST_CELLS = 16
 _MOST_OVER = 5
 _MOST_STRIDE = 8
-_WAVES = 4
+# Rows of windows per thread backward. On an H200, share of the copy ceiling with work for so many
+# threads per thread that the chip holds: k2 s2 bf16 0.90 at 4, 0.95 at 16, f32 0.91 and 0.99 (32);
+# k3 s2 and k3 s1 f32 0.90 at 4, 0.94 and 0.96 at 16; bf16, which pays for what rows share in
+# instructions, 0.88 and 0.79 at 4, 0.78 and 0.57 at 16.
+_WAVES_ALONE, _WAVES, _WAVES_NARROW = 32, 16, 4
 _MOST_STEPS = 16
+# The kernel that a tile is written out for where the largest cells of windows are looked for.
+_MOST_MAXIMA = 16
 # Bits of the exponent that the fast form may use, of the 126 and 1022 there are.
 _BITS = {"f32": 60.0, "f64": 480.0}
 
@@ -37,7 +43,7 @@ def forward(call: Call) -> Steps:
     form = _form(call, [x], [y], [x, y])
     p = call.problem.options["norm_type"]
     front = [(x.slot, 0), (y.slot, 0)]
-    return Steps((_window_strip(call, form, p, front) or _window_any(call, form, p, front),))
+    return Steps((_window_tile(call, form, p, front) or _window_any(call, form, p, front),))
 
 
 def backward(call: Call) -> Steps:
@@ -76,8 +82,7 @@ def _norm(call: Call, p: float, backward: bool) -> tuple[str, list[float]]:
     small = {1: "1", 2: "2", 3: "3", 4: "4", math.inf: "INFINITE"}
     functor = f"{call.functor}<{call.accumulate}, {small.get(p, 'REAL')}>"
     if not backward:
-        low = 2.0 ** -min(bits / p, 1000.0)
-        return functor, [p, 1 / p, low, 2.0 ** (2 * bits)]
+        return functor, [p, 1 / p, 2.0 ** (-1.5 * bits), 2.0 ** (2 * bits)]
     # The reciprocal needs its argument normal.
     reach = min(bits / max(abs(p - 1), 1e-9), 2 * bits + 2)
     return functor, [p, 1 / p, 2.0**-reach, 2.0**reach]
@@ -120,14 +125,37 @@ def _reach(form: _Windows) -> int:
     )
 
 
-def _steps(call: Call, threads: int, lines: int, overlap: int) -> int:
-    """Rows of windows per thread: many to share work, few enough to fill the chip."""
-    wanted = call.facts.multiprocessors * 2048 * _WAVES
-    steps = max(threads * lines // wanted, 1)
-    return min(max(steps, 1), _MOST_STEPS * max(overlap, 1), lines)
+def _steps(call: Call, form: _Windows, threads: int, lines: int) -> int:
+    """Rows of windows that a thread walks backward: many share work, few fill the chip."""
+    shared = -(-form.kernel[0] // form.stride[0]) - 1
+    waves = (_WAVES_NARROW if call.itemsize == 2 else _WAVES) if shared else _WAVES_ALONE
+    wanted = call.facts.multiprocessors * 2048 * waves
+    return min(max(threads * lines // wanted, 1), _MOST_STEPS * max(shared, 1), lines)
 
 
-def _window_strip(call: Call, form: _Windows, p: float, front: Front) -> Step | None:
+def _rows_at_once(call: Call, form: _Windows) -> int:
+    """Rows of windows per thread forward, all in flight at once.
+
+    Share of the copy ceiling on an H200 with 1 to 4 rows: k3 s2 bf16 0.81, 0.80, 0.77, 0.69 and f32
+    0.94, 0.95, 0.96, 0.80; k3 s1 bf16 0.49, 0.53, 0.57, 0.58 and f32 0.72, 0.74, 0.91, 0.82. One
+    row is as good as several where none overlap.
+    """
+    over = -(-form.kernel[0] // form.stride[0])
+    if over == 1 or form.kernel[0] > 3 or call.itemsize == 8:
+        return 1
+    return 3 if over > 2 else 1 if call.itemsize == 2 else 2
+
+
+def _rows_of_maxima(call: Call, form: _Windows) -> int:
+    """Rows of windows per thread where their largest cells are looked for.
+
+    On an H200, 1 and 2 rows of k3 s2: bf16 0.53 and 0.63, f32 0.83 and 0.91 (general kernel: 0.04).
+    """
+    shared = form.kernel[0] > 2 * form.stride[0]
+    return 1 if shared or form.kernel[0] > 3 or call.itemsize == 8 else 2
+
+
+def _window_tile(call: Call, form: _Windows, p: float, front: Front) -> Step | None:
     cells = _strip(call, form)
     if not cells:
         return None
@@ -137,21 +165,20 @@ def _window_strip(call: Call, form: _Windows, p: float, front: Front) -> Step | 
     xa = divisor([form.cells[1], steps[0], form.rows[0]], min(aligned, cells & -cells))
     ya = divisor([form.windows[1], steps[1], form.rows[1]], min(aligned, width & -width))
     groups = -(-form.windows[1] // width)
-    overlap = -(-form.kernel[0] // form.stride[0]) - 1
-    rows = _steps(call, planes * groups, form.windows[0], overlap)
+    rows = _rows_at_once(call, form)
     strips = -(-form.windows[0] // rows)
     items = planes * strips * groups
     functor, members = _norm(call, p, backward=False)
     packer = Packer(wide(items, _reach(form))).pointers(2).add(_code(call), *members)
-    packer.indices(items, *form.cells, *form.windows, rows, *steps, *form.rows)
+    packer.indices(items, *form.cells, *form.windows, 0, *steps, *form.rows)
     arguments = packer.extents(groups, strips).done()
     schedule = (
-        f"WindowStrip<{functor}, {call.type}, {form.kernel[0]}, {form.kernel[1]}, "
-        f"{form.stride[0]}, {form.stride[1]}, {width}, {xa}, {ya}, {packer.type}>"
+        f"WindowTile<{functor}, {call.type}, {form.kernel[0]}, {form.kernel[1]}, "
+        f"{form.stride[0]}, {form.stride[1]}, {rows}, {width}, {xa}, {ya}, {packer.type}>"
     )
     entry = call.entry(
         schedule, len(arguments), _label(p), f"k{_pair(form.kernel)}", f"s{_pair(form.stride)}",
-        f"v{width}", f"a{xa}", f"a{ya}", packer.type,
+        f"r{rows}", f"v{width}", f"a{xa}", f"a{ya}", packer.type,
     )  # fmt: skip
     return Step(entry, (blocks(items), 1), arguments, front)
 
@@ -170,7 +197,8 @@ def _window_any(call: Call, form: _Windows, p: float, front: Front) -> Step:
 
 def _covering_strip(call: Call, form: _Windows, p: float, front: Front) -> Step | None:
     cells = _strip(call, form)
-    if not cells or p == math.inf:
+    maxima = p == math.inf
+    if not cells or (maxima and form.kernel[0] * form.kernel[1] > _MOST_MAXIMA):
         return None
     planes, steps = _planes(form)
     aligned, windows = call.elements(), cells // form.stride[1]
@@ -181,21 +209,23 @@ def _covering_strip(call: Call, form: _Windows, p: float, front: Front) -> Step 
     most = min(aligned, windows & -windows, 1 << (along - 2).bit_length() if along > 1 else aligned)
     wa = divisor([form.windows[1], steps[0], steps[2], form.rows[0], form.rows[2]], most)
     groups, lines = -(-form.cells[1] // cells), -(-form.cells[0] // form.stride[0])
-    down = -(-form.kernel[0] // form.stride[0])
-    rows = _steps(call, planes * groups, lines, down - 1)
+    rows = _rows_of_maxima(call, form) if maxima else _steps(call, form, planes * groups, lines)
     strips = -(-lines // rows)
     items = planes * strips * groups
     functor, members = _norm(call, p, backward=True)
     packer = Packer(wide(items, _reach(form))).pointers(4).add(_code(call), *members)
     packer.indices(items, *form.cells, *form.windows, rows, *steps, *form.rows)
     arguments = packer.extents(groups, strips).done()
+    sizes = f"{form.kernel[0]}, {form.kernel[1]}, {form.stride[0]}, {form.stride[1]}"
+    name, written = ("CoveringMost", [rows]) if maxima else ("CoveringStrip", [])
+    numbers = ", ".join(map(str, [*written, cells, xa, wa]))
     schedule = (
-        f"CoveringStrip<{functor}, {call.type}, {form.kernel[0]}, {form.kernel[1]}, "
-        f"{form.stride[0]}, {form.stride[1]}, {cells}, {xa}, {wa}, {packer.type}, {flag(call.add)}>"
+        f"{name}<{functor}, {call.type}, {sizes}, {numbers}, {packer.type}, {flag(call.add)}>"
     )
     entry = call.entry(
         schedule, len(arguments), _label(p), f"k{_pair(form.kernel)}", f"s{_pair(form.stride)}",
-        f"v{cells}", f"a{xa}", f"a{wa}", packer.type, *["add"] * call.add,
+        *[f"r{n}" for n in written], f"v{cells}", f"a{xa}", f"a{wa}", packer.type,
+        *["add"] * call.add,
     )  # fmt: skip
     return Step(entry, (blocks(items), 1), arguments, front)
 
