@@ -21,8 +21,9 @@ struct Elementwise {
   static constexpr int IN = Functor::inputs, OUT = Functor::outputs;
   // Narrow elements bring more arithmetic per byte, which takes more warps to hide: exact geglu in
   // bf16 on an H200 has 0.88 of the copy ceiling with 4 blocks and 0.99 with 8, its backward 0.98
-  // with 4 and 1.00 with 6.
-  static constexpr int RESIDENT = sizeof(T) != 2 || DIMS == 0 || ADD ? 4 : IN == 2 ? 8 : 6;
+  // with 4 and 1.00 with 6. 64-bit offsets leave no registers for that.
+  static constexpr bool FEW = sizeof(T) != 2 || sizeof(I) == 8 || DIMS == 0 || ADD;
+  static constexpr int RESIDENT = FEW ? 4 : IN == 2 ? 8 : 6;
 
   struct Args : Operands<T, IN, OUT>, Functor {
     I items, tail;  // vectors, and the elements left over behind them
