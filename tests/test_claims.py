@@ -34,7 +34,8 @@ def executed(items: Iterable[pytest.Item]) -> set[Claim]:
         params = getattr(getattr(item, "callspec", None), "params", {})
         if {"subject", "law"} <= set(params) and not list(item.iter_markers("skip")):
             s = params["subject"]
-            laws.setdefault((s.op, s.backend, s.library, s.dtype), set()).add(params["law"])
+            if s.device == "cpu":
+                laws.setdefault((s.op, s.backend, s.library, s.dtype), set()).add(params["law"])
     return {claim for claim, names in laws.items() if names == set(LAWS)}
 
 
