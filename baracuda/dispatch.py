@@ -22,7 +22,7 @@ class Dispatch(TypedDict, total=False):
     max_workspace_bytes: int | None
     """Refuse plans that need more scratch memory than this."""
     autotune: bool
-    """Measure the variants once, keep the fastest."""
+    """Measure variants once where a backend has several to choose from; none measures yet."""
     sku: KernelSku | str | None
     """Make this recorded choice again, or say why it cannot be made here."""
 
