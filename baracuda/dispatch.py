@@ -22,7 +22,11 @@ class Dispatch(TypedDict, total=False):
     max_workspace_bytes: int | None
     """Refuse plans that need more scratch memory than this."""
     autotune: bool
-    """Measure variants once where a backend has several to choose from; none measures yet."""
+    """Measure once per problem where a backend has several variants; the SKU records the fastest.
+
+    On the arrays of the call that makes the plan, with outputs of its own. The default never
+    measures; nor do `sku=`, a loaded record, or a call that is captured into a CUDA graph.
+    """
     sku: KernelSku | str | None
     """Make this recorded choice again, or say why it cannot be made here."""
 

@@ -194,7 +194,7 @@ class Op(Generic[P, R]):
         except _UNFIT:
             alias = None
         matches = problem.library.matcher(arrays)
-        return plan_cache.get(alias, problem, lambda p: make(p, self._sibling, matches))
+        return plan_cache.get(alias, problem, lambda p: make(p, self._sibling, matches, arrays))
 
     def _sibling(self, plan: Plan, arrays: Sequence[Any]) -> Plan:
         """The plan for the same problem in the layout of `arrays`."""

@@ -224,8 +224,11 @@ def make(
     problem: Problem,
     sibling: Callable[[Plan, Sequence[Array]], Plan],
     matches: Callable[[Sequence[Array]], bool],
+    arrays: Sequence[Array] = (),
 ) -> Plan:
     """Choose a backend, let it prepare, and record what it will run.
+
+    `arrays` are those of the call; variants are measured on them where that is asked for.
 
     Raises
     ------
@@ -238,6 +241,8 @@ def make(
     if wanted is not None:
         problem = _as_recorded(problem, wanted)
     name, prepared, why = backends.choose(problem)
+    if prepared.tuned is not None and problem.choices.autotune and wanted is None:
+        prepared = prepared.tuned(arrays)
     sku = KernelSku(
         category=problem.spec.category,
         op=problem.spec.name,

@@ -247,6 +247,12 @@ class Prepared:
     arch: str
     precision: PrecisionGuarantee
     workspace_size: int = 0
+    tuned: Callable[[Sequence[Array]], Prepared] | None = None
+    """Measures the variants on these arrays and prepares the fastest; None where there is one."""
+
+
+class Refusal(Exception):
+    """Found while preparing: why the backend does not take the problem after all."""
 
 
 class Misfit(Exception):
@@ -268,4 +274,7 @@ class Backend(Protocol):
         """Wait for what was launched, and raise what it found wrong."""
 
     def prepare(self, problem: Problem) -> Prepared:
-        """Do all that does not depend on values: choose the kernel, compile, tune."""
+        """Do all that does not depend on values: choose the kernel, compile.
+
+        `Refusal` says what only then turns out to be in the way.
+        """

@@ -4,7 +4,8 @@ An op's forms come from the registry. What is chosen here is how large the array
 lie: whatever a planner tells apart (widths, layouts, index types, accumulation, offsets past 2^31,
 powers and sizes of windows) has a `Case`, a layout or an alignment below that leads to it. Windows
 have too many combinations for every run: unless ``BARACUDA_ALL_ARCHS=1``, norms other than the
-Euclidean go without the alignments between the ends, and without 64-bit offsets in strips.
+Euclidean go without the alignments between the ends, and without 64-bit offsets in strips; and
+variants that only `autotune` asks for are planned for fully aligned arrays alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -20,8 +22,8 @@ import numpy as np
 
 import baracuda.ops  # noqa: F401
 from baracuda import check, layouts
+from baracuda.backends.cuda import schedules
 from baracuda.backends.cuda.compiler import Entry
-from baracuda.backends.cuda.schedules import PLANNERS
 from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, Steps, strides_of
 from baracuda.dispatch import DEFAULT
 from baracuda.dtypes import INDICES, named
@@ -202,7 +204,7 @@ def call(
 
 def steps(call: Call) -> Steps:
     """What is launched for a call."""
-    return PLANNERS[call.problem.spec.kernel.schedule](call)
+    return schedules.plan(call)
 
 
 def planned(problem: Problem, out: str) -> Iterator[Entry]:
@@ -211,8 +213,10 @@ def planned(problem: Problem, out: str) -> Iterator[Entry]:
     facts = [FACTS, SMALL] if spec.kernel.schedule == "scatter" else [FACTS]
     adds = (False, True)[: 1 + spec.accumulates]
     for alignment, add, device in product(alignments(problem), adds, facts):
-        launches = steps(call(problem, out, add, alignment, device))
-        yield from (step.entry for step in launches.kernels)
+        usual = call(problem, out, add, alignment, device)
+        others = schedules.variants(usual)[1:] if ALL or alignment == WIDEST else ()
+        for variant in ("", *others):
+            yield from (s.entry for s in steps(replace(usual, variant=variant)).kernels)
 
 
 def dtypes(spec: OpSpec) -> tuple[str, ...]:

@@ -13,17 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import stub_device
 from hypothesis import given
 from hypothesis import strategies as st
+from stub_device import on_gpu
 
 import baracuda as bc
-from baracuda import check
 from baracuda.backends import cuda
 from baracuda.backends.cuda import BACKEND, compiler, geometry, unavailable
-from baracuda.dispatch import DEFAULT
-from baracuda.libraries import library
-from baracuda.op import registry
-from baracuda.spec import Problem
+from baracuda.spec import Refusal
 
 torch = pytest.importorskip("torch")
 INSTALL = "pip install 'baracuda[cuda]'"
@@ -45,14 +43,6 @@ def fresh() -> Iterator[None]:
     unavailable.cache_clear()
     yield
     unavailable.cache_clear()
-
-
-def on_gpu(op: str, *shapes: tuple[int, ...], **options: Any) -> Problem:
-    """A problem of torch tensors on a GPU; there is none behind it."""
-    arrays = [np.zeros(s, np.int64 if i and "gather" in op else np.float32)
-              for i, s in enumerate(shapes)]  # fmt: skip
-    problem = check.problem(registry[op].spec, arrays, options, DEFAULT)
-    return replace(problem, library=library("torch"), device="cuda:0")
 
 
 # Refusals.
@@ -183,12 +173,15 @@ def willing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "_arrays", lambda name: SimpleNamespace(refuses=lambda: None))
 
 
-@pytest.mark.usefixtures("willing")
-def test_atomics_are_refused_where_determinism_is_asked_for() -> None:
+def test_atomics_are_refused_where_determinism_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stub_device.install(monkeypatch)
     problem = on_gpu("gather_backward", (2, 4), (2, 4), axis=1, src_shape=(2, 8))
-    assert BACKEND.refuses(problem) is None
+    assert not BACKEND.prepare(problem).precision.deterministic
     problem = replace(problem, choices=replace(problem.choices, deterministic=True))
-    assert BACKEND.refuses(problem) == "adds by atomics, in no fixed order"
+    with pytest.raises(Refusal, match=r"^adds by atomics, in no fixed order$"):
+        BACKEND.prepare(problem)
 
 
 @pytest.mark.usefixtures("willing")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from baracuda.errors import UnsupportedError, value_error
-from baracuda.spec import Backend, OpSpec, Prepared, Problem
+from baracuda.spec import Backend, OpSpec, Prepared, Problem, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +125,14 @@ def choose(problem: Problem) -> tuple[str, Prepared, tuple[tuple[str, str], ...]
     for name in [forced] if forced else list(_ENTRIES):
         reason = _reason(name, problem, forced is not None)
         if reason is None:
-            prepared = load(name).prepare(problem)
-            reason = _too_large(prepared, problem)
-            if reason is None:
-                return name, prepared, tuple(why)
+            try:
+                prepared = load(name).prepare(problem)
+                reason = _too_large(prepared, problem)
+            except Refusal as refusal:
+                reason = str(refusal)
+            else:
+                if reason is None:
+                    return name, prepared, tuple(why)
         why.append((name, reason))
     if forced:
         others = (n for n in _ENTRIES if n != forced)

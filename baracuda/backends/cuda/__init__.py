@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from baracuda.libraries import Array
 from baracuda.sku import PrecisionGuarantee
 from baracuda.spec import OpSpec, Prepared, Problem
+
+if TYPE_CHECKING:
+    from baracuda.backends.cuda.runner import CudaRunner
 
 _INSTALL = "pip install 'baracuda[cuda]'"
 # Packages that have to be there, and the oldest version of each.
 _NEEDS = (("cuda-core", (1, 2)), ("cuda-bindings", (13, 0)), ("nvidia-cuda-nvrtc", (13, 0)))
-_SCATTERS = ("scatter",)
 
 
 class CudaBackend:
@@ -39,49 +42,60 @@ class CudaBackend:
         if problem.mode:
             return f"{problem.mode} arrays need functions that can be differentiated and traced"
         reason = unavailable() or _arrays(problem.library.name).refuses()
-        if reason is None and problem.choices.deterministic and _atomic(problem):
-            reason = "adds by atomics, in no fixed order"
         return reason or _too_many_dims(problem)
 
     def prepare(self, problem: Problem) -> Prepared:
         from baracuda.backends.cuda.launch import device_facts
         from baracuda.backends.cuda.runner import CudaRunner
-        from baracuda.dtypes import named
 
         arrays = _arrays(problem.library.name)
         facts = device_facts(arrays.ordinal_of(problem.device))
         runner = CudaRunner(problem, facts, arrays)
-        kernels = runner.steps.kernels
-        fixed = not _atomic(problem)
-        accumulate = problem.compute_dtype
-        return Prepared(
-            run=runner.shortest(),
-            kernel="+".join(s.entry.symbol for s in kernels) or "none",
-            variant=" + ".join(f"{s.entry.threads} threads" for s in kernels[:1]),
-            arch=facts.arch,
-            precision=PrecisionGuarantee(accumulate, accumulate, fixed, fixed),
-            workspace_size=sum(
-                named(dtype).itemsize * _size(shape) for shape, dtype in runner.steps.workspaces
-            ),
-        )
+        recorded = problem.choices.sku
+        if recorded is not None:
+            variant = _recorded(recorded.variant, runner.variants())
+            runner = CudaRunner(problem, facts, arrays, variant)
+        choices = runner.variants() if problem.choices.autotune else ()
+
+        def tuned(given: Sequence[Array]) -> Prepared:
+            from baracuda.backends.cuda.tune import fastest
+
+            variant = fastest(problem, facts, arrays, choices, given)
+            return _prepared(CudaRunner(problem, facts, arrays, variant), problem, facts.arch)
+
+        return _prepared(runner, problem, facts.arch, tuned if choices[1:] else None)
 
 
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
+def _prepared(
+    runner: CudaRunner,
+    problem: Problem,
+    arch: str,
+    tuned: Callable[[Sequence[Array]], Prepared] | None = None,
+) -> Prepared:
+    """A runner with the facts of it that go into the SKU."""
+    steps, accumulate = runner.steps, problem.compute_dtype
+    variant = [steps.variant, *(f"{s.entry.threads} threads" for s in steps.kernels[:1])]
+    return Prepared(
+        run=runner.shortest(),
+        kernel="+".join(s.entry.symbol for s in steps.kernels) or "none",
+        variant=", ".join(filter(None, variant)),
+        arch=arch,
+        precision=PrecisionGuarantee(
+            accumulate, accumulate, steps.deterministic, steps.deterministic and steps.stable
+        ),
+        workspace_size=steps.workspace_size,
+        tuned=tuned,
+    )
+
+
+def _recorded(text: str, choices: Sequence[str]) -> str:
+    """The variant that a SKU names in front of its threads; "" where there is none such here."""
+    return max((name for name in choices if text.startswith(f"{name}, ")), key=len, default="")
 
 
 def _arrays(library: str) -> Any:
     """What the runner asks of an array library."""
     return import_module(f"baracuda.backends.cuda.{library}")
-
-
-def _atomic(problem: Problem) -> bool:
-    """Whether the order of a sum is left to the device."""
-    kernel = problem.spec.kernel
-    return kernel is not None and kernel.schedule in _SCATTERS
 
 
 def _too_many_dims(problem: Problem) -> str | None:

@@ -21,7 +21,7 @@ from baracuda.backends.cuda import compiler
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.steps import DeviceFacts
 
-_OK = driver.CUresult.CUDA_SUCCESS
+OK = driver.CUresult.CUDA_SUCCESS
 _NO_CONTEXT = (
     driver.CUresult.CUDA_ERROR_INVALID_CONTEXT,
     driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
@@ -45,7 +45,7 @@ def checked(result: tuple[Any, ...]) -> Any:
         Where it failed.
     """
     status, *values = result
-    if status != _OK:
+    if status != OK:
         _, name = driver.cuGetErrorName(status)
         _, text = driver.cuGetErrorString(status)
         raise CudaError(f"{name.decode()}: {text.decode()}")
@@ -165,7 +165,7 @@ class Launch:
         room = free.pop() if free else self.room()
         self.pack(room[0], 0, *words)
         status = launch_kernel(self.function, *self.fixed, stream, room[1], 0)[0]
-        if status != _OK:
+        if status != OK:
             if status in _NO_CONTEXT:
                 # A thread that has not used this device yet.
                 Device(self._ordinal).set_current()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from baracuda import layouts
 from baracuda.backends.cuda import hot, reports
 from baracuda.backends.cuda.launch import Clear, Launch, stream_of, while_capturing
-from baracuda.backends.cuda.schedules import PLANNERS
+from baracuda.backends.cuda.schedules import plan, variants
 from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, Step, Steps, strides_of
+from baracuda.errors import UnsupportedError
 from baracuda.layouts import Shape
 from baracuda.libraries import Array
-from baracuda.spec import Misfit, Problem, Runner
+from baracuda.spec import Misfit, Problem, Refusal, Runner
 
 _Key: TypeAlias = tuple[int, tuple[Shape, ...] | None, bool]
 _Launch: TypeAlias = tuple[Any, Sequence[tuple[int, int]], bool]
@@ -38,9 +40,25 @@ class CudaRunner:
     facts : DeviceFacts
     arrays : module
         What is asked of the array library: `backends.cuda.torch`.
+    variant : str
+        Which of the schedule's variants to run; "" leaves it to the schedule's rule.
+    listens : bool
+        Whether indices out of range are reported.
+
+    Attributes
+    ----------
+    steps : Steps
+        What most calls launch.
     """
 
-    def __init__(self, problem: Problem, facts: DeviceFacts, arrays: Any) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        facts: DeviceFacts,
+        arrays: Any,
+        variant: str = "",
+        listens: bool = True,
+    ) -> None:
         self._problem, self._facts, self._arrays = problem, facts, arrays
         self._pointer, self._current = arrays.pointer, arrays.current_device
         self._stream_handle = arrays.current_stream
@@ -48,7 +66,8 @@ class CudaRunner:
         self._outputs = tuple((x.shape, strides_of(x)) for x in problem.outputs)
         self._listener = reports.listener(facts.ordinal)
         self._state = self._listener.state
-        checked = problem.options.get("mode") == "raise"
+        self._variant = variant
+        checked = listens and problem.options.get("mode") == "raise"
         self._ticket = reports.Ticket(problem) if checked else None
         self._empty = all(x.size == 0 for x in problem.outputs)
         self._programs: dict[_Key, _Program] = {}
@@ -127,23 +146,38 @@ class CudaRunner:
             for s, x in zip(have, self._problem.outputs, strict=True)
         )
 
-    def _plan(self, key: _Key) -> Steps:
+    def variants(self) -> tuple[str, ...]:
+        """What there is to choose from for most calls, the rule's choice first."""
+        return () if self._empty else variants(self._call(self._usual))
+
+    def _call(self, key: _Key) -> Call:
         alignment, layout, add = key
-        kernel = self._problem.spec.kernel
-        if kernel is None or self._empty:
-            return Steps(())
         outs = layout or tuple(strides for _, strides in self._outputs)
         ticket = self._ticket.number if self._ticket else 0
         address = self._listener.address if self._ticket else 0
-        call = Call(self._problem, self._facts, outs, add, alignment, address, ticket)
-        return PLANNERS[kernel.schedule](call)
+        return Call(
+            self._problem, self._facts, outs, add, alignment, address, ticket, self._variant
+        )
+
+    def _plan(self, key: _Key) -> Steps:
+        if self._empty:
+            return Steps(())
+        call = self._call(key)
+        # Other kinds of calls need not have the variant that was chosen for most of them.
+        if self._variant and key != self._usual and self._variant not in variants(call):
+            call = replace(call, variant="")
+        return plan(call)
 
     def _program(self, key: _Key) -> _Program:
         """The launches for arrays of this kind; compiled and loaded on first use."""
         with self._lock, while_capturing():
             found = self._programs.get(key)
             if found is None:
-                steps = self.steps if key == self._usual else self._plan(key)
+                try:
+                    steps = self.steps if key == self._usual else self._plan(key)
+                except Refusal as refusal:
+                    op = self._problem.spec.name
+                    raise UnsupportedError(f"{op}: the planned kernel {refusal}") from None
                 found = self._programs[key] = (
                     [self._launch(step) for step in steps.steps],
                     steps.workspaces,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -54,10 +55,31 @@ class Zero:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """All launches of a call, in order, and the workspaces they share (shape and dtype)."""
+    """All launches of a call, in order, and what is true of them together.
+
+    Attributes
+    ----------
+    steps : tuple of Step or Zero
+    workspaces : tuple of (tuple of int, str)
+        Shape and dtype of each.
+    variant : str
+        Which one this is, where the schedule has several.
+    deterministic : bool
+        The same bits on every run, for every call of the problem.
+    stable : bool
+        The same bits from every variant.
+    """
 
     steps: tuple[Step | Zero, ...]
     workspaces: tuple[tuple[Shape, str], ...] = ()
+    variant: str = ""
+    deterministic: bool = True
+    stable: bool = True
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of all workspaces."""
+        return sum(named(dtype).itemsize * math.prod(shape) for shape, dtype in self.workspaces)
 
     @property
     def kernels(self) -> tuple[Step, ...]:
@@ -83,6 +105,8 @@ class Call:
         Where out-of-range indices are reported, 0 for nowhere.
     ticket : int
         Under what number.
+    variant : str
+        Which of the schedule's variants to plan; "" leaves it to the schedule's rule.
     """
 
     problem: Problem
@@ -92,6 +116,7 @@ class Call:
     alignment: int = WIDEST
     listener: int = 0
     ticket: int = 0
+    variant: str = ""
 
     @property
     def functor(self) -> str:
@@ -104,6 +129,12 @@ class Call:
         """The family's source file."""
         kernel = self.problem.spec.kernel
         return kernel.file if kernel else ""
+
+    @property
+    def schedule(self) -> str:
+        """The schedule that maps the functor."""
+        kernel = self.problem.spec.kernel
+        return kernel.schedule if kernel else ""
 
     @property
     def itemsize(self) -> int:
@@ -154,7 +185,10 @@ class Call:
 
 
 Planner: TypeAlias = Callable[[Call], Steps]
-"""A schedule: what to launch for a call."""
+"""A schedule: what to launch for a call, or a `Refusal` of its problem."""
+
+Variants: TypeAlias = Callable[[Call], tuple[str, ...]]
+"""The names of the variants that a schedule has for a call, that of its rule first."""
 
 
 def strides_of(x: Operand) -> Shape:

@@ -1,7 +1,8 @@
 """The schedules by the names that ops give them."""
 
 from baracuda.backends.cuda.schedules import elementwise, indexing, rope, window
-from baracuda.backends.cuda.steps import Planner
+from baracuda.backends.cuda.steps import Call, Planner, Steps, Variants
+from baracuda.spec import Refusal
 
 PLANNERS: dict[str, Planner] = {
     "elementwise": elementwise.plan,
@@ -11,3 +12,25 @@ PLANNERS: dict[str, Planner] = {
     "gather": indexing.gather,
     "scatter": indexing.scatter,
 }
+
+VARIANTS: dict[str, Variants] = {"elementwise": elementwise.variants}
+"""Of the schedules that have several."""
+
+
+def plan(call: Call) -> Steps:
+    """What the op's schedule launches for a call.
+
+    Raises
+    ------
+    Refusal
+        Where it does not take the problem.
+    """
+    steps = PLANNERS[call.schedule](call)
+    if call.problem.choices.deterministic and not steps.deterministic:
+        raise Refusal("adds by atomics, in no fixed order")
+    return steps
+
+
+def variants(call: Call) -> tuple[str, ...]:
+    """The variants for a call, that of the rule first; none where there is nothing to choose."""
+    return VARIANTS[call.schedule](call) if call.schedule in VARIANTS else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from baracuda.backends.cuda.geometry import (
     Dim,
@@ -23,6 +24,8 @@ from baracuda.backends.cuda.steps import Call, Step, Steps, blocks, flag
 # less a block has open, the closer together are the pages that the chip writes. Streaming stores,
 # other block sizes and one output after the other make no difference or are worse.
 _DEPTH = {2: 2}
+# What else may be measured: beyond so many vectors in flight some kernels spill.
+_DEPTHS, _MOST_VECTORS = (1, 2), 4
 _LAYOUTS = {0: "strided", 1: "flat", 2: "rows"}
 
 
@@ -37,7 +40,8 @@ def plan(call: Call) -> Steps:
     rows = len(dims) == 2 and all(s == 1 for s in dims[0].strides)
     kind = 1 if flat else 2 if rows else 0
     items, tail = divmod(count(dims), width)
-    depth, scalars = _DEPTH.get(len(inputs), 1), len(call.problem.spec.scalars)
+    variant, scalars = call.variant or _names(len(inputs))[0], len(call.problem.spec.scalars)
+    depth = int(variant.removeprefix("depth "))
     packer = Packer(wide(count(dims), reach(dims)))
     packer.pointers(len(views)).add("d", *[0.0] * scalars).indices(items, tail)
     arguments = packer.walk(split(dims, width), len(views), kind).done()
@@ -46,10 +50,23 @@ def plan(call: Call) -> Steps:
         f"Elementwise<{call.functor}{''.join(options)}, {call.type}, {width}, {depth}, {kind}, "
         f"{packer.type}, {flag(call.add)}>"
     )
-    tags = (_LAYOUTS[kind], f"v{width}", packer.type, *["add"] * call.add)
+    tags = (_LAYOUTS[kind], f"v{width}", f"d{depth}", packer.type, *["add"] * call.add)
     entry = call.entry(schedule, len(arguments), *options, *tags)
     front = [(v.slot, v.offset * call.itemsize) for v in views]
-    return Steps((Step(entry, (blocks(items + tail, depth), 1), arguments, front, scalars),))
+    step = Step(entry, (blocks(items + tail, depth), 1), arguments, front, scalars)
+    return Steps((step,), variant=variant)
+
+
+def variants(call: Call) -> tuple[str, ...]:
+    """The depths, the rule's first."""
+    return _names(len(_views(call)[0]))
+
+
+@cache
+def _names(inputs: int) -> tuple[str, ...]:
+    rule = _DEPTH.get(inputs, 1)
+    depths = [depth for depth in _DEPTHS if depth * inputs <= _MOST_VECTORS]
+    return tuple(f"depth {depth}" for depth in sorted(depths, key=lambda d: (d != rule, d)))
 
 
 def _width(call: Call, views: Sequence[View], dims: Sequence[Dim], flat: bool) -> int:

@@ -65,19 +65,22 @@ def scatter(call: Call) -> Steps:
     if 0 not in index.shape and 0 not in out.shape:
         rows = _scatter_rows(call, dout, index, out)
         if rows is not None:
-            return Steps((rows,))
+            return Steps((rows,), deterministic=False, stable=False)
     wide_sums = call.type == call.accumulate
     contiguous = out.strides == layouts.contiguous(out.shape)
     if wide_sums and (contiguous or call.add):
         add = _scatter_atomic(call, dout, index, View(out.slot, 0, out.shape, out.strides))
         nbytes = count(merged(out.shape, (out.strides,))) * call.itemsize
-        return Steps(add if call.add else (Zero(out.slot, nbytes), *add))
+        zero = () if call.add else (Zero(out.slot, nbytes),)
+        return Steps((*zero, *add), deterministic=False, stable=False)
     sums = View(call.workspace(), 0, out.shape, layouts.contiguous(out.shape))
     dtype = named(call.problem.dtype).accumulate
     nbytes = count(merged(out.shape, (sums.strides,))) * named(dtype).itemsize
     add = _scatter_atomic(call, dout, index, sums)
-    zero = Zero(sums.slot, nbytes)
-    return Steps((zero, *add, _settle(call, sums, out)), ((out.shape, dtype),))
+    return Steps(
+        (Zero(sums.slot, nbytes), *add, _settle(call, sums, out)),
+        ((out.shape, dtype),), deterministic=False, stable=False,
+    )  # fmt: skip
 
 
 def _scatter_atomic(call: Call, dout: View, index: View, target: View) -> tuple[Step, ...]:

@@ -1,0 +1,107 @@
+"""A CUDA device that is not there: what is planned, compiled for it and launched is written down.
+
+Tensors of the CPU pass for tensors on it. Results hold whatever their memory held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baracuda import check
+from baracuda.backends import cuda
+from baracuda.dispatch import DEFAULT
+from baracuda.libraries import Facts, library
+from baracuda.op import registry
+from baracuda.spec import Problem
+
+
+def on_gpu(op: str, *shapes: tuple[int, ...], **options: Any) -> Problem:
+    """A problem of torch tensors on a GPU; there is none behind it."""
+    arrays = [np.zeros(s, np.int64 if i and "gather" in op else np.float32)
+              for i, s in enumerate(shapes)]  # fmt: skip
+    problem = check.problem(registry[op].spec, arrays, options, DEFAULT)
+    return replace(problem, library=library("torch"), device="cuda:0")
+
+
+@dataclass
+class StubDevice:
+    """What happened on it."""
+
+    loaded: list[Any] = field(default_factory=list)
+    launched: list[Any] = field(default_factory=list)
+    times: dict[str, float] = field(default_factory=dict)
+    """Seconds that a kernel takes, by a part of its symbol."""
+    measured: int = 0
+    capturing: bool = False
+
+    def load(self, entry: Any, facts: Any, shared: int) -> Any:
+        """The entry stands for its function."""
+        self.loaded.append(entry)
+        return entry
+
+    def launch(self, function: Any, *rest: Any) -> Any:
+        from cuda.bindings import driver
+
+        self.launched.append(function)
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    @contextmanager
+    def stopwatch(self, *where: Any) -> Iterator[Any]:
+        """Reads the time of the kernel that was launched last."""
+
+        def seconds(task: Any) -> float:
+            self.measured += 1
+            task()
+            symbol = self.launched[-1].symbol
+            return next(t for part, t in self.times.items() if part in symbol)
+
+        yield seconds
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
+    """Put the device in the place of the driver."""
+    pytest.importorskip("cuda.core", reason="needs pip install 'baracuda[cuda]'")
+    pytest.importorskip("cuda.bindings", reason="needs pip install 'baracuda[cuda]'")
+    from baracuda.backends.cuda import hot, launch, runner, steps, tune
+    from baracuda.backends.cuda import torch as arrays
+    from baracuda.libraries.torch import Torch
+
+    device = StubDevice()
+    listener = SimpleNamespace(address=0, state=memoryview(bytearray(4)).cast("I"))
+    describe = Torch.describe
+
+    def on_device(self: Any, x: Any) -> Facts:
+        return replace(describe(self, x), device="cuda:0")
+
+    def empty(shape: Any, strides: Any, dtype: str, ordinal: int) -> Any:
+        return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
+
+    stand_in = SimpleNamespace(
+        POINTER=arrays.POINTER, EMPTY="{like}.new_empty_strided({shape}, {strides})",
+        names=arrays.names, pointer=arrays.pointer, refuses=lambda: None,
+        ordinal_of=lambda device: 0, current_device=lambda: 0, current_stream=lambda ordinal: 0,
+        empty=empty,
+    )  # fmt: skip
+    monkeypatch.setattr(Torch, "describe", on_device)
+    monkeypatch.setattr(cuda, "unavailable", lambda: None)
+    monkeypatch.setattr(cuda, "_arrays", lambda name: stand_in)
+    monkeypatch.setattr(
+        launch, "device_facts", lambda ordinal: steps.DeviceFacts(0, "sm_90", 132, 232448)
+    )
+    monkeypatch.setattr(launch, "loaded", device.load)
+    for module in (launch, hot):
+        monkeypatch.setattr(module, "launch_kernel", device.launch)
+    for module in (runner, tune):
+        monkeypatch.setattr(module, "while_capturing", nullcontext)
+    monkeypatch.setattr(runner.reports, "listener", lambda ordinal: listener)
+    monkeypatch.setattr(tune, "stopwatch", device.stopwatch)
+    monkeypatch.setattr(tune, "_captured", lambda stream: device.capturing)
+    return device
