@@ -40,6 +40,8 @@ class Entry:
         Threads per block.
     nbytes : int
         Size of its arguments as the host packs them; the compiler checks it.
+    cluster : int
+        Blocks that stand together; more than one needs compute capability 9.0.
     """
 
     file: str
@@ -47,11 +49,15 @@ class Entry:
     schedule: str
     threads: int
     nbytes: int
+    cluster: int = 1
 
     @property
     def source(self) -> str:
         """The whole text that is compiled."""
-        kernel = f"KERNEL({self.symbol}, {self.threads}, {self.nbytes}, {self.schedule})"
+        numbers = f"{self.symbol}, {self.threads}, {self.nbytes}"
+        kernel = f"KERNEL({numbers}, {self.schedule})"
+        if self.cluster > 1:
+            kernel = f"KERNEL_IN_CLUSTERS({numbers}, {self.cluster}, {self.schedule})"
         return f"{flattened(self.file)}\nusing namespace baracuda;\n{kernel}\n"
 
 

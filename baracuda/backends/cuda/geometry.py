@@ -114,13 +114,14 @@ class Packer:
         """Append signed indices or offsets."""
         return self.add(self.index, *values)
 
-    def extents(self, *sizes: int) -> Packer:
+    def extents(self, *sizes: int, code: str = "") -> Packer:
         """Append extents with what division by them takes."""
-        bits = struct.calcsize(self.unsigned) * 8
+        code = code or self.unsigned
+        bits = struct.calcsize(code) * 8
         for size in sizes:
             shift = (size - 1).bit_length()
             magic = ((1 << bits) * ((1 << shift) - size)) // size + 1
-            self.add(self.unsigned, size, magic, shift)
+            self.add(code, size, magic, shift)
         return self
 
     def walk(self, dims: Sequence[Dim], operands: int, kind: int = 0) -> Packer:

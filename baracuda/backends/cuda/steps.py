@@ -178,10 +178,12 @@ class Call:
         """How many elements of `itemsize` bytes every address is a multiple of."""
         return max(self.alignment // (itemsize or self.itemsize), 1)
 
-    def entry(self, schedule: str, nbytes: int, *tags: object, threads: int = 0) -> Entry:
+    def entry(
+        self, schedule: str, nbytes: int, *tags: object, threads: int = 0, cluster: int = 1
+    ) -> Entry:
         """The entry point of `schedule`; `tags` are what tells its variants apart."""
         symbol = "_".join([self.problem.spec.name, self.type, *map(str, tags)])
-        return Entry(self.file, symbol, schedule, threads or THREADS, nbytes)
+        return Entry(self.file, symbol, schedule, threads or THREADS, nbytes, cluster)
 
 
 Planner: TypeAlias = Callable[[Call], Steps]

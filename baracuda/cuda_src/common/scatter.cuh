@@ -1,4 +1,4 @@
-// Scatter schedules: elements are added to where an index says, in the accumulate type.
+// Scatter schedules in memory: elements are added to where an index says, in the accumulate type.
 #pragma once
 #include "index.cuh"
 #include "report.cuh"
@@ -6,6 +6,15 @@
 #ifdef __CUDACC__
 
 namespace baracuda {
+
+// Whether every lane of a warp, all of which ask, has the same x.
+template <class I> DEVICE bool one_for_all(I x) {
+  return __all_sync(~0u, x == __shfl_sync(~0u, x, 0));
+}
+template <class A> DEVICE A warp_sum(A x) {
+  UNROLL for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
+  return x;
+}
 
 // Any layout: one atomic addition in memory for every element. The target has the accumulate type
 // and holds zeros, or what is added to.
@@ -38,21 +47,26 @@ template <class T, class P, int DEPTH, class I> struct ScatterAtomic {
     }
     UNROLL for (int d = 0; d < DEPTH; ++d) {
       const I item = first + d * I(blockDim.x);
-      if (item >= args.items) return;
-      if (valid(index[d], args.extent, args.listener, args.ticket, i64(item))) {
-        atomicAdd(args.target + at[d][2] + I(index[d]) * args.axis, widen(value[d]));
+      Acc<T> x = 0;
+      I bin = -1;
+      if (item < args.items && valid(index[d], args.extent, args.listener, args.ticket, item)) {
+        bin = at[d][2] + I(index[d]) * args.axis;
+        x = widen(value[d]);
       }
+      // One bin for all of a warp: its sum first, or 32 additions would queue for one address.
+      const bool together = one_for_all(bin);
+      if (together) x = warp_sum(x);
+      if (bin >= 0 && (!together || (threadIdx.x & 31) == 0)) atomicAdd(args.target + bin, x);
     }
   }
 };
 
-// Along the last axis: a block owns rows of the target, sums them in shared memory and writes each
-// element once, so that nothing has to be zeroed or rounded again. V values are read, and XI
-// indices, at a time; VO elements written.
-template <class T, class P, int V, int XI, int VO, class I, bool ADD> struct ScatterRows {
+// Few elements per row of the last axis, many bins: whoever writes a vector of V bins adds what
+// points there, in the order of the elements, so that zeros and sums are one stream of writes.
+template <class T, class P, int V, int DEPTH, class I, bool ADD> struct ScatterFew {
   using A = Acc<T>;
   using U = typename Unsigned<I>::type;
-  static constexpr int RESIDENT = 2;
+  static constexpr int RESIDENT = 4;
 
   struct Args {
     const T* values;
@@ -60,59 +74,51 @@ template <class T, class P, int V, int XI, int VO, class I, bool ADD> struct Sca
     T* target;
     Report* listener;
     i64 extent;
-    u32 ticket, pad;
-    I rows, each, length, pads;  // rows in all and per block, values per row
-    Extent<U> per_row;           // vectors of values per row
+    u32 ticket, length;  // elements per row
+    I items, steps[2];   // vectors of bins in all; strides along a row: of values, of index
+    I pad;
+    Extent<U> per_row;   // vectors of bins
     U last;
-    Walk<0, 3, I> walk;          // rows of values, index, target
+    Walk<0, 3, I> walk;  // rows of values, index, target
   };
 
   static DEVICE void run(const Args& args) {
-    extern __shared__ __align__(16) char memory[];
-    A* sums = reinterpret_cast<A*>(memory);
-    const I n = I(args.extent), begin = I(blockIdx.x) * args.each;
-    const I rows = begin + args.each < args.rows ? args.each : args.rows - begin;
-    for (I i = threadIdx.x; i < rows * n; i += blockDim.x) sums[i] = 0;
-    __syncthreads();
-    for (I i = threadIdx.x; i < rows * I(args.per_row.size); i += blockDim.x) {
-      const I row = I(args.per_row.divide(U(i))), column = (i - row * I(args.per_row.size)) * V;
+    const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      const I item = first + d * I(blockDim.x);
+      if (item >= args.items) return;
+      const I row = I(args.per_row.divide(U(item)));
+      const I begin = (item - row * I(args.per_row.size)) * V;
       I at[3];
-      args.walk.template offsets<1>(begin + row, at);
-      const Vec<T, V> value = load<V>(args.values + at[0] + column);
-      Vec<P, V> index;
-      UNROLL for (int v = 0; v < V; v += XI) {
-        Vec<P, XI> part = load<XI>(args.index + at[1] + column + v);
-        paste(index, v, part);
-      }
-      const i64 position = i64(begin + row) * args.length + column;
-      UNROLL for (int v = 0; v < V; ++v) {
-        const P k = index.get(v);
-        if (valid(k, args.extent, args.listener, args.ticket, position + v)) {
-          atomicAdd(sums + row * n + I(k), widen(value, v));
+      args.walk.template offsets<1>(row, at);
+      A x[V] = {};
+      ROLLED for (u32 k = 0; k < args.length; ++k) {
+        const P i = args.index[at[1] + I(k) * args.steps[1]];
+        if (begin == 0) {
+          valid(i, args.extent, args.listener, args.ticket, i64(row) * args.length + k);
+        }
+        const u64 local = u64(i64(i)) - u64(begin);
+        if (local < V) {
+          const A value = widen(args.values[at[0] + I(k) * args.steps[0]]);
+          UNROLL for (int v = 0; v < V; ++v) {
+            if (local == v) x[v] += value;
+          }
         }
       }
-    }
-    __syncthreads();
-    for (I row = 0; row < rows; ++row) {
-      I at[3];
-      args.walk.template offsets<1>(begin + row, at);
-      for (I i = I(threadIdx.x) * VO; i < n; i += I(blockDim.x) * VO) {
-        A x[VO];
-        UNROLL for (int v = 0; v < VO; ++v) x[v] = sums[row * n + i + v];
-        put<ADD>(args.target + at[2] + i, x);
-      }
+      put<ADD>(args.target + at[2] + begin, x);
     }
   }
 };
 
-// Sums that were kept apart in the accumulate type, rounded once to where they belong.
+// Sums that were kept apart in the accumulate type, in one part or several, added up and rounded
+// once to where they belong.
 template <class T, int V, class I, bool ADD> struct Settle {
   static constexpr int RESIDENT = 4;
 
   struct Args {
     const Acc<T>* sums;
     T* target;
-    I items, pad;
+    I items, parts, apart, pad;
     Walk<0, 2, I> walk;  // sums, target
   };
 
@@ -122,10 +128,12 @@ template <class T, int V, class I, bool ADD> struct Settle {
     I at[2];
     args.walk.template offsets<1>(item, at);
     constexpr int STEP = lesser(V, 16 / int(sizeof(Acc<T>)));
-    Acc<T> x[V];
-    UNROLL for (int v = 0; v < V; v += STEP) {
-      const Vec<Acc<T>, STEP> part = load<STEP>(args.sums + at[0] + v);
-      UNROLL for (int j = 0; j < STEP; ++j) x[v + j] = part.get(j);
+    Acc<T> x[V] = {};
+    for (I p = 0; p < args.parts; ++p) {
+      UNROLL for (int v = 0; v < V; v += STEP) {
+        const Vec<Acc<T>, STEP> part = load<STEP>(args.sums + p * args.apart + at[0] + v);
+        UNROLL for (int j = 0; j < STEP; ++j) x[v + j] += part.get(j);
+      }
     }
     put<ADD>(args.target + at[1], x);
   }

@@ -66,3 +66,12 @@ HD constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
       symbol(const __grid_constant__ typename symbol##_schedule::Args args) {                   \
     symbol##_schedule::run(args);                                                               \
   }
+// The same in clusters of so many blocks.
+#define KERNEL_IN_CLUSTERS(symbol, threads, bytes, cluster, ...)                                \
+  using symbol##_schedule = __VA_ARGS__;                                                        \
+  static_assert(sizeof(typename symbol##_schedule::Args) == bytes, "the host packs otherwise"); \
+  extern "C" __global__ void __cluster_dims__(cluster, 1, 1)                                    \
+      __launch_bounds__(threads, symbol##_schedule::RESIDENT)                                   \
+      symbol(const __grid_constant__ typename symbol##_schedule::Args args) {                   \
+    symbol##_schedule::run(args);                                                               \
+  }

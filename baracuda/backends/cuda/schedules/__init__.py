@@ -1,6 +1,6 @@
 """The schedules by the names that ops give them."""
 
-from baracuda.backends.cuda.schedules import elementwise, indexing, rope, window
+from baracuda.backends.cuda.schedules import elementwise, gather, rope, scatter, window
 from baracuda.backends.cuda.steps import Call, Planner, Steps, Variants
 from baracuda.spec import Refusal
 
@@ -9,11 +9,14 @@ PLANNERS: dict[str, Planner] = {
     "rope": rope.plan,
     "window": window.forward,
     "covering": window.backward,
-    "gather": indexing.gather,
-    "scatter": indexing.scatter,
+    "gather": gather.plan,
+    "scatter": scatter.plan,
 }
 
-VARIANTS: dict[str, Variants] = {"elementwise": elementwise.variants}
+VARIANTS: dict[str, Variants] = {
+    "elementwise": elementwise.variants,
+    "scatter": scatter.variants,
+}
 """Of the schedules that have several."""
 
 

@@ -1,0 +1,345 @@
+"""Scatter: the addition that is the transpose of gather, by the form that suits the problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baracuda import layouts
+from baracuda.backends.cuda.geometry import Packer, View, count, divisor, merged, reach, split, wide
+from baracuda.backends.cuda.schedules import lists
+from baracuda.backends.cuda.schedules.tiles import Lanes, Tiling, lanes_of, packed
+from baracuda.backends.cuda.steps import (
+    MOST_ROWS,
+    WIDEST,
+    Call,
+    Step,
+    Steps,
+    Zero,
+    blocks,
+    flag,
+    strides_of,
+)
+from baracuda.dtypes import named
+from baracuda.spec import Refusal
+
+FEW, TILES, COLUMNS, LISTS = "few a row", "tiles", "columns", "lists"
+FIXED, ATOMIC = "fixed point", "atomics"
+
+# Elements per row up to which each is looked for in every vector of bins.
+_FEW = 4
+# Words per bin on chip, at one scale and at scales of their own; the least bits of a digit (a lone
+# element stays exact), and words per bin in memory: cuda_src/common/digits.cuh and fixed.cuh.
+_WORDS = {"bf16": 2, "f16": 2, "f32": 3, "f64": 5}
+_OWN_WORDS = {"f32": 3, "f64": 5}
+_LEAST_BITS, _MOST_BITS = {"f32": 12, "f64": 14}, 21
+_WIDE_WORDS = {"f32": 1, "f64": 2}
+# Threads of a block, vectors in flight. Blocks of a multiprocessor: of [8192, 8192] along the last
+# axis 2 and 3 have 0.82 and 0.83 of the copy ceiling of an H200 in bf16, of [4, 512, 64, 512]
+# across the second 0.69 and 0.60. Elements kept in registers from one pass to the other gave 0.76,
+# 256 or 1024 threads no more than 0.79.
+_THREADS, _DEPTH = 512, 4
+# So many rows keep a device busy; below, a block must not have more elements than that.
+_MANY, _LONG = 64, 1 << 16
+# Columns of a tile that memory sees as runs.
+_WIDE = 16
+# Elements of a tile, where lanes are short.
+_TILE = 8192
+# Blocks of a cluster, each with a column of at most so many elements and bins.
+_CLUSTER, _COLUMN, _COLUMN_THREADS = 8, 8192, 512
+
+
+def plan(call: Call) -> Steps:
+    """The named variant, or that of the rule.
+
+    The rule sees the problem, not the call: where its choice cannot write into given outputs, what
+    does so in its stead is as deterministic.
+    """
+    usual = call._replace(outs=tuple(strides_of(x) for x in call.problem.outputs), add=False)
+    for name in [call.variant] if call.variant else variants(usual):
+        last = ATOMIC if name == ATOMIC else FIXED
+        steps = _FORMS[name](call) or _FORMS[last](call)
+        if steps is not None and (call.variant or _affordable(call, steps)):
+            return steps._replace(variant=name)
+    raise Refusal("needs more workspace than max_workspace_bytes")
+
+
+def variants(call: Call) -> tuple[str, ...]:
+    """What takes the problem, in the order of preference; at most one where bits must not vary."""
+    index, out, fixed = call.view("index"), call.out(), call.problem.choices.deterministic
+    names: list[str] = []
+    lanes = _lanes(call)
+    if lanes is not None and 0 not in index.shape and 0 not in out.shape:
+        names = [name for name, takes in _TAKES.items() if takes(call, lanes)]
+    names += [FIXED] if fixed else [ATOMIC, FIXED]
+    return tuple(names)
+
+
+def _affordable(call: Call, steps: Steps) -> bool:
+    limit = call.problem.choices.max_workspace_bytes
+    return limit is None or steps.workspace_size <= limit
+
+
+def _lanes(call: Call) -> Lanes | None:
+    axis = call.problem.options["axis"]
+    return lanes_of(axis, call.view("dout"), call.view("index"), call.out())
+
+
+# -- few elements per row ------------------------------------------------------------------------
+
+
+def _takes_few(call: Call, lanes: Lanes) -> bool:
+    return not lanes.across and lanes.length <= _FEW
+
+
+def _few(call: Call) -> Steps | None:
+    lanes = _lanes(call)
+    if lanes is None:
+        return None
+    depth, rows = 4, count(lanes.outer)
+    width = divisor([lanes.extent, *(d.strides[2] for d in lanes.outer)], call.elements())
+    per_row = lanes.extent // width
+    packer = Packer(lanes.wide()).pointers(3)
+    packer.add("Q", call.listener).add("q", lanes.extent).add("I", call.ticket, lanes.length)
+    packer.indices(rows * per_row, *lanes.steps[:2], 0).extents(per_row).add(packer.unsigned, 0)
+    arguments = packer.walk(lanes.outer, 3).done()
+    kind = named(call.problem.index_dtype or "").short
+    schedule = f"ScatterFew<{call.type}, {kind}, {width}, {depth}, {packer.type}, {flag(call.add)}>"
+    tags = ("few", kind, f"v{width}", packer.type, *["add"] * call.add)
+    entry = call.entry(schedule, len(arguments), *tags)
+    step = Step(entry, (blocks(rows * per_row, depth), 1), arguments, _front(lanes))
+    return Steps((step,), variant=FEW)
+
+
+# -- tiles ---------------------------------------------------------------------------------------
+
+
+def _bits(call: Call, length: int) -> int | None:
+    """Bits of a digit, so that `length` of them add up without a carry."""
+    bits = min(31 - length.bit_length(), _MOST_BITS)
+    return bits if bits >= _LEAST_BITS[call.accumulate] else None
+
+
+def _blocks(call: Call, lanes: Lanes) -> int:
+    return 3 if call.itemsize == 2 and not lanes.across else 2
+
+
+def _takes_tiles(call: Call, lanes: Lanes) -> bool:
+    return _tiling(call, lanes) is not None
+
+
+def _tiling(call: Call, lanes: Lanes) -> Tiling | None:
+    rows = lanes.count * lanes.tiles_outside
+    if _bits(call, lanes.length) is None or (rows < _MANY and lanes.length > _LONG):
+        return None
+    words = _WORDS[call.type]
+    most = (call.facts.shared_per_block - 1024) // 4
+    # Some blocks of a multiprocessor at once: one reads while the other adds.
+    pair = (call.facts.shared_per_block - 2048) // (4 * _blocks(call, lanes))
+    if lanes.across:
+        return _width(lanes, words, most, pair)
+    if Tiling(1, lanes.extent).room(lanes) * words > most:
+        slices = -(-(lanes.extent + 1) * words // pair)
+        return Tiling(1, -(-lanes.extent // slices // 16) * 16) if slices <= 4 else None
+    room = max(pair // (lanes.extent * words + words), 1)
+    return Tiling(min(max(_TILE // lanes.length, 1), room, lanes.count), lanes.extent)
+
+
+def _width(lanes: Lanes, words: int, most: int, pair: int) -> Tiling | None:
+    for room, least in ((pair, _WIDE), (most, 1)):
+        width = 64
+        while width and Tiling(width, lanes.extent).room(lanes) * words > room:
+            width //= 2
+        if width >= min(least, lanes.count):
+            return Tiling(width, lanes.extent)
+    return None
+
+
+def _tiles(call: Call) -> Steps | None:
+    lanes = _lanes(call)
+    tiling = _tiling(call, lanes) if lanes is not None else None
+    if lanes is None or tiling is None:
+        return None
+    tiled = packed(call, lanes, tiling)
+    if tiled.grid[1] > MOST_ROWS:
+        return None
+    arguments = tiled.packer.add("I", _bits(call, lanes.length) or 0, 0).done()
+    kind = named(call.problem.index_dtype or "").short
+    way = "ACROSS" if lanes.across else "ALONG" if tiling.lanes > 1 else "ALONE"
+    schedule = (
+        f"ScatterTiles<{call.type}, {kind}, {way}, {tiled.values}, {tiled.indices}, "
+        f"{tiled.bins}, {_DEPTH}, {_blocks(call, lanes)}, {tiled.packer.type}, {flag(call.add)}>"
+    )
+    tags = ("tiles", kind, way.lower(), f"v{tiled.values}", f"a{tiled.indices}", f"w{tiled.bins}")
+    entry = call.entry(
+        schedule, len(arguments), *tags, tiled.packer.type, *["add"] * call.add,
+        threads=_THREADS,
+    )
+    shared = tiled.room * 4 * _WORDS[call.type]
+    step = Step(entry, tiled.grid, arguments, _front(lanes), shared=shared)
+    return Steps((step,), variant=TILES)
+
+
+# -- columns -------------------------------------------------------------------------------------
+
+
+def _takes_columns(call: Call, lanes: Lanes) -> bool:
+    """Whether a cluster of blocks can take neighbouring columns, and a tile only few of them."""
+    tiling = _tiling(call, lanes)
+    if tiling is not None and tiling.lanes >= min(_WIDE, lanes.count):
+        return False
+    kind = named(call.problem.index_dtype or "").itemsize
+    strides = [s for d in lanes.outer for s in d.strides] + list(lanes.steps)
+    return (
+        lanes.across
+        and lanes.beside == 1
+        and int(call.facts.arch.removeprefix("sm_").rstrip("a")) >= 90
+        and lanes.count % _CLUSTER == 0
+        and max(lanes.length, lanes.extent) <= _COLUMN // max(call.itemsize // 4, 1)
+        and call.alignment == WIDEST
+        and all(s % (WIDEST // min(call.itemsize, kind)) == 0 for s in strides)
+    )
+
+
+def _columns(call: Call) -> Steps | None:
+    lanes = _lanes(call)
+    if lanes is None or not _takes_columns(call, lanes):
+        return None
+    lines, written = (-(-n // (8 * _CLUSTER)) * 8 for n in (lanes.length, lanes.extent))
+    quads = -(-max(lines, written) * _CLUSTER // (4 * _COLUMN_THREADS))
+    # All bins at scales of their own fit, and one for what has none.
+    words = _OWN_WORDS[call.accumulate]
+    room = -(-(lanes.extent // 4 + 1) * 4 * words // _WORDS[call.type] // 4) * 4 + 4
+    groups = lanes.count // _CLUSTER
+    packer = Packer(lanes.wide()).pointers(3)
+    packer.add("Q", call.listener).add("q", lanes.extent)
+    packer.add("I", call.ticket, _bits(call, lanes.length) or 0, lanes.length, room)
+    packer.add("I", lines, written).indices(lanes.count, *lanes.steps)
+    arguments = packer.extents(groups).add(packer.unsigned, 0).walk(lanes.outer, 3).done()
+    kind = named(call.problem.index_dtype or "").short
+    schedule = f"ScatterColumns<{call.type}, {kind}, {quads}, {packer.type}, {flag(call.add)}>"
+    tags = ("columns", kind, f"q{quads}", packer.type, *["add"] * call.add)
+    entry = call.entry(
+        schedule, len(arguments), *tags, threads=_COLUMN_THREADS, cluster=_CLUSTER
+    )
+    held = 2 * lines * _CLUSTER * (call.itemsize + 2)
+    shared = max(room * 4 * _WORDS[call.type], held, written * _CLUSTER * call.itemsize)
+    grid = (groups * lanes.tiles_outside * _CLUSTER, 1)
+    step = Step(entry, grid, arguments, _front(lanes), shared=shared)
+    return Steps((step,), variant=COLUMNS)
+
+
+def _front(lanes: Lanes) -> list[tuple[int, int]]:
+    return [(view.slot, 0) for view in lanes.views]
+
+
+# -- in memory -----------------------------------------------------------------------------------
+
+
+def _atomic(call: Call) -> Steps:
+    """Additions in the accumulate type, in a workspace where the output is narrower."""
+    dout, index, out = call.view("dout"), call.view("index"), call.out()
+    wide_sums = call.type == call.accumulate
+    contiguous = out.strides == layouts.contiguous(out.shape)
+    if wide_sums and (contiguous or call.add):
+        add = _atomic_step(call, dout, index, View(out.slot, 0, out.shape, out.strides))
+        nbytes = count(merged(out.shape, (out.strides,))) * call.itemsize
+        zero = () if call.add else (Zero(out.slot, nbytes),)
+        return Steps((*zero, *add), variant=ATOMIC, deterministic=False, stable=False)
+    sums = View(call.workspace(), 0, out.shape, layouts.contiguous(out.shape))
+    dtype = named(call.problem.dtype).accumulate
+    nbytes = count(merged(out.shape, (sums.strides,))) * named(dtype).itemsize
+    add = _atomic_step(call, dout, index, sums)
+    return Steps(
+        (Zero(sums.slot, nbytes), *add, _settle(call, sums, out)),
+        ((out.shape, dtype),), variant=ATOMIC, deterministic=False, stable=False,
+    )  # fmt: skip
+
+
+def _atomic_step(call: Call, dout: View, index: View, target: View) -> tuple[Step, ...]:
+    if 0 in index.shape:
+        return ()
+    axis = call.problem.options["axis"]
+    steps = (*target.strides[:axis], 0, *target.strides[axis + 1 :])
+    dims = merged(index.shape, (dout.strides, index.strides, steps))
+    items, depth, extent = count(dims), 4, target.shape[axis]
+    packer = Packer(wide(items, reach(dims) + abs(target.strides[axis]) * extent)).pointers(3)
+    packer.add("Q", call.listener).add("q", extent).add("I", call.ticket, 0)
+    packer.indices(items, target.strides[axis]).walk(dims, 3)
+    arguments = packer.done()
+    kind = named(call.problem.index_dtype or "").short
+    schedule = f"ScatterAtomic<{call.type}, {kind}, {depth}, {packer.type}>"
+    entry = call.entry(schedule, len(arguments), "atomic", kind, packer.type)
+    front = [(dout.slot, 0), (index.slot, 0), (target.slot, 0)]
+    return (Step(entry, (blocks(items, depth), 1), arguments, front),)
+
+
+def _settle(call: Call, sums: View, out: View, parts: int = 1) -> Step:
+    dims = merged(out.shape, (sums.strides, out.strides))
+    dense = all(s == 1 for d in dims[:1] for s in d.strides)
+    numbers = [d.extent for d in dims[:1]] + [s for d in dims[1:] for s in d.strides]
+    width = divisor(numbers, call.elements()) if dense else 1
+    items, apart = count(dims) // width, count(merged(sums.shape, (sums.strides,)))
+    packer = Packer(wide(count(dims) * parts, reach(dims))).pointers(2)
+    packer.indices(items, parts, apart, 0)
+    arguments = packer.walk(split(dims, width), 2).done()
+    schedule = f"Settle<{call.type}, {width}, {packer.type}, {flag(call.add)}>"
+    tags = ("settle", f"v{width}", packer.type, *["add"] * call.add)
+    entry = call.entry(schedule, len(arguments), *tags)
+    return Step(entry, (blocks(items), 1), arguments, [(sums.slot, 0), (out.slot, 0)])
+
+
+def _fixed(call: Call) -> Steps:
+    """64-bit integers at the scale of the largest element of each bin."""
+    dout, index, out = call.view("dout"), call.view("index"), call.out()
+    axis, size = call.problem.options["axis"], count(merged(out.shape, (out.strides,)))
+    words = _WIDE_WORDS[call.accumulate]
+    keys, sums = call.workspace(0), call.workspace(1)
+    bits = 62 - index.shape[axis].bit_length()
+    strides = layouts.contiguous(out.shape)
+    steps: list[Step | Zero] = [Zero(keys, size * 4), Zero(sums, size * 8 * words)]
+    kind = named(call.problem.index_dtype or "").short
+    if 0 not in index.shape:
+        bins = (*strides[:axis], 0, *strides[axis + 1 :])
+        dims = merged(index.shape, (dout.strides, index.strides, bins))
+        items, depth, extent = count(dims), 4, out.shape[axis]
+        packer = Packer(wide(items, size, reach(dims))).pointers(4)
+        packer.add("Q", call.listener).add("q", extent, size).add("I", call.ticket, bits)
+        arguments = packer.indices(items, strides[axis]).walk(dims, 3).done()
+        front = [(dout.slot, 0), (index.slot, 0), (keys, 0), (sums, 0)]
+        for name, first in (("keys", True), ("fixed", False)):
+            schedule = f"ScatterFixed<{call.type}, {kind}, {flag(first)}, {depth}, {packer.type}>"
+            entry = call.entry(schedule, len(arguments), name, kind, packer.type)
+            steps.append(Step(entry, (blocks(items, depth), 1), arguments, front))
+    dims = merged(out.shape, (strides, out.strides))
+    packer = Packer(wide(size, reach(dims))).pointers(3).add("q", size).add("I", bits, 0)
+    arguments = packer.indices(size, 0).walk(dims, 2).done()
+    schedule = f"SettleFixed<{call.type}, {packer.type}, {flag(call.add)}>"
+    entry = call.entry(
+        schedule, len(arguments), "fixed", "settle", packer.type, *["add"] * call.add
+    )
+    front = [(keys, 0), (sums, 0), (out.slot, 0)]
+    steps.append(Step(entry, (blocks(size), 1), arguments, front))
+    workspaces = ((out.shape, "int32"), ((words, *out.shape), "int64"))
+    return Steps(tuple(steps), workspaces, variant=FIXED)
+
+
+def _lists(call: Call) -> Steps | None:
+    lanes = _lanes(call)
+    return lists.plan(call, lanes, LISTS) if lanes is not None else None
+
+
+# In the order of preference, each with what it takes.
+_TAKES = {
+    LISTS: lists.takes,
+    FEW: _takes_few,
+    COLUMNS: _takes_columns,
+    TILES: _takes_tiles,
+}
+_FORMS: dict[str, Callable[[Call], Steps | None]] = {
+    LISTS: _lists,
+    FEW: _few,
+    COLUMNS: _columns,
+    TILES: _tiles,
+    FIXED: _fixed,
+    ATOMIC: _atomic,
+}

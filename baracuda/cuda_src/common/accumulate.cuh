@@ -1,0 +1,130 @@
+// Scatter on chip: a block owns the bins of a tile, sums them in shared memory as integers that
+// no order changes, and writes each once: nothing is zeroed before, nothing rounded twice.
+//
+// A first pass over the values finds their range, a second adds at one scale, exactly. Only where
+// the range is too wide for that, each bin gets a scale of its own. A thread has DEPTH vectors of V
+// elements in flight; XI indices are read at a time, VO results written. BLOCKS blocks of a
+// multiprocessor run at once.
+#pragma once
+#include "bins.cuh"
+#include "tiles.cuh"
+#ifdef __CUDACC__
+
+namespace baracuda {
+
+template <class T, class P, Direction D, int V, int XI, int VO, int DEPTH, int BLOCKS, class I,
+          bool ADD>
+struct ScatterTiles {
+  using A = Acc<T>;
+  using Sums = Bins<T>;
+  static constexpr int RESIDENT = BLOCKS;
+
+  struct Args : TileArgs<T, P, I> {
+    using Index = P;
+    u32 bits, last;
+  };
+  using At = Tile<D, Args, I>;
+
+  // f(x) of every element.
+  template <class F> static DEVICE void each_value(const At& tile, F f) {
+    ROLLED for (u32 i = threadIdx.x; i < tile.end; i += DEPTH * blockDim.x) {
+      Vec<T, V> value[DEPTH];
+      UNROLL for (int d = 0; d < DEPTH; ++d) {
+        const auto place = tile.template element<V>(i + d * blockDim.x);
+        value[d] = load<V>(tile.args.values + place.values);
+        if (!place.there) value[d] = Vec<T, V>{};
+      }
+      UNROLL for (int d = 0; d < DEPTH; ++d) {
+        UNROLL for (int v = 0; v < V; ++v) f(widen(value[d], v));
+      }
+    }
+  }
+
+  // f(bin, x) of every element; `highest` becomes the largest index.
+  template <class F> static DEVICE void each(const At& tile, u32& highest, F f) {
+    ROLLED for (u32 i = threadIdx.x; i < tile.end; i += DEPTH * blockDim.x) {
+      Vec<T, V> value[DEPTH];
+      Vec<P, V> index[DEPTH];
+      u32 lane[DEPTH];
+      UNROLL for (int d = 0; d < DEPTH; ++d) {
+        const auto place = tile.template element<V>(i + d * blockDim.x);
+        value[d] = load<V>(tile.args.values + place.values);
+        tile.template indices<V, XI>(place, index[d]);
+        lane[d] = place.lane;
+        if (!place.there) value[d] = Vec<T, V>{};
+      }
+      UNROLL for (int d = 0; d < DEPTH; ++d) {
+        u32 bin[V];
+        tile.bins_of(index[d], lane[d], highest, bin);
+        UNROLL for (int v = 0; v < V; ++v) f(bin[v], widen(value[d], v));
+      }
+    }
+  }
+
+  // The results of a tile: f makes a sum of the words of a bin.
+  template <int N, class F> static DEVICE void write(const At& tile, const Words<N>& words, F f) {
+    constexpr int STEP = D == ACROSS ? 1 : VO;
+    for (u32 i = threadIdx.x; i < tile.held(); i += blockDim.x) {
+      I offset;
+      u32 bin, word[VO][N];
+      if (!tile.template whole<VO>(i, offset, bin)) continue;
+      words.template read<STEP>(bin, word);
+      A x[VO];
+      UNROLL for (int v = 0; v < VO; ++v) x[v] = f(word[v]);
+      put<ADD>(tile.args.bins + offset, x);
+    }
+  }
+
+  static DEVICE void run(const Args& args) {
+    extern __shared__ __align__(16) u32 words[];
+    const At tile(args);
+    const Sums sums{words, args.room, int(args.bits)};
+    sums.one().clear();
+    Range range;
+    each_value(tile, [&](A x) { range.add(Bits<A>::key(x)); });
+    range.join();
+    if (!range.exact<T>(sums.bits)) return careful(args);
+    const u32 scale = range.scale<A>();
+    const A up = factor<A>(scale, sums.bits), down = inverse<A>(scale, sums.bits);
+    u32 highest = 0;
+    each(tile, highest, [&](u32 bin, A x) { sums.add(bin, x * up); });
+    __syncthreads();
+    write(tile, sums.one(), [&](const u32 (&word)[Sums::ONE_SCALE]) {
+      return sums.sum(word) * down;
+    });
+    if (highest >= args.extent) look<D, V, I>(args);
+  }
+
+  // At scales of their own, as many bins at a time as there is room for. It shares no variable with
+  // the usual way, which therefore keeps its own in registers.
+  static __device__ __noinline__ void careful(const Args& args) {
+    extern __shared__ __align__(16) u32 words[];
+    const At whole(args);
+    const Sums sums{words, args.room, int(args.bits)};
+    const u32 size = whole.most(sums.own_room());
+    u32 highest = 0;
+    ROLLED for (u32 begin = 0; begin < whole.bins; begin += size) {
+      const At tile = whole.part_of(begin, size);
+      __syncthreads();
+      sums.own().clear();
+      ROLLED for (int pass = 0; pass < 2; ++pass) {
+        __syncthreads();
+        each(tile, highest, [&](u32 bin, A x) {
+          if (pass == 0) {
+            sums.mark(bin, x);
+          } else {
+            sums.add_own(bin, x);
+          }
+        });
+      }
+      __syncthreads();
+      write(tile, sums.own(), [&](const u32 (&word)[Sums::OWN_SCALE]) {
+        return sums.sum_own(word);
+      });
+    }
+    if (highest >= args.extent) look<D, V, I>(args);
+  }
+};
+
+}  // namespace baracuda
+#endif
