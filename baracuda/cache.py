@@ -135,7 +135,7 @@ class PlanCache:
         if pending is not None:
             return pending.result()
         try:
-            mine.plan = plan = self._make(problem, make)
+            mine.plan = plan = self._make(key, problem, make)
         except BaseException as error:
             mine.error = error
             raise
@@ -163,8 +163,8 @@ class PlanCache:
             for alias in self._entries.pop(oldest).aliases:
                 del self._aliases[alias]
 
-    def _make(self, problem: Problem, make: Callable[[Problem], Plan]) -> Plan:
-        record = self._records.get(problem.key)
+    def _make(self, key: Hashable, problem: Problem, make: Callable[[Problem], Plan]) -> Plan:
+        record = self._records.get(key)
         if record is not None and problem.choices.sku is None:
             try:
                 return make(replace(problem, choices=replace(problem.choices, sku=record)))
