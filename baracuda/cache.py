@@ -125,14 +125,13 @@ class PlanCache:
                 self._hits += 1
                 self._touch(entry, alias)
                 return entry.plan
-            pending = self._pending.get(key)
-            if pending is None:
+            mine = _Pending()
+            pending = self._pending.setdefault(key, mine)
+            if pending is mine:
                 self._misses += 1
-                mine = _Pending()
-                self._pending[key] = mine
             else:
                 self._hits += 1
-        if pending is not None:
+        if pending is not mine:
             return pending.result()
         try:
             mine.plan = plan = self._make(key, problem, make)
@@ -164,7 +163,7 @@ class PlanCache:
                 del self._aliases[alias]
 
     def _make(self, key: Hashable, problem: Problem, make: Callable[[Problem], Plan]) -> Plan:
-        record = self._records.get(key)
+        record = self._records.get(key) if self._records else None
         if record is not None and problem.choices.sku is None:
             try:
                 return make(replace(problem, choices=replace(problem.choices, sku=record)))

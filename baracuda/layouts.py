@@ -30,11 +30,10 @@ def canonical(shape: Shape, strides: Shape | None) -> Shape | None:
     """
     if strides is None or 0 in shape:
         return None
-    same = all(
-        n == 1 or have == want
-        for n, have, want in zip(shape, strides, contiguous(shape), strict=True)
-    )
-    if same:
+    dense = contiguous(shape)
+    if strides == dense or all(
+        n == 1 or have == want for n, have, want in zip(shape, strides, dense, strict=True)
+    ):
         return None
     return tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from baracuda.dispatch import Choices
 from baracuda.dtypes import FLOATS, named
@@ -238,8 +238,7 @@ Runner: TypeAlias = Callable[
 """``(arrays, outs, accumulate, scalars) -> result``; ``outs=None`` allocates."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """What a backend made of a problem: the runner, and the facts of it that go into the SKU."""
 
     run: Runner

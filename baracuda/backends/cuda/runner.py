@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from baracuda import layouts
@@ -164,7 +163,7 @@ class CudaRunner:
         call = self._call(key)
         # Other kinds of calls need not have the variant that was chosen for most of them.
         if self._variant and key != self._usual and self._variant not in variants(call):
-            call = replace(call, variant="")
+            call = call._replace(variant="")
         return plan(call)
 
     def _program(self, key: _Key) -> _Program:
