@@ -87,6 +87,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
         ordinal_of = current_device = current_stream = staticmethod(lambda *where: 0)
 
         @staticmethod
+        def several_devices() -> bool:
+            return True
+
+        @staticmethod
         def refuses() -> None:
             return None
 

@@ -24,7 +24,7 @@ def bound(launch, mask, state, ordinal, general, outputs, offsets):
     {offsets} = offsets
 
     def hot(arrays, outs, accumulate, scalars):
-        if outs is not None or accumulate or state[0] or current_device() != ordinal:
+        if outs is not None or accumulate or state[0]{elsewhere}:
             return general(arrays, outs, accumulate, scalars)
         {arrays}
         {make}
@@ -110,6 +110,7 @@ def _binder(
         ),
         pointers="; ".join(f"p_{x} = {arrays.POINTER.format(x)}" for x in names),
         either=" | ".join(f"p_{x}" for x in names),
+        elsewhere=" or current_device() != ordinal" if arrays.several_devices() else "",
         at=STREAM,
         words=", ".join([*words, *(f"scalars[{name!r}]" for name in scalars)]),
         results=made[0] if len(made) == 1 else f"({', '.join(made)})",

@@ -2,8 +2,8 @@
 
 A kernel takes one struct. It is packed once, behind the launch's configuration; a call copies its
 stream, its pointers and its run-time values into one run of bytes and hands the driver addresses.
-`cuda.core.launch` takes no structs by value, and `cuda.bindings` converts eleven arguments one by
-one, which costs a tenth of what the driver itself takes.
+`cuda.core.launch` takes no structs by value; `cuda.bindings` takes a stream object for each handle
+and answers with an enumeration, which together cost a call some 0.2 µs.
 """
 
 from __future__ import annotations
