@@ -74,19 +74,23 @@ def _prepared(
     tuned: Callable[[Sequence[Array]], Prepared] | None = None,
 ) -> Prepared:
     """A runner with the facts of it that go into the SKU."""
-    steps, accumulate = runner.steps, problem.compute_dtype
-    variant = [steps.variant, *(f"{s.entry.threads} threads" for s in steps.kernels[:1])]
+    steps = runner.steps
+    entries = [step.entry for step in steps.kernels]
+    variant = [steps.variant, *[f"{entry.threads} threads" for entry in entries[:1]]]
     return Prepared(
         run=runner.shortest(),
-        kernel="+".join(s.entry.symbol for s in steps.kernels) or "none",
+        kernel="+".join([entry.symbol for entry in entries]) or "none",
         variant=", ".join(filter(None, variant)),
         arch=arch,
-        precision=PrecisionGuarantee(
-            accumulate, accumulate, steps.deterministic, steps.deterministic and steps.stable
-        ),
+        precision=_guarantee(problem.compute_dtype, steps.deterministic, steps.stable),
         workspace_size=steps.workspace_size,
         tuned=tuned,
     )
+
+
+@cache
+def _guarantee(accumulate: str, deterministic: bool, stable: bool) -> PrecisionGuarantee:
+    return PrecisionGuarantee(accumulate, accumulate, deterministic, deterministic and stable)
 
 
 def _recorded(text: str, choices: Sequence[str]) -> str:

@@ -74,12 +74,12 @@ class Steps(NamedTuple):
     @property
     def workspace_size(self) -> int:
         """Bytes of all workspaces."""
-        return sum(named(dtype).itemsize * math.prod(shape) for shape, dtype in self.workspaces)
+        return sum([named(dtype).itemsize * math.prod(shape) for shape, dtype in self.workspaces])
 
     @property
     def kernels(self) -> tuple[Step, ...]:
         """The steps that launch a kernel."""
-        return tuple(s for s in self.steps if isinstance(s, Step))
+        return tuple([s for s in self.steps if isinstance(s, Step)])
 
 
 class Call(NamedTuple):
