@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,9 +48,9 @@ class StubDevice:
         self.loaded.append(entry)
         return entry
 
-    def launch(self, config: int, function: Any, arguments: int, extra: None) -> int:
+    def launch(self, function: Any, *rest: Any) -> tuple[int]:
         self.launched.append(function)
-        return 0
+        return (0,)
 
     @contextmanager
     def stopwatch(self, *where: Any) -> Iterator[Any]:
@@ -68,7 +69,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
     """Put the device in the place of the driver."""
     pytest.importorskip("cuda.core", reason="needs pip install 'baracuda[cuda]'")
     pytest.importorskip("cuda.bindings", reason="needs pip install 'baracuda[cuda]'")
-    from baracuda.backends.cuda import launch, runner, steps, tune
+    from baracuda.backends.cuda import hot, launch, runner, steps, tune
     from baracuda.backends.cuda import torch as arrays
     from baracuda.libraries.torch import Torch
 
@@ -87,10 +88,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
         ordinal_of = current_device = current_stream = staticmethod(lambda *where: 0)
 
         @staticmethod
-        def several_devices() -> bool:
-            return True
-
-        @staticmethod
         def refuses() -> None:
             return None
 
@@ -105,7 +102,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
         launch, "device_facts", lambda ordinal: steps.DeviceFacts(0, "sm_90", 132, 232448)
     )
     monkeypatch.setattr(launch, "loaded", device.load)
-    monkeypatch.setattr(launch, "launcher", lambda: device.launch)
+    for module in (launch, hot):
+        monkeypatch.setattr(module, "launch_kernel", device.launch)
+    monkeypatch.setattr(hot, "_binder", lru_cache(hot._binder.__wrapped__))
     monkeypatch.setattr(tune, "while_capturing", nullcontext)
     monkeypatch.setattr(runner.reports, "listener", lambda ordinal: listener)
     monkeypatch.setattr(tune, "stopwatch", device.stopwatch)

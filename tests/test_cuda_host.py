@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +20,7 @@ from stub_device import on_gpu
 
 import baracuda as bc
 from baracuda.backends import cuda
-from baracuda.backends.cuda import BACKEND, compiler, geometry, steps, unavailable
+from baracuda.backends.cuda import BACKEND, compiler, geometry, unavailable
 from baracuda.spec import Refusal
 
 torch = pytest.importorskip("torch")
@@ -392,49 +390,6 @@ def test_a_source_is_flattened_with_each_header_once() -> None:
         text = compiler.flattened(path.name)
         assert '#include "' not in text
         assert text.count("using bf16 =") + text.count("struct bf16 {") == 1
-
-
-# Launches, as the host describes them to the driver.
-
-
-class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig of the driver's API."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("count", ctypes.c_uint),
-    )
-
-
-def test_a_launch_is_described_as_the_driver_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = stub_device.install(monkeypatch)
-    from baracuda.backends.cuda.launch import Launch
-
-    seen: list[Any] = []
-
-    def start(config: int, function: Any, arguments: int, extra: None) -> int:
-        read, at = LaunchConfig.from_address(config), ctypes.c_void_p.from_address(arguments).value
-        packed = struct.unpack("<QQdq", ctypes.string_at(at or 0, 32))
-        seen.append((*read.grid, *read.block, read.shared, read.stream, read.attributes,
-                     read.count, packed))  # fmt: skip
-        return 0
-
-    monkeypatch.setattr(device, "launch", start)
-    facts = steps.DeviceFacts(0, ARCH, 132, 232448)
-    image = struct.pack("<QQdq", 0, 0, 0.0, -5)
-    launch = Launch(ENTRY, facts, (11, 12), 4096, image, "QQd")
-    launch(2**40, [2**47, 2**63, 0.25])
-    launch(0, [3, 4, 0.5])
-    geometry = (11, 12, 1, 256, 1, 1, 4096)
-    assert seen == [
-        (*geometry, 2**40, None, 0, (2**47, 2**63, 0.25, -5)),
-        (*geometry, None, None, 0, (3, 4, 0.5, -5)),
-    ]
-    assert len(launch.free) == 1
 
 
 # Indices, as the host describes them to kernels.

@@ -12,30 +12,33 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from baracuda.backends.cuda.launch import STREAM, Launch
+from baracuda.backends.cuda.launch import GEOMETRY, STREAMS, Launch, launch_kernel, stream_of
 from baracuda.layouts import Shape
 from baracuda.spec import Runner
 
 _TEMPLATE = """
 def bound(launch, mask, state, ordinal, general, outputs, offsets):
     pack, free, new_room = launch.pack, launch.free, launch.room
-    function, start = launch.function, launch.start
+    function, ({fixed}) = launch.function, launch.fixed
     {outputs} = outputs
     {offsets} = offsets
 
     def hot(arrays, outs, accumulate, scalars):
-        if outs is not None or accumulate or state[0]{elsewhere}:
+        if outs is not None or accumulate or state[0] or current_device() != ordinal:
             return general(arrays, outs, accumulate, scalars)
         {arrays}
         {make}
         {pointers}
         if ({either}) & mask:
             return general(arrays, None, False, scalars)
-        described = free.pop() if free else new_room()
-        pack(described[0], {at}, current_stream(ordinal), {words})
-        if start(described[1], function, described[2], None):
+        stream = current_stream(ordinal)
+        room = free.pop() if free else new_room()
+        pack(room[0], 0, {words})
+        if launch_kernel(
+            function, {fixed}, streams.get(stream) or stream_of(stream), room[1], 0
+        )[0]:
             return general(arrays, None, False, scalars)
-        free.append(described)
+        free.append(room)
         return {results}
 
     return hot
@@ -110,15 +113,17 @@ def _binder(
         ),
         pointers="; ".join(f"p_{x} = {arrays.POINTER.format(x)}" for x in names),
         either=" | ".join(f"p_{x}" for x in names),
-        elsewhere=" or current_device() != ordinal" if arrays.several_devices() else "",
-        at=STREAM,
         words=", ".join([*words, *(f"scalars[{name!r}]" for name in scalars)]),
+        fixed=", ".join(f"g{i}" for i in range(GEOMETRY)),
         results=made[0] if len(made) == 1 else f"({', '.join(made)})",
     )
     scope = {
         **arrays.names(dtype),
         "current_device": arrays.current_device,
         "current_stream": arrays.current_stream,
+        "launch_kernel": launch_kernel,
+        "streams": STREAMS,
+        "stream_of": stream_of,
     }
     exec(compile(text, "<baracuda plan>", "exec"), scope)
     return scope["bound"]  # type: ignore[no-any-return]

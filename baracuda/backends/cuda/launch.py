@@ -1,9 +1,7 @@
 """Loaded kernels and the launch itself: all that does not depend on pointers is done before.
 
-A kernel takes one struct. It is packed once, behind the launch's configuration; a call copies its
-stream, its pointers and its run-time values into one run of bytes and hands the driver addresses.
-`cuda.core.launch` takes no structs by value; `cuda.bindings` takes a stream object for each handle
-and answers with an enumeration, which together cost a call some 0.2 µs.
+A kernel takes one struct. It is packed once; a call copies its pointers and run-time values into
+the front of it. Launches go through `cuda.bindings`: `cuda.core.launch` takes no structs by value.
 """
 
 from __future__ import annotations
@@ -28,13 +26,10 @@ _NO_CONTEXT = (
     driver.CUresult.CUDA_ERROR_INVALID_CONTEXT,
     driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
 )
+launch_kernel = driver.cuLaunchKernel
 _FIXED_SHARED = 48 * 1024
-
-# What a launch is described by: the address of the arguments, then CUlaunchConfig (grid, block,
-# shared memory, stream, attributes), then the arguments.
-_HEAD = struct.Struct("@Q7I4xQQI4x")
-_CONFIG, STREAM, _ARGUMENTS = 8, 40, _HEAD.size
-_FRONT = "@Q16x"
+GEOMETRY = 7
+"""Numbers that say where a kernel runs: grid, block, shared memory."""
 
 
 class CudaError(RuntimeError):
@@ -80,16 +75,7 @@ def while_capturing() -> Iterator[None]:
         driver.cuThreadExchangeStreamCaptureMode(before)
 
 
-@lru_cache(maxsize=1)
-def launcher() -> Callable[[int, int, int, None], int]:
-    """The driver's ``cuLaunchKernelEx(config, function, arguments, None) -> status``."""
-    address, _ = checked(driver.cuGetProcAddress(b"cuLaunchKernelEx", 12000, 0))
-    # It releases the GIL: a full queue may wait for a callback that needs it.
-    kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
-    return kind(address)
-
-
-_kernels: dict[tuple[Entry, str], tuple[Any, int]] = {}
+_kernels: dict[tuple[Entry, str], tuple[Any, Any]] = {}
 _kernels_lock = threading.Lock()
 
 
@@ -99,8 +85,8 @@ def forget_kernels() -> None:
         _kernels.clear()
 
 
-def loaded(entry: Entry, facts: DeviceFacts, shared: int) -> int:
-    """The handle of `entry`, ready to run with `shared` bytes of dynamic shared memory."""
+def loaded(entry: Entry, facts: DeviceFacts, shared: int) -> Any:
+    """The function of `entry`, ready to run with `shared` bytes of dynamic shared memory."""
     key = (entry, facts.arch)
     found = _kernels.get(key)
     if found is None:
@@ -108,10 +94,10 @@ def loaded(entry: Entry, facts: DeviceFacts, shared: int) -> int:
             found = _kernels.get(key)
             if found is None:
                 code, kernel = _load(entry, facts.arch)
-                found = _kernels[key] = code, int(kernel.handle)
+                found = _kernels[key] = code, driver.CUfunction(int(kernel.handle))
     if shared > _FIXED_SHARED:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        device, kernel = driver.CUdevice(facts.ordinal), driver.CUkernel(found[1])
+        device, kernel = driver.CUdevice(facts.ordinal), driver.CUkernel(int(found[1]))
         checked(driver.cuKernelSetAttribute(attribute, shared, kernel, device))
     return found[1]
 
@@ -148,11 +134,11 @@ class Launch:
 
     Attributes
     ----------
-    function, pack, free, start
+    function, fixed, pack, free
         The parts of a call, for code that is written out.
     """
 
-    __slots__ = ("_image", "_ordinal", "free", "function", "pack", "start")
+    __slots__ = ("_arguments", "_ordinal", "fixed", "free", "function", "pack")
 
     def __init__(
         self,
@@ -164,39 +150,37 @@ class Launch:
         front: str,
     ) -> None:
         self.function = loaded(entry, facts, shared)
-        self.start = launcher()
-        head = _HEAD.pack(0, *grid, 1, entry.threads, 1, 1, shared, 0, 0, 0)
-        self._image = head + arguments
+        self.fixed = (grid[0], grid[1], 1, entry.threads, 1, 1, shared)
+        self._arguments = arguments
         self.pack = _packer(front)
-        self.free: list[tuple[Any, int, int]] = []
+        self.free: list[tuple[Any, int, Any]] = []
         self._ordinal = facts.ordinal
 
-    def room(self) -> tuple[Any, int, int]:
-        """The bytes that describe a launch; the addresses of its configuration and arguments."""
-        room = ctypes.create_string_buffer(self._image, len(self._image))
-        at = ctypes.addressof(room)
-        struct.pack_into("@Q", room, 0, at + _ARGUMENTS)
-        return room, at + _CONFIG, at
+    def room(self) -> tuple[Any, int, Any]:
+        """An argument struct, and the address of the array that points at it."""
+        room = ctypes.create_string_buffer(self._arguments, len(self._arguments))
+        pointer = (ctypes.c_void_p * 1)(ctypes.addressof(room))
+        return room, ctypes.addressof(pointer), pointer
 
-    def __call__(self, stream: int, words: Sequence[Any]) -> None:
-        """Launch on `stream`; `words` are the pointers and run-time values."""
+    def __call__(self, stream: Any, words: Sequence[Any]) -> None:
+        """Launch on `stream`, a CUstream; `words` are the pointers and run-time values."""
         free = self.free
-        room, config, arguments = described = free.pop() if free else self.room()
-        self.pack(room, STREAM, stream, *words)
-        status = self.start(config, self.function, arguments, None)
-        if status:
+        room = free.pop() if free else self.room()
+        self.pack(room[0], 0, *words)
+        status = launch_kernel(self.function, *self.fixed, stream, room[1], 0)[0]
+        if status != OK:
             if status in _NO_CONTEXT:
                 # A thread that has not used this device yet.
                 Device(self._ordinal).set_current()
-                status = self.start(config, self.function, arguments, None)
-            checked((driver.CUresult(status),))
-        free.append(described)
+                status = launch_kernel(self.function, *self.fixed, stream, room[1], 0)[0]
+            checked((status,))
+        free.append(room)
 
 
 @lru_cache(maxsize=64)
 def _packer(front: str) -> Callable[..., None]:
-    """Writes a stream and what a call fills in."""
-    return struct.Struct(_FRONT + front).pack_into
+    """Writes what a call fills in."""
+    return struct.Struct(front).pack_into
 
 
 class Clear:
@@ -207,5 +191,16 @@ class Clear:
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
 
-    def __call__(self, stream: int, words: Sequence[Any]) -> None:
+    def __call__(self, stream: Any, words: Sequence[Any]) -> None:
         checked(driver.cuMemsetD8Async(words[0], 0, self._nbytes, stream))
+
+
+STREAMS: dict[int, Any] = {}
+
+
+def stream_of(handle: int) -> Any:
+    """The driver's object for a raw stream handle; it holds the handle and nothing else."""
+    found = STREAMS.get(handle)
+    if found is None:
+        found = STREAMS[handle] = driver.CUstream(handle)
+    return found

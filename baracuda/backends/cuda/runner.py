@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from baracuda import layouts
 from baracuda.backends.cuda import hot, reports
-from baracuda.backends.cuda.launch import Clear, Launch
+from baracuda.backends.cuda.launch import Clear, Launch, stream_of
 from baracuda.backends.cuda.schedules import plan, variants
 from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, Step, Steps, strides_of
 from baracuda.errors import UnsupportedError
@@ -106,7 +106,7 @@ class CudaRunner:
             for shape, dtype in workspaces
         ]
         words += [pointer(x) for x in held]
-        stream = self._stream(self._ordinal)
+        stream = stream_of(self._stream(self._ordinal))
         for launch, front, takes in launches:
             given = [words[slot] + offset for slot, offset in front]
             if takes:
@@ -185,6 +185,6 @@ class CudaRunner:
     def _launch(self, step: Any) -> _Launch:
         if not isinstance(step, Step):
             return Clear(step.nbytes), ((step.slot, 0),), False
-        front = "Q" * len(step.front) + "d" * step.scalars
+        front = "<" + "Q" * len(step.front) + "d" * step.scalars
         launch = Launch(step.entry, self._facts, step.grid, step.shared, step.arguments, front)
         return launch, tuple(step.front), bool(step.scalars)

@@ -42,11 +42,6 @@ def refuses() -> str | None:
     return None
 
 
-def several_devices() -> bool:
-    """Whether a device need not be the current one; fixed as long as the process lives."""
-    return torch.cuda.device_count() > 1
-
-
 def on_device(ordinal: int) -> AbstractContextManager[Any]:
     """A block in which `ordinal` is the current device."""
     return torch.cuda.device(ordinal)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from cuda.bindings import driver
 from cuda.core import Device
 
-from baracuda.backends.cuda.launch import OK, checked, while_capturing
+from baracuda.backends.cuda.launch import OK, checked, stream_of, while_capturing
 from baracuda.backends.cuda.runner import CudaRunner
 from baracuda.backends.cuda.steps import DeviceFacts
 from baracuda.libraries import Array
@@ -41,7 +41,7 @@ def fastest(
     if arrays.current_device() != facts.ordinal:
         with arrays.on_device(facts.ordinal):
             return fastest(problem, facts, arrays, choices, given)
-    stream = arrays.current_stream(facts.ordinal)
+    stream = stream_of(arrays.current_stream(facts.ordinal))
     if _captured(stream):
         logger.info("%s: not measured while a stream is captured", problem.spec.name)
         return ""
