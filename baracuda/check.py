@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
@@ -133,7 +134,7 @@ def problem(
     state = library.state([x for x in named.values() if x is not None])
     mode, switch = state or ("", False)
     if choices.deterministic is None:
-        choices = replace(choices, deterministic=switch)
+        choices = _resolved(choices, switch)
     return Problem(
         spec,
         signature,
@@ -146,6 +147,12 @@ def problem(
         options,
         choices,
     )
+
+
+@lru_cache(maxsize=256)
+def _resolved(choices: Choices, switch: bool) -> Choices:
+    """`choices` with the framework's switch in the place of `deterministic=None`."""
+    return replace(choices, deterministic=switch)
 
 
 def traced(arrays: Sequence[Array]) -> bool:

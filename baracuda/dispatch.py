@@ -43,6 +43,8 @@ class Choices:
 
     def but(self, op: str, given: Mapping[str, Any]) -> Choices:
         """These choices with `given` put in, checked."""
+        if not given:
+            return self
         for name, value in given.items():
             kinds, text = _KINDS[name]
             if not isinstance(value, kinds) or (name == "max_workspace_bytes" and value is True):

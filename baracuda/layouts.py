@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -13,8 +14,9 @@ Shape: TypeAlias = tuple[int, ...]
 _OVERLAP_WORK = 20_000
 
 
+@lru_cache(maxsize=1024)
 def contiguous(shape: Shape) -> Shape:
-    """The C-order strides of `shape`, in elements."""
+    """The C-order strides of `shape`, in elements; a plan asks for the same ones several times."""
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)
@@ -30,11 +32,10 @@ def canonical(shape: Shape, strides: Shape | None) -> Shape | None:
     """
     if strides is None or 0 in shape:
         return None
-    same = all(
-        n == 1 or have == want
-        for n, have, want in zip(shape, strides, contiguous(shape), strict=True)
-    )
-    if same:
+    dense = contiguous(shape)
+    if strides == dense or all(
+        n == 1 or have == want for n, have, want in zip(shape, strides, dense, strict=True)
+    ):
         return None
     return tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
 
@@ -87,6 +88,9 @@ def overlap(a: Memory, b: Memory) -> bool:
     """Whether any byte belongs to both arrays; True where that is too costly to decide."""
     if 0 in a[1] or 0 in b[1]:
         return False
+    (first, last), (begin, end) = _span(a), _span(b)
+    if last <= begin or end <= first:
+        return False
     try:
         return bool(
             np.shares_memory(
@@ -97,6 +101,14 @@ def overlap(a: Memory, b: Memory) -> bool:
         )
     except np.exceptions.TooHardError:
         return True
+
+
+def _span(memory: Memory) -> tuple[int, int]:
+    """The first byte of an array, and the first one behind it."""
+    address, shape, strides, itemsize = memory
+    reach = [step * (extent - 1) for step, extent in zip(strides, shape, strict=True)]
+    behind = address + itemsize
+    return address + sum([r for r in reach if r < 0]), behind + sum([r for r in reach if r > 0])
 
 
 def overlaps_itself(memory: Memory) -> bool:

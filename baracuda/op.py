@@ -74,7 +74,7 @@ class Op(Generic[P, R]):
 
     def __call__(self, *arrays: P.args, **options: P.kwargs) -> R:
         scalars = self._split(options) if self._scalars else _NOTHING
-        state = None
+        state = alias = None
         try:
             plan, generation = self._last
             # Most calls are as the last one was; then no key has to be built.
@@ -92,13 +92,13 @@ class Op(Generic[P, R]):
                 if not options and state is None and alias[-1] is DEFAULT:
                     self._last = plan, plan_cache.generation
         except _UNFIT:
-            plan = None
+            plan = alias = None
         if plan is None or (routes and state is not None):
             self._signature_check(arrays, {**options, **scalars})
             route = self._route(arrays)
             if route is not None:
                 return route.call(self, arrays, {**options, **scalars})  # type: ignore[no-any-return]
-            plan = plan or self._find(arrays, options)
+            plan = plan or self._find(arrays, options, alias)
         if self._scalars:
             scalars = check.arguments(self.spec, self.spec.scalars, scalars)
         try:
@@ -174,6 +174,8 @@ class Op(Generic[P, R]):
             raise ArgumentTypeError(f"{self.spec.name}: {error}") from None
 
     def _route(self, arrays: Sequence[Any]) -> Route | None:
+        if not routes:
+            return None
         state_of = STATES.get(type(arrays[0]))
         state = state_of and state_of(arrays)
         if not state or not state[0]:
@@ -181,18 +183,27 @@ class Op(Generic[P, R]):
         route = routes.get(library_of(arrays[0]).name)
         return route if route and route.takes(self, arrays, state[0]) else None
 
-    def _find(self, arrays: Sequence[Any], options: Mapping[str, Any]) -> Plan:
-        """The plan for a call whose alias is not known."""
+    def _find(
+        self,
+        arrays: Sequence[Any],
+        options: Mapping[str, Any],
+        alias: tuple[Any, ...] | None = None,
+    ) -> Plan:
+        """The plan for a call whose alias leads to none yet."""
         dispatch = {name: value for name, value in options.items() if name in NAMES}
         own = {name: value for name, value in options.items() if name not in NAMES}
-        block = DEFAULT if check.traced(arrays) else current.get()
+        if alias is not None:
+            block = alias[-1]
+        else:
+            block = DEFAULT if check.traced(arrays) else current.get()
         problem = check.problem(self.spec, arrays, own, block.but(self.spec.name, dispatch))
-        try:
-            # Only now are all types known.
-            alias = self._alias(arrays, options)
-            hash(alias)
-        except _UNFIT:
-            alias = None
+        if alias is None:
+            try:
+                # Only now are all types known.
+                alias = self._alias(arrays, options)
+                hash(alias)
+            except _UNFIT:
+                alias = None
         matches = problem.library.matcher(arrays)
         return plan_cache.get(alias, problem, lambda p: make(p, self._sibling, matches, arrays))
 

@@ -56,10 +56,24 @@ class Pattern:
         """The option that points at one of these axes."""
         return next((t.marker for t in self.terms if t.marker), None)
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The axes and groups."""
+        return frozenset(t.name for t in self.terms)
+
+    @cached_property
+    def groups(self) -> tuple[Term, ...]:
+        """The terms that stand for any number of axes."""
+        return tuple(t for t in self.terms if t.group)
+
+    @cached_property
+    def fixed(self) -> int:
+        """How many terms stand for one axis."""
+        return len(self.terms) - len(self.groups)
+
     def fits_rank(self, rank: int) -> bool:
         """Whether an array of this rank could have these axes."""
-        fixed = sum(not t.group for t in self.terms)
-        return rank == fixed or (rank > fixed and fixed < len(self.terms))
+        return rank == self.fixed or (rank > self.fixed and bool(self.groups))
 
     def labels(self, axes: Mapping[str, Any]) -> tuple[Label, ...]:
         """What each axis of the bound array is called."""
@@ -166,11 +180,11 @@ class Binder:
         """
         patterns = sorted(
             signature.inputs,
-            key=lambda p: (any(t.name in derived for t in p.terms), p.marker is None),
+            key=lambda p: (not p.names.isdisjoint(derived), p.marker is None),
         )
         resolved = resolve is None
         for pattern in patterns:
-            if not resolved and any(t.name in derived for t in pattern.terms):
+            if not resolved and not pattern.names.isdisjoint(derived):
                 resolved = True
                 self._derive(resolve)
             shape = self._options[pattern.name] if pattern.is_option else shapes[pattern.name]
@@ -207,8 +221,8 @@ class Binder:
 
     def _group_lengths(self, pattern: Pattern, shape: Shape) -> dict[str, int]:
         """How many axes each group of `pattern` has in an array of this shape."""
-        groups = [t for t in pattern.terms if t.group]
-        spare = len(shape) - (len(pattern.terms) - len(groups))
+        groups = pattern.groups
+        spare = len(shape) - pattern.fixed
         lengths: dict[str, int] = {}
         for term in groups:
             known = self.axes.get(term.name, self.axes.get(term.bound or ""))

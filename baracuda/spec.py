@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from baracuda.dispatch import Choices
 from baracuda.dtypes import FLOATS, named
@@ -154,7 +154,7 @@ class Operand:
         return self.size * named(self.dtype).itemsize
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """A call without its values: validated, normalised, comparable, free of arrays.
 
@@ -176,6 +176,8 @@ class Problem:
         Structural options, normalised.
     choices : Choices
         Dispatch options, `deterministic` resolved.
+    given : tuple of Operand
+        The inputs that are there.
     """
 
     spec: OpSpec
@@ -188,47 +190,46 @@ class Problem:
     outputs: tuple[Operand, ...]
     options: dict[str, Any]
     choices: Choices
+    given: tuple[Operand, ...] = field(init=False)
 
-    @cached_property
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "given", tuple([x for x in self.inputs if x is not None]))
+
+    @property
     def key(self) -> tuple[Any, ...]:
-        """What makes two problems the same, as nested tuples of plain values."""
+        """What makes two problems the same, as nested tuples of plain values; made anew."""
         c = self.choices
         return (
             self.spec.name,
             self.library.name,
             self.device,
             self.mode,
-            tuple(x and (x.name, x.dtype, x.shape, x.strides, x.alignment) for x in self.inputs),
+            tuple([x and (x.name, x.dtype, x.shape, x.strides, x.alignment) for x in self.inputs]),
             tuple(self.options.items()),
             (c.backend, c.deterministic, c.max_workspace_bytes, c.autotune),
             c.sku and c.sku.to_json(),
         )
 
     @property
-    def given(self) -> tuple[Operand, ...]:
-        """The inputs that were given."""
-        return tuple(x for x in self.inputs if x is not None)
-
-    @cached_property
     def dtype(self) -> str:
         """dtype of the primal, which is that of the outputs."""
         return self.outputs[0].dtype
 
-    @cached_property
+    @property
     def compute_dtype(self) -> str:
         """dtype in which the body runs and sums are kept."""
         return self.dtype if self.spec.moves else named(self.dtype).accumulate
 
-    @cached_property
+    @property
     def index_dtype(self) -> str | None:
         """dtype of the integer input, where one was given."""
         return next((x.dtype for x in self.given if x.name in self.spec.integers), None)
 
-    @cached_property
+    @property
     def layout(self) -> str:
         """The least regular layout among the inputs."""
-        kinds = {kind(x.shape, x.strides) for x in self.given}
-        return next(k for k in ("strided", "dense", "contiguous") if k in kinds)
+        kinds = {kind(x.shape, x.strides) for x in self.given if x.strides is not None}
+        return "strided" if "strided" in kinds else "dense" if kinds else "contiguous"
 
 
 Runner: TypeAlias = Callable[
@@ -237,8 +238,7 @@ Runner: TypeAlias = Callable[
 """``(arrays, outs, accumulate, scalars) -> result``; ``outs=None`` allocates."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """What a backend made of a problem: the runner, and the facts of it that go into the SKU."""
 
     run: Runner

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -216,7 +215,7 @@ def planned(problem: Problem, out: str) -> Iterator[Entry]:
         usual = call(problem, out, add, alignment, device)
         others = schedules.variants(usual)[1:] if ALL or alignment == WIDEST else ()
         for variant in ("", *others):
-            yield from (s.entry for s in steps(replace(usual, variant=variant)).kernels)
+            yield from (s.entry for s in steps(usual._replace(variant=variant)).kernels)
 
 
 def dtypes(spec: OpSpec) -> tuple[str, ...]:

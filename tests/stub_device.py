@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,11 +48,9 @@ class StubDevice:
         self.loaded.append(entry)
         return entry
 
-    def launch(self, function: Any, *rest: Any) -> Any:
-        from cuda.bindings import driver
-
+    def launch(self, function: Any, *rest: Any) -> tuple[int]:
         self.launched.append(function)
-        return (driver.CUresult.CUDA_SUCCESS,)
+        return (0,)
 
     @contextmanager
     def stopwatch(self, *where: Any) -> Iterator[Any]:
@@ -81,26 +80,32 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
     def on_device(self: Any, x: Any) -> Facts:
         return replace(describe(self, x), device="cuda:0")
 
-    def empty(shape: Any, strides: Any, dtype: str, ordinal: int) -> Any:
-        return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
+    class Arrays:
+        """What the runner asks of torch, on the CPU."""
 
-    stand_in = SimpleNamespace(
-        POINTER=arrays.POINTER, EMPTY="{like}.new_empty_strided({shape}, {strides})",
-        names=arrays.names, pointer=arrays.pointer, refuses=lambda: None,
-        ordinal_of=lambda device: 0, current_device=lambda: 0, current_stream=lambda ordinal: 0,
-        empty=empty,
-    )  # fmt: skip
+        POINTER, EMPTY = arrays.POINTER, "{like}.new_empty_strided({shape}, {strides})"
+        names, pointer = staticmethod(arrays.names), arrays.pointer
+        ordinal_of = current_device = current_stream = staticmethod(lambda *where: 0)
+
+        @staticmethod
+        def refuses() -> None:
+            return None
+
+        @staticmethod
+        def empty(shape: Any, strides: Any, dtype: str, ordinal: int) -> Any:
+            return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
+
     monkeypatch.setattr(Torch, "describe", on_device)
     monkeypatch.setattr(cuda, "unavailable", lambda: None)
-    monkeypatch.setattr(cuda, "_arrays", lambda name: stand_in)
+    monkeypatch.setattr(cuda, "_arrays", lambda name: Arrays)
     monkeypatch.setattr(
         launch, "device_facts", lambda ordinal: steps.DeviceFacts(0, "sm_90", 132, 232448)
     )
     monkeypatch.setattr(launch, "loaded", device.load)
     for module in (launch, hot):
         monkeypatch.setattr(module, "launch_kernel", device.launch)
-    for module in (runner, tune):
-        monkeypatch.setattr(module, "while_capturing", nullcontext)
+    monkeypatch.setattr(hot, "_binder", lru_cache(hot._binder.__wrapped__))
+    monkeypatch.setattr(tune, "while_capturing", nullcontext)
     monkeypatch.setattr(runner.reports, "listener", lambda ordinal: listener)
     monkeypatch.setattr(tune, "stopwatch", device.stopwatch)
     monkeypatch.setattr(tune, "_captured", lambda stream: device.capturing)

@@ -153,7 +153,7 @@ def schedule(device: StubDevice, monkeypatch: pytest.MonkeyPatch) -> dict[str, S
 def real(depth: int) -> Steps:
     """The steps of a real variant."""
     usual = call(on_gpu("lerp_backward", (64, 128)))
-    return elementwise.plan(replace(usual, variant=f"depth {depth}"))
+    return elementwise.plan(usual._replace(variant=f"depth {depth}"))
 
 
 def test_a_refusal_is_the_reason_of_the_backend(
@@ -169,7 +169,7 @@ def test_variants_that_refuse_or_need_too_much_are_not_measured(
 ) -> None:
     schedule["depth 1"] = real(1)
     schedule["depth 2"] = Refusal("not today")
-    schedule["large"] = replace(real(2), workspaces=(((1000,), "float32"),))
+    schedule["large"] = real(2)._replace(workspaces=(((1000,), "float32"),))
     assert tuned(max_workspace_bytes=3999).sku.variant == RULE
     assert device.measured == 0
     assert tuned(max_workspace_bytes=4000).workspace_size == 4000
@@ -179,7 +179,7 @@ def test_variants_that_refuse_or_need_too_much_are_not_measured(
 def test_the_guarantee_is_that_of_the_steps(
     deterministic: bool, stable: bool, device: StubDevice, schedule: dict[str, Any]
 ) -> None:
-    schedule["depth 1"] = replace(real(1), deterministic=deterministic, stable=stable)
+    schedule["depth 1"] = real(1)._replace(deterministic=deterministic, stable=stable)
     precision = bc.lerp_backward.plan(X).sku.precision
     assert (precision.deterministic, precision.bit_stable) == (deterministic, stable)
     if not deterministic:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from baracuda.__main__ import main
 from baracuda.op import registry
 from baracuda.testing.peers import EXPRESSIONS
 from baracuda.testing.problems import Row, device_rows, host_rows
+from baracuda.tools import progress
+from baracuda.tools.bench import Timing, save_plot
 
 POOL = {"norm_type": 3.0, "kernel_size": 3, "stride": 2}
 
@@ -63,9 +67,10 @@ def test_bench_prints_a_table_and_writes_its_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bench.json"
-    assert main(["bench", "--quick", "--ops", "lerp", "--json", str(path)]) == 0
+    assert main(["bench", "--cpu", "--quick", "--ops", "lerp", "--json", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "CPU only" in printed
+    assert "1/1 lerp [1024, 1024]" in printed
     assert "lerp" in printed
     record = json.loads(path.read_text())
     (row,) = record["rows"]
@@ -73,3 +78,48 @@ def test_bench_prints_a_table_and_writes_its_figures(
     assert row["ideal_bytes"] == 3 * 4 * 1024 * 1024
     assert row["ours"] > 0
     assert record["host"]["misses of lerp with 500 weights"] == 1
+
+
+def timed(op: str, dtype: str, ours: float, **peers: float) -> Timing:
+    """A row that took so many seconds."""
+    return Timing(op, "[8]", dtype, "", 10**6, ours, 0.0, ours, peers)
+
+
+@pytest.mark.parametrize("ceiling", [None, 1e12])
+def test_bench_draws_its_figures(tmp_path: Path, ceiling: float | None) -> None:
+    image = pytest.importorskip("matplotlib.image")
+    path = tmp_path / "bench.png"
+    rows = [timed("glu", "float32", 1e-6, eager=2e-6, compile=1e-6), timed("lerp", "float32", 1e-6,
+            eager=1e-6), timed("glu", "bfloat16", 1e-6, compile=3e-6)]  # fmt: skip
+    save_plot(rows[:1], ceiling, path)
+    small = image.imread(path).shape
+    save_plot(rows, ceiling, path)
+    # A line for each row of a dtype, a panel for each dtype.
+    assert image.imread(path).shape[0] > small[0]
+    assert image.imread(path).shape[1] == 2 * small[1]
+
+
+def test_what_a_plot_lacks_is_said_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["bench", "--plot", str(tmp_path / "no" / "x.png")]) == 2
+    assert "baracuda bench: --plot: no directory" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["bench", "--plot", str(tmp_path / "x.png")]) == 2
+    said = capsys.readouterr()
+    assert (
+        "--plot needs matplotlib, which is not installed: pip install 'baracuda[plot]'" in said.err
+    )
+    assert said.out == ""
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = pytest.importorskip("rich.console").Console(
+        file=io.StringIO(), force_terminal=True, width=80
+    )
+    monkeypatch.setattr("rich.progress.get_console", lambda: console)
+    with progress(3) as show:
+        for text in ("one", "two"):
+            show(text)
+        console.print("between")
+    assert "1/3" in console.file.getvalue()

@@ -323,7 +323,7 @@ for symbol in "abc":
     assert len(set(said[0])) == 3
     compiler._disk.cache_clear()
     for symbol in "abc":
-        compiler.cubin(replace(ENTRY, symbol=symbol), ARCH)
+        compiler.cubin(ENTRY._replace(symbol=symbol), ARCH)
     assert compiled == []
 
 
@@ -380,7 +380,7 @@ def test_the_key_is_that_of_the_sources_that_are_read(
         with (sources / "common" / "types.cuh").open("a") as file:
             file.write("// here\n")
         assert key() != before
-        assert len({key(), key(arch="sm_80"), key(replace(ENTRY, threads=128))}) == 3
+        assert len({key(), key(arch="sm_80"), key(ENTRY._replace(threads=128))}) == 3
     finally:
         compiler.flattened.cache_clear()
 

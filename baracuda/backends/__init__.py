@@ -61,7 +61,8 @@ def unregister(name: str) -> None:
 
 def load(name: str) -> Backend:
     """The backend called `name`."""
-    backend: Backend = import_module(_ENTRIES[name].module).BACKEND
+    module = _ENTRIES[name].module
+    backend: Backend = (sys.modules.get(module) or import_module(module)).BACKEND
     return backend
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,7 @@ from baracuda.layouts import Shape
 from baracuda.libraries import Array, Facts, Library
 
 _compiling = torch.compiler.is_compiling
-_deterministic = torch.are_deterministic_algorithms_enabled
+_deterministic = torch._C._get_deterministic_algorithms
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
 # What torch.compile itself guards its graphs with; without it the general way is taken.
@@ -41,8 +42,9 @@ class Torch(Library):
         if x.is_nested or x.layout != torch.strided or x.is_quantized:
             what = "a nested tensor" if x.is_nested else f"layout {x.layout}"
             raise TypeError(f"expected a dense tensor, got {what}")
-        alignment = _alignment(x) if x.device.type == "cuda" else 16
-        return Facts(name_of(x.dtype), tuple(x.shape), tuple(x.stride()), str(x.device), alignment)
+        device = _device_name(x.device)
+        alignment = _alignment(x) if device.startswith("cuda") else 16
+        return Facts(_dtype_name(x.dtype), tuple(x.shape), tuple(x.stride()), device, alignment)
 
     def strides(self, x: Array) -> Shape | None:
         return tuple(x.stride())
@@ -115,6 +117,10 @@ class Torch(Library):
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         zeros = torch.zeros(shape, dtype=values.dtype, device=values.device)
         return zeros.scatter_add(axis, index.long(), values)
+
+
+_dtype_name = cache(name_of)
+_device_name = lru_cache(maxsize=256)(str)
 
 
 def _alignment(x: Array) -> int:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from baracuda.op import registry
 from baracuda.testing import timing
 from baracuda.testing.peers import EXPRESSIONS
 from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
-from baracuda.tools import table
+from baracuda.tools import CannotRun, can_plot, progress, table
 
 DTYPES = ("bfloat16", "float32")
 SMALL = (2**10, 2**13, 2**16)
@@ -84,22 +85,22 @@ def time_row(
     return out
 
 
+Report: TypeAlias = tuple[list[Timing], float | None, dict[str, Any]]
+"""What was timed, the ceiling where there is one, and all figures as they are written."""
+
+
 # -- on the CPU ----------------------------------------------------------------------------------
 
 
-def host(arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
+def host(arguments: argparse.Namespace, seconds: float) -> Report:
     """All rows beside the plain NumPy expression, and the cost of a call."""
     print(f"CPU only: {platform.machine()}, NumPy {np.__version__}; times in ms, medians")
-    found = []
-    for row in _wanted(host_rows(arguments.quick), arguments):
-        arrays = row.arrays(np.random.default_rng(0), np.float32)
-        expression = EXPRESSIONS[row.op]
-
-        def plain(expression: Any = expression, arrays: Any = arrays, row: Row = row) -> Any:
-            with np.errstate(all="ignore"):
-                return expression(np, *arrays, **row.options)
-
-        found.append(time_row(row, "float32", arrays, {"numpy": plain}, timing.on_host, seconds))
+    found: list[Timing] = []
+    rows = _wanted(host_rows(arguments.quick), arguments)
+    with progress(len(rows)) as show:
+        for row in rows:
+            show(f"{row.op} {row.label}")
+            found.append(_host_row(row, seconds))
     table(
         ("op", "problem", "call", "±", "plan", "NumPy", "ratio"),
         [
@@ -109,7 +110,18 @@ def host(arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
     )
     costs = host_costs()
     table(("host cost", "µs"), [(name, f"{value:.2f}") for name, value in costs.items()])
-    return {"rows": [asdict(t) for t in found], "host": costs}
+    return found, None, {"rows": [asdict(t) for t in found], "host": costs}
+
+
+def _host_row(row: Row, seconds: float) -> Timing:
+    arrays = row.arrays(np.random.default_rng(0), np.float32)
+    expression = EXPRESSIONS[row.op]
+
+    def plain() -> Any:
+        with np.errstate(all="ignore"):
+            return expression(np, *arrays, **row.options)
+
+    return time_row(row, "float32", arrays, {"numpy": plain}, timing.on_host, seconds)
 
 
 def host_costs() -> dict[str, float]:
@@ -131,7 +143,7 @@ def host_costs() -> dict[str, float]:
 # -- on a GPU ------------------------------------------------------------------------------------
 
 
-def device(arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
+def device(arguments: argparse.Namespace, seconds: float) -> Report:
     """All rows beside every peer, small sizes, and the cost of a call and of a first one."""
     torch = import_module("torch")
     cold = cold_start(torch)
@@ -139,9 +151,11 @@ def device(arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
     ceiling = timing.copy_ceiling(seconds)
     name = torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}; copy ceiling {ceiling / 1e9:.0f} GB/s; times in ms")
-    found = []
-    for dtype in DTYPES:
-        for row in _wanted(device_rows(dtype), arguments):
+    found: list[Timing] = []
+    rows = [(row, dtype) for dtype in DTYPES for row in _wanted(device_rows(dtype), arguments)]
+    with progress(len(rows)) as show:
+        for row, dtype in rows:
+            show(f"{row.op} {row.label} {dtype}")
             arrays = peers.arrays_of(row, getattr(torch, dtype))
             tasks = peers.peers(row, arrays)
             found.append(time_row(row, dtype, arrays, tasks, timing.on_device, seconds))
@@ -162,7 +176,7 @@ def device(arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
     table(("small, swiglu_backward float32", "µs"), [(k, f"{v:.2f}") for k, v in small.items()])
     table(("host cost", "µs"), [(k, f"{v:.2f}") for k, v in costs.items()])
     table(("cold start", "ms"), [(k, f"{v:.2f}") for k, v in cold.items()])
-    return {
+    return found, ceiling, {
         "device": name, "torch": torch.__version__, "ceiling": ceiling, "host": costs,
         "rows": [asdict(t) | {"share": t.share(ceiling)} for t in found], "small": small,
         "cold": cold,
@@ -240,6 +254,37 @@ def small_sizes(torch: Any, peers: Any) -> dict[str, float]:
     return out
 
 
+# -- pictures ------------------------------------------------------------------------------------
+
+
+def save_plot(found: Sequence[Timing], ceiling: float | None, path: Path) -> None:
+    """Draw ours beside the best peer, a panel per dtype: shares of the ceiling, or ratios."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels: dict[str, list[Timing]] = {}
+    for row in found:
+        panels.setdefault(row.dtype, []).append(row)
+    tallest = max(map(len, panels.values()))
+    figure = Figure(figsize=(8 * len(panels), 1.2 + 0.36 * tallest), layout="constrained")
+    FigureCanvasAgg(figure)
+    every = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (dtype, rows) in zip(every, panels.items(), strict=True):
+        ours = [t.share(ceiling) if ceiling else t.ratio for t in rows]
+        theirs = [value / t.ratio for value, t in zip(ours, rows, strict=True)]
+        at = np.arange(len(rows))
+        axes.barh(at - 0.2, ours, 0.4, label="baracuda")
+        bars = axes.barh(at + 0.2, theirs, 0.4, color="0.7", label="best peer")
+        axes.bar_label(bars, [t.best for t in rows], fontsize=6, padding=2)
+        axes.axvline(1, color="black", linewidth=0.8)
+        axes.set_yticks(at, [f"{t.op} {t.label}" for t in rows], fontsize=7)
+        axes.invert_yaxis()
+        axes.set(title=dtype, xlabel="share of the copy ceiling" if ceiling else "times as fast")
+        axes.margins(x=0.15, y=0.01)
+    figure.legend(*every[0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
+    figure.savefig(path, dpi=120)
+
+
 # -- the command ---------------------------------------------------------------------------------
 
 
@@ -265,14 +310,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="per measurement (0.5)")
     parser.add_argument("--cpu", action="store_true", help="NumPy alone, also where a GPU is")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw them there")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print; 0."""
+    """Measure, print, and return the exit status."""
+    try:
+        if arguments.plot:
+            can_plot(arguments.plot)
+    except CannotRun as error:
+        print(f"baracuda bench: {error}", file=sys.stderr)
+        return 2
     seconds = 0.05 if arguments.quick else arguments.seconds
     on_gpu = not arguments.cpu and _has_gpu()
-    record = (device if on_gpu else host)(arguments, seconds)
+    found, ceiling, record = (device if on_gpu else host)(arguments, seconds)
     if arguments.json:
         record["version"] = bc.__version__
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+    if arguments.plot:
+        save_plot(found, ceiling, arguments.plot)
     return 0

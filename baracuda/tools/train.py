@@ -32,6 +32,7 @@ from baracuda.examples.charlm import (
     forward,
     initial_weights,
 )
+from baracuda.tools import CannotRun, can_plot, needs
 
 NAMESPACES = {
     "numpy": "array_api_compat.numpy",
@@ -326,7 +327,7 @@ def run(arguments: argparse.Namespace) -> int:
         steps, seconds = STEPS, SECONDS
     try:
         xp = _ready(arguments)
-    except _CannotRun as error:
+    except CannotRun as error:
         print(f"baracuda train: {error}", file=sys.stderr)
         return 2
     if arguments.xp == "numpy":
@@ -352,37 +353,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if kept else 1
 
 
-class _CannotRun(Exception):
-    """What was asked for is not possible here, and why."""
-
-
 def _ready(arguments: argparse.Namespace) -> Any:
     """The namespace asked for; everything that a run could lack at its end is looked at now."""
     library = arguments.xp
-    _needs(library, f"--xp {library}", f"baracuda[{library}]")
+    needs(library, f"--xp {library}", library)
     xp = import_module(NAMESPACES[library])
     if arguments.device and library != "torch":
-        raise _CannotRun("--device goes with --xp torch")
+        raise CannotRun("--device goes with --xp torch")
     try:
         xp.zeros(1, **({"device": arguments.device} if arguments.device else {}))
     except Exception as error:
-        raise _CannotRun(f"{library} cannot make an array: {error}") from error
+        raise CannotRun(f"{library} cannot make an array: {error}") from error
     if arguments.plot:
-        _needs("matplotlib", "--plot", "matplotlib")
-        if not arguments.plot.absolute().parent.is_dir():
-            raise _CannotRun(f"--plot: no directory {arguments.plot.parent}")
+        can_plot(arguments.plot)
     return xp
-
-
-def _needs(module: str, option: str, install: str) -> None:
-    try:
-        import_module(module)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != module:
-            raise
-        raise _CannotRun(
-            f"{option} needs {module}, which is not installed: pip install '{install}'"
-        ) from error
 
 
 def _settle_numpy() -> None:

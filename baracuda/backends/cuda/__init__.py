@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from baracuda.backends.cuda.geometry import MOST_DIMS, merged
 from baracuda.libraries import Array
 from baracuda.sku import PrecisionGuarantee
 from baracuda.spec import OpSpec, Prepared, Problem
@@ -73,19 +74,23 @@ def _prepared(
     tuned: Callable[[Sequence[Array]], Prepared] | None = None,
 ) -> Prepared:
     """A runner with the facts of it that go into the SKU."""
-    steps, accumulate = runner.steps, problem.compute_dtype
-    variant = [steps.variant, *(f"{s.entry.threads} threads" for s in steps.kernels[:1])]
+    steps = runner.steps
+    entries = [step.entry for step in steps.kernels]
+    variant = [steps.variant, *[f"{entry.threads} threads" for entry in entries[:1]]]
     return Prepared(
         run=runner.shortest(),
-        kernel="+".join(s.entry.symbol for s in steps.kernels) or "none",
+        kernel="+".join([entry.symbol for entry in entries]) or "none",
         variant=", ".join(filter(None, variant)),
         arch=arch,
-        precision=PrecisionGuarantee(
-            accumulate, accumulate, steps.deterministic, steps.deterministic and steps.stable
-        ),
+        precision=_guarantee(problem.compute_dtype, steps.deterministic, steps.stable),
         workspace_size=steps.workspace_size,
         tuned=tuned,
     )
+
+
+@cache
+def _guarantee(accumulate: str, deterministic: bool, stable: bool) -> PrecisionGuarantee:
+    return PrecisionGuarantee(accumulate, accumulate, deterministic, deterministic and stable)
 
 
 def _recorded(text: str, choices: Sequence[str]) -> str:
@@ -93,18 +98,17 @@ def _recorded(text: str, choices: Sequence[str]) -> str:
     return max((name for name in choices if text.startswith(f"{name}, ")), key=len, default="")
 
 
+@cache
 def _arrays(library: str) -> Any:
     """What the runner asks of an array library."""
     return import_module(f"baracuda.backends.cuda.{library}")
 
 
 def _too_many_dims(problem: Problem) -> str | None:
-    from baracuda import layouts
-    from baracuda.backends.cuda.geometry import MOST_DIMS, merged
-
     for x in problem.given:
-        strides = x.strides if x.strides is not None else layouts.contiguous(x.shape)
-        if len(x.shape) > MOST_DIMS and len(merged(x.shape, (strides,))) > MOST_DIMS:
+        if x.strides is None or len(x.shape) <= MOST_DIMS:
+            continue
+        if len(merged(x.shape, (x.strides,))) > MOST_DIMS:
             return f"walks over at most {MOST_DIMS} dimensions that do not merge ({x.name})"
     return None
 

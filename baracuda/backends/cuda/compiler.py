@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _SOURCES = Path(__file__).parents[2] / "cuda_src"
 _INCLUDE = re.compile(r'#include "(.+)"$', re.MULTILINE)
@@ -24,8 +24,7 @@ _USAGE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One kernel: a schedule with all its template arguments.
 
     Attributes

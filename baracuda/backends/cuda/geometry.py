@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import gcd, prod
+from typing import NamedTuple
 
 from baracuda.layouts import Shape
 
@@ -16,8 +16,7 @@ MOST_DIMS = 10
 _NARROW = 2**31 - 2**22
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """An operand of a kernel: elements of one of the arrays of a call.
 
     Attributes
@@ -36,8 +35,7 @@ class View:
     strides: Shape
 
 
-@dataclass(frozen=True, slots=True)
-class Dim:
+class Dim(NamedTuple):
     """One merged dimension: its extent, and the stride of every operand along it."""
 
     extent: int
@@ -50,32 +48,32 @@ def merged(shape: Shape, strides: Sequence[Shape], order: Sequence[int] | None =
     `order` names the axes from the slowest to the fastest; as they are by default.
     """
     out: list[Dim] = []
+    along = list(zip(*strides, strict=True))
     for axis in reversed(range(len(shape)) if order is None else order):
-        extent, steps = shape[axis], tuple(s[axis] for s in strides)
+        extent, steps = shape[axis], along[axis]
         if extent == 1:
             continue
-        if out and all(
-            step == inner * out[-1].extent
-            for step, inner in zip(steps, out[-1].strides, strict=True)
-        ):
-            out[-1] = Dim(out[-1].extent * extent, out[-1].strides)
-        else:
-            out.append(Dim(extent, steps))
+        if out:
+            inner, below = out[-1]
+            if steps == tuple([step * inner for step in below]):
+                out[-1] = Dim(inner * extent, below)
+                continue
+        out.append(Dim(extent, steps))
     return out
 
 
 def by_stride(shape: Shape, strides: Sequence[Shape]) -> list[int]:
     """The axes from the slowest to the fastest of the last operand, ties broken by the others."""
-    return sorted(range(len(shape)), key=lambda axis: [-abs(s[axis]) for s in reversed(strides)])
+    keys = [[-abs(s) for s in along] for along in zip(*reversed(strides), strict=True)]
+    return sorted(range(len(shape)), key=keys.__getitem__)
 
 
 def reach(dims: Sequence[Dim]) -> int:
     """The largest offset of any operand, in elements."""
     if not dims:
         return 0
-    return max(
-        sum((d.extent - 1) * abs(d.strides[k]) for d in dims) for k in range(len(dims[0].strides))
-    )
+    spans = [[(d.extent - 1) * abs(s) for s in d.strides] for d in dims]
+    return max(map(sum, zip(*spans, strict=True)))
 
 
 def wide(*numbers: int) -> bool:
@@ -85,9 +83,7 @@ def wide(*numbers: int) -> bool:
 
 def divisor(numbers: Sequence[int], most: int) -> int:
     """The largest power of two up to `most` that divides all of `numbers`."""
-    while most > 1 and any(n % most for n in numbers):
-        most //= 2
-    return most
+    return gcd(most, *numbers)
 
 
 class Packer:
@@ -97,13 +93,14 @@ class Packer:
         self.index = "q" if wide else "i"
         self.unsigned = "Q" if wide else "I"
         self.type = "i64" if wide else "i32"
-        self._bytes = bytearray()
+        # In native mode `struct` aligns as C++ does.
+        self._codes = "@"
+        self._values: list[float] = []
 
     def add(self, code: str, *values: float) -> Packer:
         """Append `values`, all of one struct format code."""
-        size = struct.calcsize(code)
-        self._bytes += bytes(-len(self._bytes) % size)
-        self._bytes += struct.pack(f"<{len(values)}{code}", *values)
+        self._codes += code * len(values)
+        self._values += values
         return self
 
     def pointers(self, count: int) -> Packer:
@@ -117,7 +114,7 @@ class Packer:
     def extents(self, *sizes: int, code: str = "") -> Packer:
         """Append extents with what division by them takes."""
         code = code or self.unsigned
-        bits = struct.calcsize(code) * 8
+        bits = 32 if code == "I" else 64
         for size in sizes:
             shift = (size - 1).bit_length()
             magic = ((1 << bits) * ((1 << shift) - size)) // size + 1
@@ -140,8 +137,7 @@ class Packer:
 
     def done(self) -> bytes:
         """The struct, padded to its alignment."""
-        self._bytes += bytes(-len(self._bytes) % 8)
-        return bytes(self._bytes)
+        return struct.pack(self._codes + "0q", *self._values)
 
 
 def split(dims: Sequence[Dim], width: int) -> list[Dim]:

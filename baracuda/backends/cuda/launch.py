@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -88,15 +88,18 @@ def forget_kernels() -> None:
 def loaded(entry: Entry, facts: DeviceFacts, shared: int) -> Any:
     """The function of `entry`, ready to run with `shared` bytes of dynamic shared memory."""
     key = (entry, facts.arch)
-    with _kernels_lock:
-        if key not in _kernels:
-            _kernels[key] = _load(entry, facts.arch)
-        _, kernel = _kernels[key]
+    found = _kernels.get(key)
+    if found is None:
+        with _kernels_lock, while_capturing():
+            found = _kernels.get(key)
+            if found is None:
+                code, kernel = _load(entry, facts.arch)
+                found = _kernels[key] = code, driver.CUfunction(int(kernel.handle))
     if shared > _FIXED_SHARED:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        device = driver.CUdevice(facts.ordinal)
-        checked(driver.cuKernelSetAttribute(attribute, shared, kernel.handle, device))
-    return driver.CUfunction(int(kernel.handle))
+        device, kernel = driver.CUdevice(facts.ordinal), driver.CUkernel(int(found[1]))
+        checked(driver.cuKernelSetAttribute(attribute, shared, kernel, device))
+    return found[1]
 
 
 def _load(entry: Entry, arch: str) -> tuple[Any, Any]:
@@ -149,7 +152,7 @@ class Launch:
         self.function = loaded(entry, facts, shared)
         self.fixed = (grid[0], grid[1], 1, entry.threads, 1, 1, shared)
         self._arguments = arguments
-        self.pack = struct.Struct(front).pack_into
+        self.pack = _packer(front)
         self.free: list[tuple[Any, int, Any]] = []
         self._ordinal = facts.ordinal
 
@@ -172,6 +175,12 @@ class Launch:
                 status = launch_kernel(self.function, *self.fixed, stream, room[1], 0)[0]
             checked((status,))
         free.append(room)
+
+
+@lru_cache(maxsize=64)
+def _packer(front: str) -> Callable[..., None]:
+    """Writes what a call fills in."""
+    return struct.Struct(front).pack_into
 
 
 class Clear:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from baracuda import layouts
 from baracuda.backends.cuda import hot, reports
-from baracuda.backends.cuda.launch import Clear, Launch, stream_of, while_capturing
+from baracuda.backends.cuda.launch import Clear, Launch, stream_of
 from baracuda.backends.cuda.schedules import plan, variants
 from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, Step, Steps, strides_of
 from baracuda.errors import UnsupportedError
@@ -61,7 +60,7 @@ class CudaRunner:
     ) -> None:
         self._problem, self._facts, self._arrays = problem, facts, arrays
         self._pointer, self._current = arrays.pointer, arrays.current_device
-        self._stream_handle = arrays.current_stream
+        self._stream = arrays.current_stream
         self._ordinal = facts.ordinal
         self._outputs = tuple((x.shape, strides_of(x)) for x in problem.outputs)
         self._listener = reports.listener(facts.ordinal)
@@ -107,7 +106,7 @@ class CudaRunner:
             for shape, dtype in workspaces
         ]
         words += [pointer(x) for x in held]
-        stream = stream_of(self._stream_handle(self._ordinal))
+        stream = stream_of(self._stream(self._ordinal))
         for launch, front, takes in launches:
             given = [words[slot] + offset for slot, offset in front]
             if takes:
@@ -129,9 +128,8 @@ class CudaRunner:
             return self
         return hot.compiled(
             launch, front, tuple(self._problem.spec.scalars),
-            [x is not None for x in self._problem.inputs], self._outputs, self._arrays,
-            self._problem.dtype, self._alignment,
-            state=self._state, ordinal=self._ordinal, general=self,
+            tuple([x is not None for x in self._problem.inputs]), self._outputs, self._arrays,
+            self._problem.dtype, self._alignment, self._state, self._ordinal, self,
         )  # fmt: skip
 
     def _layout(self, outs: Sequence[Array]) -> tuple[Shape, ...] | None:
@@ -165,12 +163,12 @@ class CudaRunner:
         call = self._call(key)
         # Other kinds of calls need not have the variant that was chosen for most of them.
         if self._variant and key != self._usual and self._variant not in variants(call):
-            call = replace(call, variant="")
+            call = call._replace(variant="")
         return plan(call)
 
     def _program(self, key: _Key) -> _Program:
         """The launches for arrays of this kind; compiled and loaded on first use."""
-        with self._lock, while_capturing():
+        with self._lock:
             found = self._programs.get(key)
             if found is None:
                 try:
@@ -187,8 +185,6 @@ class CudaRunner:
     def _launch(self, step: Any) -> _Launch:
         if not isinstance(step, Step):
             return Clear(step.nbytes), ((step.slot, 0),), False
-        front = "Q" * len(step.front) + "d" * step.scalars
-        launch = Launch(
-            step.entry, self._facts, step.grid, step.shared, step.arguments, "<" + front
-        )
+        front = "<" + "Q" * len(step.front) + "d" * step.scalars
+        launch = Launch(step.entry, self._facts, step.grid, step.shared, step.arguments, front)
         return launch, tuple(step.front), bool(step.scalars)

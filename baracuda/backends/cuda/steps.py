@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from baracuda import layouts
 from baracuda.backends.cuda.compiler import Entry
@@ -23,8 +22,7 @@ Front: TypeAlias = Sequence[tuple[int, int]]
 """The pointers of a step: which array, and how many bytes into it."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
+class DeviceFacts(NamedTuple):
     """What schedules ask of a device."""
 
     ordinal: int
@@ -33,8 +31,7 @@ class DeviceFacts:
     shared_per_block: int
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One kernel launch of a call."""
 
     entry: Entry
@@ -45,16 +42,14 @@ class Step:
     shared: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Zero:
+class Zero(NamedTuple):
     """Zeros into one array."""
 
     slot: int
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(NamedTuple):
     """All launches of a call, in order, and what is true of them together.
 
     Attributes
@@ -79,16 +74,15 @@ class Steps:
     @property
     def workspace_size(self) -> int:
         """Bytes of all workspaces."""
-        return sum(named(dtype).itemsize * math.prod(shape) for shape, dtype in self.workspaces)
+        return sum([named(dtype).itemsize * math.prod(shape) for shape, dtype in self.workspaces])
 
     @property
     def kernels(self) -> tuple[Step, ...]:
         """The steps that launch a kernel."""
-        return tuple(s for s in self.steps if isinstance(s, Step))
+        return tuple([s for s in self.steps if isinstance(s, Step)])
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One kind of call of a problem: which layout the outputs have, how all arrays are aligned.
 
     Attributes

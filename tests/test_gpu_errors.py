@@ -1,0 +1,165 @@
+"""Indices out of range and determinism on an NVIDIA GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from device import MARKS, randint, randn, run_at_once
+
+import baracuda as bc
+
+pytestmark = MARKS
+
+
+# Indices out of range.
+
+
+@pytest.fixture
+def table() -> tuple[torch.Tensor, torch.Tensor]:
+    """64 rows of 128 elements, and an index into them."""
+    return randn(64, 128), randint(128, 64, 128)
+
+
+BAD = [
+    (-1, torch.int32),
+    (128, torch.int32),
+    (2**31 - 1, torch.int32),
+    (-(2**31), torch.int32),
+    (-1, torch.int64),
+    (128, torch.int64),
+    (2**40, torch.int64),
+    (2**63 - 1, torch.int64),
+    (-(2**63), torch.int64),
+]
+
+
+@pytest.mark.parametrize("surfaces", ["next call", "next plan call", "check_errors"])
+@pytest.mark.parametrize(("bad", "dtype"), BAD)
+def test_an_index_out_of_range_is_skipped_and_raised_later(
+    bad: int, dtype: torch.dtype, surfaces: str, table: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    src, index = table[0], table[1].to(dtype)
+    want = torch.gather(src, 1, index.long())
+    plan = bc.swiglu.plan(src)
+    index[3, 5], want[3, 5] = bad, 0
+    y = bc.gather(src, index, axis=1)
+    message = rf"gather: index: expected 0 <= i < 128, got {bad} at position \(3, 5\)"
+    if surfaces != "check_errors":
+        torch.cuda.synchronize()
+    with pytest.raises(IndexError, match=message):
+        {"next call": lambda: bc.swiglu(src), "next plan call": lambda: plan(src),
+         "check_errors": bc.check_errors}[surfaces]()  # fmt: skip
+    # It is raised once, and the context lives.
+    bc.check_errors()
+    assert torch.equal(y, want)
+    assert torch.equal(plan(src), bc.swiglu(src))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mode", ["raise", "drop"])
+def test_what_is_out_of_range_adds_nothing(mode: str, dtype: torch.dtype, axis: int) -> None:
+    dout, index = randn(64, 128, dtype=dtype), randint(64, 64, 128)
+    bad = torch.zeros_like(index, dtype=torch.bool)
+    bad[3, 5], bad[0, 0], bad[63, 127] = True, True, True
+    valid = index.clone()
+    index[bad] = torch.tensor([-1, 64, 2**50], device="cuda")
+    shape = (64, 128) if axis == 0 else (64, 64)
+    want = torch.zeros(shape, device="cuda", dtype=torch.float64)
+    want.scatter_add_(axis, valid, dout.double().masked_fill(bad, 0))
+    room = torch.full((shape[0] * shape[1] + 128,), 7.0, device="cuda", dtype=dtype)
+    out = room[64:-64].view(shape)
+    plan = bc.gather_backward.plan(dout, index, axis=axis, src_shape=shape, mode=mode)
+    plan(dout, index, out=out)
+    torch.cuda.synchronize()
+    if mode == "raise":
+        with pytest.raises(IndexError, match=r"gather_backward: index: expected 0 <= i < 64, got"):
+            bc.check_errors()
+    bc.check_errors()
+    torch.testing.assert_close(out.double(), want, rtol=8e-3, atol=1e-4)
+    assert bool((room[:64] == 7).all() & (room[-64:] == 7).all())
+
+
+def test_drop_gives_zeros_and_no_error(table: tuple[torch.Tensor, torch.Tensor]) -> None:
+    src, index = table
+    index[3] = -1
+    index[5] = 128
+    y = bc.gather(src, index, axis=1, mode="drop")
+    bc.check_errors()
+    assert not y[[3, 5]].any()
+    assert torch.equal(y[6:], torch.gather(src, 1, index.clamp(0, 127))[6:])
+
+
+def test_an_error_found_while_others_run_is_raised_by_one_of_them(
+    table: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    src, index = table
+    good = index.clone()
+    index[0, 0] = -7
+    raised = []
+
+    def task() -> None:
+        for i in range(100):
+            try:
+                bc.gather(src, index if i == 50 else good, axis=1)
+            except IndexError as error:
+                raised.append(str(error))
+
+    run_at_once([task] * 8)
+    try:
+        bc.check_errors()
+    except IndexError as error:
+        raised.append(str(error))
+    assert 1 <= len(raised) <= 8
+    assert all("got -7 at position (0, 0)" in text for text in raised)
+
+
+# Determinism.
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """Under torch's global switch."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+SCATTER: dict[str, Any] = {"axis": 1, "src_shape": (8, 16)}
+
+
+def test_atomics_are_refused_where_determinism_is_asked_for() -> None:
+    dout, index = randn(8, 16), randint(16, 8, 16)
+    with pytest.raises(NotImplementedError, match="cuda: adds by atomics, in no fixed order"):
+        bc.gather_backward(dout, index, **SCATTER, deterministic=True, backend="cuda")
+    # The others add by atomics as well.
+    with pytest.raises(NotImplementedError, match="cuda: adds by atomics, in no fixed order"):
+        bc.gather_backward(dout, index, **SCATTER, deterministic=True)
+    assert not bc.gather_backward.plan(dout, index, **SCATTER).sku.precision.deterministic
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_the_global_switch_is_respected() -> None:
+    dout, index = randn(8, 16), randint(16, 8, 16)
+    with pytest.raises(NotImplementedError, match="cuda: adds by atomics, in no fixed order"):
+        bc.gather_backward(dout, index, **SCATTER, backend="cuda")
+    assert bc.swiglu.plan(dout).sku.backend == "cuda"
+    free = bc.gather_backward.plan(dout, index, **SCATTER, deterministic=False)
+    assert free.sku.backend == "cuda"
+
+
+def test_the_switch_counts_when_it_is_thrown() -> None:
+    dout, index = randn(8, 16), randint(16, 8, 16)
+    plan = bc.gather_backward.plan(dout, index, **SCATTER, backend="cuda")
+    want = plan(dout, index)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(NotImplementedError, match="adds by atomics"):
+            bc.gather_backward(dout, index, **SCATTER, backend="cuda")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    got = bc.gather_backward(dout, index, **SCATTER, backend="cuda")
+    torch.testing.assert_close(got, want)
