@@ -53,7 +53,8 @@ template <
     class F, class T, class P, bool INTERLEAVED, int V, bool VECTOR, int DIMS, int DEPTH, class I,
     bool ADD>
 struct Rotate {
-  static constexpr int RESIDENT = 3;
+  // 4 rows with 64-bit offsets, or added to what is there, take more than 3 blocks leave.
+  static constexpr int RESIDENT = sizeof(I) == 8 || ADD ? 2 : 3;
   using A = Acc<T>;
   using U = typename Unsigned<I>::type;
   static constexpr bool PLAIN = DIMS != 0, EARLY = PLAIN && VECTOR && !ADD;

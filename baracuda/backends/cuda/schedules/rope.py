@@ -51,7 +51,9 @@ def _part(call: Call, first: int, pairs: int, last: bool) -> Step:
     # The distance to what is prefetched: in threads of the same rows, and in rows.
     bytes_each = rows * width * call.itemsize * (1 if interleaved else 2)
     further, ahead = divmod(_AHEAD // bytes_each, places)
-    ahead_rows = further * rows if call.nbytes > PAST_CACHES else free
+    # Where rows end within a line, with something else behind them, a prefetch would read that too.
+    whole = x.strides[-2] == length or not length * call.itemsize % 128
+    ahead_rows = further * rows if whole and call.nbytes > PAST_CACHES else free
     packer = Packer(wide(places, free, reach(place) + reach(row) + _span(x) + _span(out)))
     packer.pointers(3).indices(
         places, free, rows, half, start, chunks[0], turning - start, length - start,
