@@ -116,6 +116,28 @@ def test_what_lies_around_an_output_stays(subject: Subject) -> None:
 # Past 2^31 elements.
 
 
+# Past the caches kernels prefetch: positions that fill no block, rows ahead of one another, two
+# dimensions of rows.
+PAST_CACHES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
+    ("lerp_backward", (8, (1 << 22) + 3), {"weight": 0.3}),
+    ("rope", (8, 16, 1021, 128), {}),
+    ("rope", (8, 4096, 17, 32), {"interleaved": False}),
+    ("rope_backward", (8, 1024, 16, 128), {"seq_axis": 1}),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "shape", "options"), PAST_CACHES)
+def test_large_arrays_give_what_their_parts_give(
+    name: str, shape: tuple[int, ...], options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    op, x = getattr(bc, name), randn(*shape, dtype=dtype)
+    whole = many(op(x, **options))
+    for i in range(len(x)):
+        for got, want in zip(whole, many(op(x[i : i + 1], **options)), strict=True):
+            assert torch.equal(got[i : i + 1], want)
+
+
 @pytest.fixture
 def large() -> Iterator[Callable[[], torch.Tensor]]:
     """Makes arrays of 2^31 + 2^20 elements; freed behind the test."""

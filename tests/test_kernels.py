@@ -137,3 +137,14 @@ def test_allowances_are_for_kernels_that_exist() -> None:
     for part, (_, reason) in ALLOWED.items():
         assert reason, part
         assert any(part in name for name in names), part
+
+
+@pytest.mark.parametrize(("n", "prefetches"), [(1 << 20, False), (1 << 27, True)])
+def test_room_is_kept_free_past_the_caches_only(n: int, prefetches: bool) -> None:
+    x = kernels.phantom((n,), "dense", "float32")
+    problem = check.problem(registry["lerp_backward"].spec, [x], {"weight": 0.3}, DEFAULT)
+    (step,) = kernels.steps(kernels.call(problem)).kernels
+    assert bool(step.shared) == prefetches
+    # Four blocks fit a multiprocessor, five do not; each takes 1 KiB more than it asks for.
+    available = kernels.FACTS.shared_per_block + 1024
+    assert not prefetches or available // (step.shared + 1024) == 4

@@ -17,6 +17,8 @@ THREADS = 256
 # What the grid may have in y and z, and the bytes of the widest access.
 MOST_ROWS = 65535
 WIDEST = 16
+# Bytes past which the arrays of a call do not fit in an L2, and prefetching is worth its price.
+PAST_CACHES = 1 << 26
 
 Front: TypeAlias = Sequence[tuple[int, int]]
 """The pointers of a step: which array, and how many bytes into it."""
@@ -111,6 +113,11 @@ class Call(NamedTuple):
     listener: int = 0
     ticket: int = 0
     variant: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(x.nbytes for x in (*self.problem.given, *self.problem.outputs))
 
     @property
     def functor(self) -> str:

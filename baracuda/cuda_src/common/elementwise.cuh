@@ -24,9 +24,13 @@ struct Elementwise {
   // with 4 and 1.00 with 6. 64-bit offsets leave no registers for that.
   static constexpr bool FEW = sizeof(T) != 2 || sizeof(I) == 8 || DIMS == 0 || ADD;
   static constexpr int RESIDENT = FEW ? 4 : IN == 2 ? 8 : 6;
+  // Where more is written than read, blocks ask the L2 for what later ones will read: loads that
+  // wait behind stores hold up both.
+  static constexpr bool EARLY = IN < OUT && DIMS == 1 && !ADD;
 
   struct Args : Operands<T, IN, OUT>, Functor {
     I items, tail;  // vectors, and the elements left over behind them
+    I ahead, pad;   // vectors from what a thread loads to what it prefetches
     Walk<DIMS, IN + OUT, I> walk;
   };
 
@@ -58,6 +62,13 @@ struct Elementwise {
     const I step = I(blockDim.x);
     I at[DEPTH][IN + OUT];
     Batch<V> batch[DEPTH];
+    if constexpr (EARLY) {
+      UNROLL for (int d = 0; d < DEPTH; ++d) {
+        I item = first + d * step + args.ahead;
+        if (item >= args.items) continue;
+        UNROLL for (int k = 0; k < IN; ++k) prefetch<V>(args.in[k] + item * V);
+      }
+    }
     UNROLL for (int d = 0; d < DEPTH; ++d) {
       I item = first + d * step;
       if (item < args.items) {

@@ -146,7 +146,8 @@ template <class A> HD Pair<A> normal_tanh(A b) {
 // then minimax polynomials on an eighth of a turn to either side.
 template <class A> struct Circle;
 template <> struct Circle<f32> {
-  static HD f32 radians(i64 r) { return f32(i32(r >> 32)) * 1.4629180792671596e-09f; }
+  using Turn = u32;
+  static HD f32 radians(u32 r) { return f32(i32(r)) * 1.4629180792671596e-09f; }
   static HD f32 sine(f32 t, f32 s) {
     f32 p = fused(s, -0.00019516977772582322f, 0.008332176133990288f);
     return fused(fused(p, s, -0.16666655242443085f), s * t, t);
@@ -157,7 +158,8 @@ template <> struct Circle<f32> {
   }
 };
 template <> struct Circle<f64> {
-  static HD f64 radians(i64 r) { return f64(r) * 3.4061215800865545e-19; }
+  using Turn = u64;
+  static HD f64 radians(u64 r) { return f64(i64(r)) * 3.4061215800865545e-19; }
   static HD f64 sine(f64 t, f64 s) {
     f64 p = 1.5896666490423456e-10;
     p = fused(p, s, -2.5050755961166208e-08);
@@ -179,9 +181,13 @@ template <> struct Circle<f64> {
 
 template <class A> HD Pair<A> cos_sin(i64 phase) {
   using C = Circle<A>;
+  using Turn = typename C::Turn;
+  // As many of the upper bits as the type resolves.
+  constexpr int BITS = 8 * sizeof(Turn);
+  const Turn turn = Turn(u64(phase) >> (64 - BITS));
   // To the nearest quarter; unsigned, since the last one wraps around.
-  u64 quarter = (u64(phase) + (u64(1) << 61)) >> 62;
-  A t = C::radians(i64(u64(phase) - (quarter << 62)));
+  const Turn quarter = (turn + (Turn(1) << (BITS - 3))) >> (BITS - 2);
+  A t = C::radians(turn - (quarter << (BITS - 2)));
   A s = t * t, sine = C::sine(t, s), cosine = C::cosine(s);
   A c = quarter & 1 ? sine : cosine, d = quarter & 1 ? cosine : sine;
   return {(quarter + 1) & 2 ? -c : c, quarter & 2 ? -d : d};

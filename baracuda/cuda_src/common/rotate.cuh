@@ -3,7 +3,11 @@
 //
 // A thread owns one chunk of a row: V elements, V/2 pairs when INTERLEAVED, else two times V
 // elements that lie `half` apart. It walks over `rows` rows, DEPTH of them in flight. Where not
-// every chunk is an aligned VECTOR of its row, it moves element by element.
+// every chunk is an aligned VECTOR of its row, it moves element by element. DIMS is how many
+// dimensions the walks over positions and rows have at most, 0 for any number and for rows of which
+// a part passes through.
+//
+// Blocks ask the L2 for what later ones will read: loads that wait behind stores hold up both.
 #pragma once
 #include "index.cuh"
 #include "math.cuh"
@@ -46,11 +50,14 @@ template <> struct Positions<void> {
 };
 
 template <
-    class F, class T, class P, bool INTERLEAVED, int V, bool VECTOR, int DEPTH, class I, bool ADD>
+    class F, class T, class P, bool INTERLEAVED, int V, bool VECTOR, int DIMS, int DEPTH, class I,
+    bool ADD>
 struct Rotate {
-  static constexpr int RESIDENT = 3;
+  // 4 rows with 64-bit offsets, or added to what is there, take more than 3 blocks leave.
+  static constexpr int RESIDENT = sizeof(I) == 8 || ADD ? 2 : 3;
   using A = Acc<T>;
   using U = typename Unsigned<I>::type;
+  static constexpr bool PLAIN = DIMS != 0, EARLY = PLAIN && VECTOR && !ADD;
   static constexpr int PAIRS = INTERLEAVED ? V / 2 : V, PARTS = INTERLEAVED ? 1 : 2;
 
   struct Args {
@@ -60,12 +67,26 @@ struct Rotate {
     I places, free, rows, half;  // threads, rows in all and per thread, from a pair's a to its b
     I first, turning, rest, end;  // element of the first pair; chunks that turn, what lies behind
     I inner_in, inner_out;
+    I ahead, ahead_rows;  // threads and rows from what a block loads to what it prefetches
     Extent<U> chunks;
     U pad;
     Walk<0, 3, I> place;  // where a row's position comes from: in, out, positions
     Walk<0, 2, I> row;    // the rows that share it: in, out
     Frequencies<A> frequency;
   };
+
+  template <int K> static DEVICE void offsets(const Walk<0, K, I>& walk, I item, I (&at)[K]) {
+    if constexpr (PLAIN) {
+      // The same without the loop: an angle has to pay for what leads to it, too.
+      const I outer = DIMS == 1 ? 0 : I(walk.extent[0].divide(U(item)));
+      const I inner = item - outer * I(walk.extent[0].size);
+      UNROLL for (int k = 0; k < K; ++k) {
+        at[k] = inner * walk.stride[0][k] + outer * walk.stride[1][k];
+      }
+    } else {
+      walk.template offsets<1>(item, at);
+    }
+  }
 
   static DEVICE void fetch(const T* p, I inner, int count, Vec<T, V>& v) {
     if constexpr (VECTOR) {
@@ -111,10 +132,30 @@ struct Rotate {
       const Args& args, const T* in, I row, I end, int parts, int count, Flight& flight) {
     UNROLL for (int d = 0; d < DEPTH; ++d) {
       if (row + d >= end) continue;
-      args.row.template offsets<1>(row + d, flight.at[d]);
+      offsets(args.row, row + d, flight.at[d]);
       UNROLL for (int p = 0; p < PARTS; ++p) {
         const I offset = flight.at[d][0] + p * args.half * args.inner_in;
-        if (p < parts) fetch(in + offset, args.inner_in, count, flight.v[d][p]);
+        if (PLAIN || p < parts) fetch(in + offset, args.inner_in, count, flight.v[d][p]);
+      }
+    }
+  }
+
+  static DEVICE void prefetch_rows(const Args& args, I item, I row) {
+    if (row >= args.free) return;
+    if (item >= args.places) {
+      item -= args.places;
+      row += args.rows;
+    }
+    if (item >= args.places) return;
+    const I place = I(args.chunks.divide(U(item)));
+    const I start = args.first + (item - place * I(args.chunks.size)) * V;
+    I base[3], at[2];
+    offsets(args.place, place, base);
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      if (row + d >= args.free) continue;
+      offsets(args.row, row + d, at);
+      UNROLL for (int p = 0; p < PARTS; ++p) {
+        prefetch<V>(args.in + base[0] + at[0] + start + p * args.half);
       }
     }
   }
@@ -130,9 +171,9 @@ struct Rotate {
     const bool inside = item < args.places;
     const I place = I(args.chunks.divide(U(inside ? item : 0)));
     const I chunk = (inside ? item : 0) - place * I(args.chunks.size);
-    const bool turning = chunk < args.turning;
+    const bool turning = PLAIN || chunk < args.turning;
     I base[3];
-    args.place.template offsets<1>(place, base);
+    offsets(args.place, place, base);
     // Behind the chunks that turn come those that pass through, one vector each.
     const I start = turning ? chunk * V : args.rest + (chunk - args.turning) * V;
     const int parts = turning ? PARTS : 1;
@@ -141,6 +182,7 @@ struct Rotate {
     T* out = args.out + base[1] + (args.first + start) * args.inner_out;
     const I begin = I(blockIdx.y) * args.rows;
     const I end = !inside ? 0 : begin + args.rows < args.free ? begin + args.rows : args.free;
+    if constexpr (EARLY) prefetch_rows(args, item + args.ahead, begin + args.ahead_rows);
     Flight flight;
     fetch_rows(args, in, begin, end, parts, count, flight);
     __syncthreads();
@@ -162,11 +204,11 @@ struct Rotate {
         }
         UNROLL for (int p = 0; p < PARTS; ++p) {
           const I offset = flight.at[d][1] + p * args.half * args.inner_out;
-          if (p < parts) write(out + offset, args.inner_out, count, y[p]);
+          if (PLAIN || p < parts) write(out + offset, args.inner_out, count, y[p]);
         }
       }
       row += DEPTH;
-      fetch_rows(args, in, row, end, parts, count, flight);
+      if (row < end) fetch_rows(args, in, row, end, parts, count, flight);
     }
   }
 };

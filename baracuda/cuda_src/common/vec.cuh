@@ -94,6 +94,11 @@ template <int N, class T> DEVICE void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
+// Ask the L2 for what a block will load<N> from p on: one thread for each line of 128 bytes.
+template <int N, class T> DEVICE void prefetch(const T* p) {
+  if (threadIdx.x % (128 / sizeof(Vec<T, N>)) == 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 // N elements in accesses of A, those before 0 and from `end` on left out.
 template <int N, int A, class T, class I>
 DEVICE void load_part(const T* row, I at, I end, Vec<T, N>& v) {

@@ -17,15 +17,18 @@ from baracuda.backends.cuda.geometry import (
     split,
     wide,
 )
-from baracuda.backends.cuda.steps import Call, Step, Steps, blocks, flag
+from baracuda.backends.cuda.steps import PAST_CACHES, Call, DeviceFacts, Step, Steps, blocks, flag
 
 # Vectors of each input in flight per thread, by the number of inputs. Of lerp_backward 1, 2 and 4
-# have 0.955, 0.926, 0.924 of the copy ceiling of an H200 in bf16, 0.966, 0.936, 0.935 in f32: the
-# less a block has open, the closer together are the pages that the chip writes. Streaming stores,
-# other block sizes and one output after the other make no difference or are worse.
+# have 0.957, 0.925, 0.917 of the copy ceiling of an H200 in bf16.
 _DEPTH = {2: 2}
 # What else may be measured: beyond so many vectors in flight some kernels spill.
 _DEPTHS, _MOST_VECTORS = (1, 2), 4
+# Bytes from what a block loads to what it prefetches (EARLY in common/elementwise.cuh). With 2 to 3
+# MiB lerp_backward has 0.973 on an H200, 0.978 with 4 blocks on a multiprocessor, in f32 0.984 and
+# 0.989; 0.956 and 0.970 without. Policies of eviction, bulk copies through shared memory,
+# persistent blocks and one output after the other are all below that.
+_AHEAD = 5 << 19
 _LAYOUTS = {0: "strided", 1: "flat", 2: "rows"}
 
 
@@ -43,7 +46,9 @@ def plan(call: Call) -> Steps:
     variant, scalars = call.variant or _names(len(inputs))[0], len(call.problem.spec.scalars)
     depth = int(variant.removeprefix("depth "))
     packer = Packer(wide(count(dims), reach(dims)))
-    packer.pointers(len(views)).add("d", *[0.0] * scalars).indices(items, tail)
+    early = len(inputs) < len(outputs) and flat and not call.add and call.nbytes > PAST_CACHES
+    ahead = _AHEAD // (width * call.itemsize) if early else items
+    packer.pointers(len(views)).add("d", *[0.0] * scalars).indices(items, tail, ahead, 0)
     arguments = packer.walk(split(dims, width), len(views), kind).done()
     options = _options(call)
     schedule = (
@@ -53,8 +58,9 @@ def plan(call: Call) -> Steps:
     tags = (_LAYOUTS[kind], f"v{width}", f"d{depth}", packer.type, *["add"] * call.add)
     entry = call.entry(schedule, len(arguments), *options, *tags)
     front = [(v.slot, v.offset * call.itemsize) for v in views]
-    step = Step(entry, (blocks(items + tail, depth), 1), arguments, front, scalars)
-    return Steps((step,), variant=variant)
+    grid = blocks(items + tail, depth), 1
+    shared = _reserved(call.facts) if early else 0
+    return Steps((Step(entry, grid, arguments, front, scalars, shared),), variant=variant)
 
 
 def variants(call: Call) -> tuple[str, ...]:
@@ -67,6 +73,11 @@ def _names(inputs: int) -> tuple[str, ...]:
     rule = _DEPTH.get(inputs, 1)
     depths = [depth for depth in _DEPTHS if depth * inputs <= _MOST_VECTORS]
     return tuple(f"depth {depth}" for depth in sorted(depths, key=lambda d: (d != rule, d)))
+
+
+def _reserved(facts: DeviceFacts) -> int:
+    """Shared memory that nobody uses: with it a multiprocessor takes 4 blocks and no more."""
+    return max((facts.shared_per_block + 1024) // 4 - 1024, 0)
 
 
 def _width(call: Call, views: Sequence[View], dims: Sequence[Dim], flat: bool) -> int:
