@@ -64,40 +64,43 @@ template <class A> struct List {
 };
 
 // One window of n cells: the fast form, whether it gives up, the careful form.
-template <class A, int P> static void pool(const A* norm, const A* x, A* y, i64 n) {
-  const LpPool<A, P> f{{norm[0], norm[1], norm[2], norm[3]}};
-  bool odd = false, small = false;
+template <class A, int P, bool COARSE> static void pool(const A* norm, const A* x, A* y, i64 n) {
+  const LpPool<A, P, COARSE> f{{norm[0], norm[1], norm[2], norm[3]}, norm[4], norm[5], norm[6]};
+  bool odd = false, extreme = false;
   A sum = f.lift(x[0]);
   for (i64 i = 1; i < n; ++i) sum = f.join(sum, f.lift(x[i]));
-  y[0] = f.lower(sum, odd, small);
-  for (i64 i = 0; i < n; ++i) odd |= small && f.tiny(x[i]);
-  y[1] = odd;
+  y[0] = f.lower(sum, odd);
+  for (i64 i = 0; i < n; ++i) extreme |= f.extreme(x[i]);
+  y[1] = odd && extreme;
   y[2] = f.careful(List<A>{x, n});
 }
 
 // The same of the gradient of each cell: d is [3][n].
-template <class A, int P>
+template <class A, int P, bool COARSE>
 static void pool_backward(const A* norm, const A* x, A dy, A y, A* d, i64 n) {
-  const LpPoolBackward<A, P> f{{norm[0], norm[1], norm[2], norm[3]}};
+  const LpPoolBackward<A, P, COARSE> f{{norm[0], norm[1], norm[2], norm[3]}};
   bool odd = false;
   A ties = 0;
   for (i64 i = 0; i < n; ++i) ties += A(f.holds(x[i], y));
   const A pulled = P == INFINITE ? f.share(dy, y, ties) : f.pull(dy, y, odd);
   for (i64 i = 0; i < n; ++i) {
     bool here = P != INFINITE && odd;
-    d[i] = P == INFINITE ? f.collect(x[i], y, pulled) : f.push(x[i], pulled, here);
+    const A got = P == INFINITE && !f.holds(x[i], y) ? f.rest(y) : pulled;
+    d[i] = P == INFINITE ? f.turn(x[i], got) : f.push(x[i], pulled, here);
     d[n + i] = here;
     d[2 * n + i] = f.term(dy, x[i], y, List<A>{x, n});
   }
 }
 
-#define POOL_AS(P, name, A)                                                            \
+#define POOL_AS(P, COARSE, name, A)                                                    \
   extern "C" void LpPool_##name##_##A(const A* norm, const A* x, A* y, i64 n) {        \
-    pool<A, P>(norm, x, y, n);                                                         \
+    pool<A, P, COARSE>(norm, x, y, n);                                                 \
   }                                                                                    \
   extern "C" void LpPoolBackward_##name##_##A(                                         \
       const A* norm, const A* x, A dy, A y, A* d, i64 n) {                             \
-    pool_backward<A, P>(norm, x, dy, y, d, n);                                         \
+    pool_backward<A, P, COARSE>(norm, x, dy, y, d, n);                                 \
   }
-#define POOL(P, name) POOL_AS(P, name, f32) POOL_AS(P, name, f64)
+#define POOL(P, name)                                            \
+  POOL_AS(P, false, name, f32) POOL_AS(P, false, name, f64)      \
+  POOL_AS(P, true, name##_COARSE, f32)
 POOL(1, 1) POOL(2, 2) POOL(3, 3) POOL(4, 4) POOL(REAL, REAL) POOL(INFINITE, INFINITE)

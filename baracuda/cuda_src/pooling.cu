@@ -8,19 +8,19 @@ namespace baracuda {
 // P is 1, 2, 3 or 4, or one of these.
 enum : int { INFINITE = 0, REAL = -1 };
 
-// What a pulled gradient has to be within, or 0 for a dy of 0: then neither it nor the power in it
-// has left the range.
+// What a pulled gradient has to be from `low` on, unless it is 0 for a dy of 0, and what goes to a
+// cell up to `high`: then neither they nor the powers in them have left the range.
 template <class A> struct Gradient;
 template <> struct Gradient<f32> {
-  static constexpr f32 low = 7.52316384526264e-37f, high = 1.329227995784916e36f;
+  static constexpr f32 low = 7.52316384526264e-37f, high = 3.4028234663852886e38f;
 };
 template <> struct Gradient<f64> {
-  static constexpr f64 low = 1e-300, high = 1e300;
+  static constexpr f64 low = 1e-300, high = 1.7976931348623157e308;
 };
 
-// Powers of sizes. The fast forms need every power to stay normal: for cells from `low` on, and up
-// to `high` where it bounds them, or their sum forward.
-template <class A, int P> struct Norm {
+// Powers of sizes. The fast forms need every power to stay normal: for cells between `low` and
+// `high` backward, for sums forward. COARSE is for results that are rounded to 16 bits: to 2^-16.
+template <class A, int P, bool COARSE = false> struct Norm {
   // Whether a power is a few multiplications.
   static constexpr bool inlined = P != REAL;
   A p, inverse, low, high;
@@ -30,11 +30,19 @@ template <class A, int P> struct Norm {
     else if constexpr (P == 2) return size * size;
     else if constexpr (P == 3) return size * size * size;
     else if constexpr (P == 4) return size * size * (size * size);
-    else return size == 0 ? A(0) : power(size, p);
+    else return positive_power(size, p);
+  }
+
+  HD A positive_power(A size, A exponent) const {
+    if constexpr (COARSE) return exponential2(exponent * logarithm2(size));
+    else return size == 0 ? A(0) : power(size, exponent);
   }
 
   HD A extract(A sum) const {
     if constexpr (P == 1) return sum;
+    else if constexpr (COARSE && P == 2) return coarse_root2(sum);
+    else if constexpr (COARSE && P == 4) return coarse_root2(coarse_root2(sum));
+    else if constexpr (COARSE) return exponential2(logarithm2(sum) * inverse);
     else if constexpr (P == 2) return root2(sum);
     else if constexpr (P == 3) return root3(sum);
     else if constexpr (P == 4) return root2(root2(sum));
@@ -55,7 +63,7 @@ template <class A, int P> struct Norm {
     else if constexpr (P == 2) return x;
     else if constexpr (P == 3) return x * size;
     else if constexpr (P == 4) return x * (x * x);
-    else return x == 0 ? A(0) : x < 0 ? -power(size, p - 1) : power(size, p - 1);
+    else return x == 0 ? A(0) : x < 0 ? -positive_power(size, p - 1) : positive_power(size, p - 1);
   }
 
   // y^(1-p), for a fast form
@@ -64,70 +72,82 @@ template <class A, int P> struct Norm {
     else if constexpr (P == 2) return reciprocal(y);
     else if constexpr (P == 3) return reciprocal(y * y);
     else if constexpr (P == 4) return reciprocal(y * y * y);
-    else return power(y, 1 - p);
+    else return positive_power(y, 1 - p);
   }
 };
 
 template <class A> HD bool finite(A x) { return x - x == 0; }
-template <class A> HD A larger(A a, A b) { return b > a || b != b ? b : a; }
 
-template <class A, int P> struct LpPool : Norm<A, P> {
+template <class A, int P, bool COARSE = false> struct LpPool : Norm<A, P, COARSE> {
+  // Bounds of a cell whose power is between `low` and `high`; the logarithm of either bound is as
+  // large as `reach`, or larger.
+  A least, most, reach;
+
   HD A lift(A x) const { return P == INFINITE ? magnitude(x) : this->raise(magnitude(x)); }
 
   HD A join(A a, A b) const { return P == INFINITE ? larger(a, b) : a + b; }
 
   // What powers lose below the range shows only in a sum that is itself near it.
-  HD A lower(A sum, bool& odd, bool& small) const {
+  HD A lower(A sum, bool& odd) const {
     if constexpr (P == INFINITE) return sum;
-    if constexpr (P != 1) {
-      odd |= !(sum <= this->high);
-      small |= sum < this->low;
+    if constexpr (COARSE && (P == 3 || P == REAL)) {
+      // Zero, infinity and NaN are out of the range here as well.
+      const A log = logarithm2(sum);
+      odd |= !(magnitude(log) <= this->reach);
+      return exponential2(log * this->inverse);
     }
+    if constexpr (P != 1) odd |= !(sum >= this->low) | !(sum <= this->high);
     return this->extract(sum);
   }
 
-  HD bool tiny(A x) const {
-    return P != 1 && P != INFINITE && x != 0 && !(this->raise(magnitude(x)) >= this->low);
+  // A sum out of the range is right where this holds for none of its cells: that of zeros.
+  HD bool extreme(A x) const {
+    if constexpr (P == 1 || P == INFINITE) return false;
+    return (x != 0) & (!(magnitude(x) >= least) | !(magnitude(x) <= most));
   }
 
   // In units of the largest cell, so that no power leaves the range on the way.
   template <class Cells> HD A careful(Cells cells) const {
-    A most = 0, sum = 0;
-    cells.each([&](A x) { most = larger(most, magnitude(x)); });
-    if (P == INFINITE || most == 0 || !finite(most)) return most;
-    cells.each([&](A x) { sum += this->raise(P == 1 ? magnitude(x) : magnitude(x) / most); });
-    return P == 1 ? sum : most * this->extract(sum);
+    A top = 0, sum = 0;
+    // One loop for both passes, which compiles faster than two.
+    ROLLED for (int pass = 0; pass < 2; ++pass) {
+      cells.each([&](A x) {
+        const A size = magnitude(x);
+        if (pass == 0) top = larger(top, size);
+        else sum += this->raise(P == 1 ? size : ratio(size, top));
+      });
+    }
+    if (P == INFINITE || top == 0 || !finite(top)) return top;
+    return P == 1 ? sum : top * this->extract(sum);
   }
 };
 
-template <class A, int P> struct LpPoolBackward : Norm<A, P> {
+template <class A, int P, bool COARSE = false> struct LpPoolBackward : Norm<A, P, COARSE> {
   // Of a window of zeros y itself, which is 0; of one with a NaN y, which sends it on.
   HD A pull(A dy, A y, bool& odd) const {
     const A divisor = this->divisor(y);
-    const A pulled = y > 0 ? dy * divisor : y, size = magnitude(pulled);
+    const bool some = y > 0;
+    const A pulled = some ? dy * divisor : y;
     // The approximate reciprocal of float32 is 0 where it would be subnormal; others are rounded.
-    if constexpr (P == REAL || sizeof(A) == 8) odd |= divisor < Gradient<A>::low && y > 0;
-    if constexpr (P != 1) {
-      odd |= !(size <= Gradient<A>::high);
-      odd |= size < Gradient<A>::low && dy != 0 && y > 0;
-    }
+    if constexpr (P == REAL || sizeof(A) == 8) odd |= some & (divisor < Gradient<A>::low);
+    if constexpr (P != 1) odd |= some & (dy != 0) & (magnitude(pulled) < Gradient<A>::low);
     return pulled;
   }
 
   HD A push(A x, A sum, bool& odd) const {
-    const A size = magnitude(x);
-    if constexpr (P != 1) odd |= !(size <= this->high);
-    if constexpr (P != 1 && P != 2) odd |= size > 0 && size < this->low;
-    return this->slope(x) * sum;
+    const A pushed = this->slope(x) * sum, size = magnitude(x);
+    if constexpr (P != 1) odd |= !(magnitude(pushed) <= Gradient<A>::high);
+    if constexpr (P == REAL) odd |= !(size <= this->high);
+    if constexpr (P != 1 && P != 2) odd |= (x != 0) & (size < this->low);
+    return pushed;
   }
 
   // For the largest cell of a window: an equal part for each of the cells that hold it; y where it
   // is 0 or NaN.
   HD bool holds(A x, A y) const { return magnitude(x) == y; }
   HD A share(A dy, A y, A ties) const { return !(y > 0) ? y : ties > 1 ? dy * reciprocal(ties) : dy; }
-  HD A collect(A x, A y, A share) const {
-    return magnitude(x) == y ? (x < 0 ? -share : share) : y > 0 ? A(0) : y;
-  }
+  HD A rest(A y) const { return y > 0 ? A(0) : y; }
+  HD A turn(A x, A sum) const { return x < 0 ? -sum : sum; }
 
   template <class Cells> HD A term(A dy, A x, A y, Cells cells) const {
     if (!(y > 0)) return y;
@@ -140,8 +160,8 @@ template <class A, int P> struct LpPoolBackward : Norm<A, P> {
     if (x == 0) return 0;
     if constexpr (P == 1) return dy * sign;
     // A ratio may underflow where its power below 1 does not.
-    if (this->p < 2) return dy * (this->slope(x) * power(y, 1 - this->p));
-    return dy * this->slope(x / y);
+    if (P == REAL && this->p < 2) return dy * (this->slope(x) * this->divisor(y));
+    return dy * this->slope(ratio(x, y));
   }
 };
 

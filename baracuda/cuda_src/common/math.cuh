@@ -29,10 +29,47 @@ HD f32 exponential2(f32 x) {
 #endif
 }
 HD f64 exponential2(f64 x) { return exp2(x); }
+// log2 x of normal numbers, to 2^-22 absolute below 2 in size and relative above; of smaller ones
+// that of 0.
+HD f32 logarithm2(f32 x) {
+#ifdef __CUDA_ARCH__
+  f32 y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return log2f(x);
+#endif
+}
 HD f32 fused(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
 HD f64 fused(f64 a, f64 b, f64 c) { return fma(a, b, c); }
 HD f32 magnitude(f32 x) { return fabsf(x); }
 HD f64 magnitude(f64 x) { return fabs(x); }
+// The larger of two, NaN if one of them is.
+template <class A> HD A larger(A a, A b) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(A) == 4) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+    return a;
+  }
+#endif
+  return b > a || b != b ? b : a;
+}
+// x/y for |x| <= y and y above 0, to one unit in the last place.
+HD f64 ratio(f64 x, f64 y) { return x / y; }
+HD f32 ratio(f32 x, f32 y) {
+#ifdef __CUDA_ARCH__
+  if (y - y != 0) return x - x;
+  // A power of two, which costs no rounding, brings y to between 2 and 4, subnormals far up.
+  const i32 exponent = __float_as_int(y) & 0x7f800000, least = 0x00800000;
+  const f32 unit = __int_as_float(0x7f800000 - (exponent > least ? exponent : least));
+  x *= unit;
+  y *= unit;
+  const f32 inverse = reciprocal(y), quotient = x * inverse;
+  return fmaf(fmaf(-quotient, y, x), inverse, quotient);
+#else
+  return x / y;
+#endif
+}
 // Roots of 0 and of normal numbers, to one unit in the last place: an estimate and a Newton step,
 // without the branches of sqrtf and cbrtf for numbers that do not come.
 HD f32 root2(f32 x) {
@@ -47,9 +84,7 @@ HD f32 root2(f32 x) {
 }
 HD f32 root3(f32 x) {
 #ifdef __CUDA_ARCH__
-  f32 r;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(fmaxf(x, 1.17549435e-38f)));
-  r = exponential2(r * -0.33333333333f);
+  const f32 r = exponential2(logarithm2(fmaxf(x, 1.17549435e-38f)) * -0.33333333333f);
   const f32 square = r * r, y = x * square;
   return fmaf(fmaf(-y * y, y, x), square * 0.33333333333f, y);
 #else
@@ -57,11 +92,22 @@ HD f32 root3(f32 x) {
 #endif
 }
 HD f64 root2(f64 x) { return sqrt(x); }
+// The same to 2^-22.
+HD f32 coarse_root2(f32 x) {
+#ifdef __CUDA_ARCH__
+  f32 y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return sqrtf(x);
+#endif
+}
 HD f64 root3(f64 x) { return cbrt(x); }
 HD f32 logarithm(f32 x) { return logf(x); }
 HD f64 logarithm(f64 x) { return log(x); }
-HD f32 power(f32 x, f32 p) { return powf(x, p); }
-HD f64 power(f64 x, f64 p) { return pow(x, p); }
+// Not inlined: the many copies that unrolled loops would have take most of a second to compile.
+APART f32 power(f32 x, f32 p) { return powf(x, p); }
+APART f64 power(f64 x, f64 p) { return pow(x, p); }
 
 // A function of the gate and what it is at the negative gate, or its slope.
 template <class A> struct Pair {

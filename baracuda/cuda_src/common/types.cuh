@@ -6,12 +6,14 @@
 #ifdef __CUDACC__
 #define HD __host__ __device__ __forceinline__
 #define DEVICE __device__ __forceinline__
+#define APART static __host__ __device__ __noinline__
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1")
 #else
 #include <cmath>
 #include <cstring>
 #define HD inline
+#define APART inline
 #define UNROLL
 #define ROLLED
 #endif

@@ -94,24 +94,30 @@ template <int N, class T> DEVICE void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// Ask the L2 for what a block will load<N> from p on: one thread for each line of 128 bytes.
+// Asks the L2 for the sector of an element.
+template <class T> DEVICE void prefetch(const T* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+// For what a block will load<N> from p on: one thread for each line of 128 bytes.
 template <int N, class T> DEVICE void prefetch(const T* p) {
-  if (threadIdx.x % (128 / sizeof(Vec<T, N>)) == 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+  if (threadIdx.x % (128 / sizeof(Vec<T, N>)) == 0) prefetch(p);
 }
 
-// N elements in accesses of A, those before 0 and from `end` on left out.
+// N elements in accesses of A, of a row from its element `at` on, which is at p. Those before 0 and
+// from `end` on are left out; one unsigned comparison tells both.
 template <int N, int A, class T, class I>
-DEVICE void load_part(const T* row, I at, I end, Vec<T, N>& v) {
+DEVICE void load_part(const T* p, I at, I end, Vec<T, N>& v) {
+  using U = typename Unsigned<I>::type;
   UNROLL for (int i = 0; i < N; i += A) {
     Vec<T, A> part{};
-    if (at + i < end && at + i >= 0) part = load<A>(row + at + i);
+    if (U(at + i) < U(end)) part = load<A>(p + i);
     paste(v, i, part);
   }
 }
 template <int N, int A, class T, class I>
-DEVICE void store_part(T* row, I at, I end, const Vec<T, N>& v) {
+DEVICE void store_part(T* p, I at, I end, const Vec<T, N>& v) {
   UNROLL for (int i = 0; i < N; i += A) {
-    if (at + i < end) store<A>(row + at + i, cut<A>(v, i));
+    if (at + i < end) store<A>(p + i, cut<A>(v, i));
   }
 }
 

@@ -6,16 +6,16 @@ import math
 from dataclasses import dataclass
 
 from baracuda.backends.cuda.geometry import Dim, Packer, View, count, divisor, merged, reach, wide
-from baracuda.backends.cuda.steps import Call, Front, Step, Steps, blocks, flag
+from baracuda.backends.cuda.steps import THREADS, Call, Front, Step, Steps, blocks, flag
 
 # Cells that a thread may own side by side, and windows over one cell along an axis.
 _MOST_CELLS = 16
 _MOST_OVER = 5
 _MOST_STRIDE = 8
-# Rows of windows per thread backward. On an H200, share of the copy ceiling with work for so many
-# threads per thread that the chip holds: k2 s2 bf16 0.90 at 4, 0.95 at 16, f32 0.91 and 0.99 (32);
-# k3 s2 and k3 s1 f32 0.90 at 4, 0.94 and 0.96 at 16; bf16, which pays for what rows share in
-# instructions, 0.88 and 0.79 at 4, 0.78 and 0.57 at 16.
+# Rows of windows per thread backward, as work for so many threads per thread that the chip holds.
+# Where windows overlap, in 16 bits for each window over a cell but one: share of the copy ceiling
+# on an H200 at 4, 8 and 16: k3 s2 bf16 0.90, 0.84, 0.58; k3 s1 bf16 0.83, 0.86, 0.67; f32 at 8, 16
+# and 24: k3 s2 0.94, 0.96, 0.87, k3 s1 0.89, 0.95, 0.92.
 _WAVES_ALONE, _WAVES, _WAVES_NARROW = 32, 16, 4
 _MOST_STEPS = 16
 # The kernel that a tile is written out for where the largest cells of windows are looked for.
@@ -80,9 +80,12 @@ def _norm(call: Call, p: float, backward: bool) -> tuple[str, list[float]]:
     """The functor with its power, and the members of `Norm`."""
     bits = _BITS[call.accumulate]
     small = {1: "1", 2: "2", 3: "3", 4: "4", math.inf: "INFINITE"}
-    functor = f"{call.functor}<{call.accumulate}, {small.get(p, 'REAL')}>"
+    coarse = flag(call.itemsize == 2)
+    functor = f"{call.functor}<{call.accumulate}, {small.get(p, 'REAL')}, {coarse}>"
     if not backward:
-        return functor, [p, 1 / p, 2.0 ** (-1.5 * bits), 2.0 ** (2 * bits)]
+        low, high, last = -1.5 * bits, 2 * bits, 2 * bits + 6
+        cells = [2.0 ** max(-last, min(last, e / p)) for e in (low, high)]
+        return functor, [p, 1 / p, 2.0**low, 2.0**high, *cells, -low]
     # The reciprocal needs its argument normal.
     reach = min(bits / max(abs(p - 1), 1e-9), 2 * bits + 2)
     return functor, [p, 1 / p, 2.0**-reach, 2.0**reach]
@@ -128,7 +131,7 @@ def _reach(form: _Windows) -> int:
 def _steps(call: Call, form: _Windows, threads: int, lines: int) -> int:
     """Rows of windows that a thread walks backward: many share work, few fill the chip."""
     shared = -(-form.kernel[0] // form.stride[0]) - 1
-    waves = (_WAVES_NARROW if call.itemsize == 2 else _WAVES) if shared else _WAVES_ALONE
+    waves = (_WAVES_NARROW * shared if call.itemsize == 2 else _WAVES) if shared else _WAVES_ALONE
     wanted = call.facts.multiprocessors * 2048 * waves
     return min(max(threads * lines // wanted, 1), _MOST_STEPS * max(shared, 1), lines)
 
@@ -136,14 +139,14 @@ def _steps(call: Call, form: _Windows, threads: int, lines: int) -> int:
 def _rows_at_once(call: Call, form: _Windows) -> int:
     """Rows of windows per thread forward, all in flight at once.
 
-    Share of the copy ceiling on an H200 with 1 to 4 rows: k3 s2 bf16 0.81, 0.80, 0.77, 0.69 and f32
-    0.94, 0.95, 0.96, 0.80; k3 s1 bf16 0.49, 0.53, 0.57, 0.58 and f32 0.72, 0.74, 0.91, 0.82. One
-    row is as good as several where none overlap.
+    Share of the copy ceiling on an H200 with 2, 3 and 4 rows: k3 s2 bf16 0.84, 0.86, 0.86 and f32
+    0.96, 0.96, 0.96; k3 s1 bf16 0.75, 0.84, 0.74 and f32 0.85, 0.91, 0.91. One row is as good as
+    several where none overlap.
     """
     over = -(-form.kernel[0] // form.stride[0])
     if over == 1 or form.kernel[0] > 3 or call.itemsize == 8:
         return 1
-    return 3 if over > 2 else 1 if call.itemsize == 2 else 2
+    return 3 if over > 2 or call.itemsize == 4 else 4
 
 
 def _rows_of_maxima(call: Call, form: _Windows) -> int:
@@ -164,17 +167,18 @@ def _window_tile(call: Call, form: _Windows, p: float, front: Front) -> Step | N
     aligned = call.elements()
     xa = divisor([form.cells[1], steps[0], form.rows[0]], min(aligned, cells & -cells))
     ya = divisor([form.windows[1], steps[1], form.rows[1]], min(aligned, width & -width))
-    groups = -(-form.windows[1] // width)
+    groups, lines = -(-form.windows[1] // width), form.windows[0]
     rows = _rows_at_once(call, form)
-    strips = -(-form.windows[0] // rows)
+    strips = -(-lines // rows)
     items = planes * strips * groups
     functor, members = _norm(call, p, backward=False)
     packer = Packer(wide(items, _reach(form))).pointers(2).add(_code(call), *members)
     packer.indices(items, *form.cells, *form.windows, 0, *steps, *form.rows)
     arguments = packer.extents(groups, strips).done()
+    warps = THREADS // 32 if ya < width else 0
     schedule = (
         f"WindowTile<{functor}, {call.type}, {form.kernel[0]}, {form.kernel[1]}, "
-        f"{form.stride[0]}, {form.stride[1]}, {rows}, {width}, {xa}, {ya}, {packer.type}>"
+        f"{form.stride[0]}, {form.stride[1]}, {rows}, {width}, {xa}, {ya}, {warps}, {packer.type}>"
     )
     entry = call.entry(
         schedule, len(arguments), _label(p), f"k{_pair(form.kernel)}", f"s{_pair(form.stride)}",
