@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from device import EVERY, MARKS, SHORT, close, each_kernel, each_op, one_or_many, randn
+from device import EVERY, MARKS, SHORT, close, each_kernel, each_op, many, one_or_many, randn
 
 import baracuda as bc
 from baracuda.op import registry

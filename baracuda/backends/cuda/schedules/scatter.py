@@ -171,7 +171,11 @@ def _tiles(call: Call) -> Steps | None:
     )
     tags = ("tiles", kind, way.lower(), f"v{tiled.values}", f"a{tiled.indices}", f"w{tiled.bins}")
     entry = call.entry(
-        schedule, len(arguments), *tags, tiled.packer.type, *["add"] * call.add,
+        schedule,
+        len(arguments),
+        *tags,
+        tiled.packer.type,
+        *["add"] * call.add,
         threads=_THREADS,
     )
     shared = tiled.room * 4 * _WORDS[call.type]
@@ -218,9 +222,7 @@ def _columns(call: Call) -> Steps | None:
     kind = named(call.problem.index_dtype or "").short
     schedule = f"ScatterColumns<{call.type}, {kind}, {quads}, {packer.type}, {flag(call.add)}>"
     tags = ("columns", kind, f"q{quads}", packer.type, *["add"] * call.add)
-    entry = call.entry(
-        schedule, len(arguments), *tags, threads=_COLUMN_THREADS, cluster=_CLUSTER
-    )
+    entry = call.entry(schedule, len(arguments), *tags, threads=_COLUMN_THREADS, cluster=_CLUSTER)
     held = 2 * lines * _CLUSTER * (call.itemsize + 2)
     shared = max(room * 4 * _WORDS[call.type], held, written * _CLUSTER * call.itemsize)
     grid = (groups * lanes.tiles_outside * _CLUSTER, 1)
