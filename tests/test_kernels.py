@@ -39,7 +39,9 @@ WHOLE = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120") if kernels.ALL 
 COVERED = () if kernels.ALL else ("sm_80", "sm_100")
 
 # Kernels that may spill or have a stack, by a part of the name: bytes allowed, and why.
-ALLOWED: dict[str, tuple[int, str]] = {}
+ALLOWED: dict[str, tuple[int, str]] = {
+    "_tiles_": (96, "the way for ranges too wide for one scale is out of line, with a stack"),
+}
 
 KINDS = [
     pytest.param(name, dtype, id=f"{name}-{dtype}")
@@ -74,6 +76,8 @@ def test_a_kernel_compiles_and_stays_in_registers(
     every = kernels.entries(op, dtype)
     remarks = []
     for entry in every if arch in WHOLE else kernels.covering(every):
+        if entry.cluster > 1 and int(arch.removeprefix("sm_")) < 90:
+            continue
         use = compiler.usage(entry, arch)
         report.setdefault(arch, {})[entry.symbol] = asdict(use)
         most = max((b for part, (b, _) in ALLOWED.items() if part in entry.symbol), default=0)

@@ -55,16 +55,24 @@ def plan(call: Call) -> Steps:
     does so in its stead is as deterministic.
     """
     usual = call._replace(outs=tuple(strides_of(x) for x in call.problem.outputs), add=False)
-    for name in [call.variant] if call.variant else variants(usual):
+    choices = call.problem.choices
+    for name in [call.variant] if call.variant else _names(usual):
         last = ATOMIC if name == ATOMIC else FIXED
         steps = _FORMS[name](call) or _FORMS[last](call)
         if steps is not None and (call.variant or _affordable(call, steps)):
-            return steps._replace(variant=name)
+            # Variants round differently.
+            stable = steps.deterministic and (choices.deterministic or not choices.autotune)
+            return steps._replace(variant=name, stable=bool(stable))
     raise Refusal("needs more workspace than max_workspace_bytes")
 
 
 def variants(call: Call) -> tuple[str, ...]:
-    """What takes the problem, in the order of preference; at most one where bits must not vary."""
+    """What takes the problem, in the order of preference; one only where bits must not vary."""
+    names = _names(call)
+    return names[:1] if call.problem.choices.deterministic else names
+
+
+def _names(call: Call) -> tuple[str, ...]:
     index, out, fixed = call.view("index"), call.out(), call.problem.choices.deterministic
     names: list[str] = []
     lanes = _lanes(call)
@@ -138,7 +146,7 @@ def _tiling(call: Call, lanes: Lanes) -> Tiling | None:
     if lanes.across:
         return _width(lanes, words, most, pair)
     if Tiling(1, lanes.extent).room(lanes) * words > most:
-        slices = -(-(lanes.extent + 1) * words // pair)
+        slices = -(-(lanes.extent + 1) * words // max(pair, 1))
         return Tiling(1, -(-lanes.extent // slices // 16) * 16) if slices <= 4 else None
     room = max(pair // (lanes.extent * words + words), 1)
     return Tiling(min(max(_TILE // lanes.length, 1), room, lanes.count), lanes.extent)
