@@ -3,8 +3,7 @@
 //
 // A first pass over the values finds their range, a second adds at one scale, exactly. Only where
 // the range is too wide for that, each bin gets a scale of its own. A thread has DEPTH vectors of V
-// elements in flight; XI indices are read at a time, VO results written. BLOCKS blocks of a
-// multiprocessor run at once.
+// elements in flight; XI indices are read at a time, VO results written.
 #pragma once
 #include "bins.cuh"
 #include "tiles.cuh"
@@ -12,12 +11,11 @@
 
 namespace baracuda {
 
-template <class T, class P, Direction D, int V, int XI, int VO, int DEPTH, int BLOCKS, class I,
-          bool ADD>
+template <class T, class P, Direction D, int V, int XI, int VO, int DEPTH, class I, bool ADD>
 struct ScatterTiles {
   using A = Acc<T>;
   using Sums = Bins<T>;
-  static constexpr int RESIDENT = BLOCKS;
+  static constexpr int RESIDENT = 2;
 
   struct Args : TileArgs<T, P, I> {
     using Index = P;

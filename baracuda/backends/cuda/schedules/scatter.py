@@ -33,10 +33,10 @@ _WORDS = {"bf16": 2, "f16": 2, "f32": 3, "f64": 5}
 _OWN_WORDS = {"f32": 3, "f64": 5}
 _LEAST_BITS, _MOST_BITS = {"f32": 12, "f64": 14}, 21
 _WIDE_WORDS = {"f32": 1, "f64": 2}
-# Threads of a block, vectors in flight. Blocks of a multiprocessor: of [8192, 8192] along the last
-# axis 2 and 3 have 0.82 and 0.83 of the copy ceiling of an H200 in bf16, of [4, 512, 64, 512]
-# across the second 0.69 and 0.60. Elements kept in registers from one pass to the other gave 0.76,
-# 256 or 1024 threads no more than 0.79.
+# Threads of a block, two of which share a multiprocessor, and vectors in flight. [8192, 8192] along
+# the last axis has 0.82 of the copy ceiling of an H200 in bf16 and 0.86 in f32 that way; 1024
+# threads with 2 vectors have 0.79 and 0.86, three blocks 0.80 to 0.83, 768 threads 0.67. Elements
+# kept in registers from one pass to the other gave 0.77 at most, and so did prefetching.
 _THREADS, _DEPTH = 512, 4
 # So many rows keep a device busy; below, a block must not have more elements than that.
 _MANY, _LONG = 64, 1 << 16
@@ -127,10 +127,6 @@ def _bits(call: Call, length: int) -> int | None:
     return bits if bits >= _LEAST_BITS[call.accumulate] else None
 
 
-def _blocks(call: Call, lanes: Lanes) -> int:
-    return 3 if call.itemsize == 2 and not lanes.across else 2
-
-
 def _takes_tiles(call: Call, lanes: Lanes) -> bool:
     return _tiling(call, lanes) is not None
 
@@ -141,8 +137,8 @@ def _tiling(call: Call, lanes: Lanes) -> Tiling | None:
         return None
     words = _WORDS[call.type]
     most = (call.facts.shared_per_block - 1024) // 4
-    # Some blocks of a multiprocessor at once: one reads while the other adds.
-    pair = (call.facts.shared_per_block - 2048) // (4 * _blocks(call, lanes))
+    # Two blocks of a multiprocessor at once: one reads while the other adds.
+    pair = (call.facts.shared_per_block - 2048) // 8
     if lanes.across:
         return _width(lanes, words, most, pair)
     if Tiling(1, lanes.extent).room(lanes) * words > most:
@@ -175,7 +171,7 @@ def _tiles(call: Call) -> Steps | None:
     way = "ACROSS" if lanes.across else "ALONG" if tiling.lanes > 1 else "ALONE"
     schedule = (
         f"ScatterTiles<{call.type}, {kind}, {way}, {tiled.values}, {tiled.indices}, "
-        f"{tiled.bins}, {_DEPTH}, {_blocks(call, lanes)}, {tiled.packer.type}, {flag(call.add)}>"
+        f"{tiled.bins}, {_DEPTH}, {tiled.packer.type}, {flag(call.add)}>"
     )
     tags = ("tiles", kind, way.lower(), f"v{tiled.values}", f"a{tiled.indices}", f"w{tiled.bins}")
     entry = call.entry(

@@ -1,0 +1,272 @@
+// A CUDA block on one host thread: every thread of it is a fiber that runs until it has to wait.
+//
+// Fibers take turns in an order that a seed shuffles, so that what depends on the order of threads
+// differs from seed to seed. A round in which nobody gets on is a deadlock.
+#pragma once
+#define __CUDACC__ 1
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <random>
+#include <vector>
+
+#define __host__
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __noinline__
+#define __grid_constant__
+
+struct Dim {
+  unsigned x, y, z;
+};
+static Dim threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulated {
+
+constexpr size_t STACK = 64 << 10, SHARED = 256 << 10;
+
+// What lanes hand each other: those of a mask meet, and all see what each has brought.
+struct Meeting {
+  unsigned arrived = 0, left = 0;
+  uint64_t brought[32], seen[32];
+};
+
+struct Warp {
+  std::map<unsigned, Meeting> meetings;
+};
+
+struct Block {
+  std::vector<char> shared, fixed;
+  std::vector<Warp> warps;
+  unsigned alive = 0, waiting = 0, rounds = 0;
+  Dim index;
+};
+
+struct Fiber {
+  ucontext_t context;
+  Block* block;
+  unsigned number, phase = 0;
+  bool done = false;
+};
+
+static std::vector<Block> blocks;
+static std::vector<Fiber> fibers;
+static std::vector<char> stacks;
+static ucontext_t scheduler;
+static Fiber* self;
+static bool moved;
+static unsigned cluster_arrived, cluster_rounds, threads;
+static std::function<void()> kernel;
+
+inline unsigned lane() { return self->number % 32; }
+inline void wait() { swapcontext(&self->context, &scheduler); }
+template <class F> void wait_until(F ready) {
+  while (!ready()) wait();
+  moved = true;
+}
+
+inline void barrier() {
+  Block& b = *self->block;
+  const unsigned round = b.rounds;
+  moved = true;
+  if (++b.waiting == b.alive) b.waiting = 0, ++b.rounds;
+  wait_until([&] { return b.rounds != round; });
+}
+inline void cluster_arrive() {
+  self->phase = cluster_rounds;
+  moved = true;
+  if (++cluster_arrived == fibers.size()) cluster_arrived = 0, ++cluster_rounds;
+}
+inline void cluster_wait() {
+  wait_until([phase = self->phase] { return cluster_rounds != phase; });
+}
+
+// What every lane of `mask` brings, lanes that are not in it 0.
+inline const uint64_t* meet(unsigned mask, uint64_t x) {
+  Meeting& m = self->block->warps[self->number / 32].meetings[mask];
+  const unsigned bit = 1u << lane();
+  if (!(mask & bit)) std::fprintf(stderr, "a lane outside of its mask\n"), std::abort();
+  wait_until([&] { return m.left == 0 && !(m.arrived & bit); });
+  m.brought[lane()] = x;
+  m.arrived |= bit;
+  if (m.arrived == mask) {
+    for (int i = 0; i < 32; ++i) m.seen[i] = mask >> i & 1 ? m.brought[i] : 0;
+    m.arrived = 0, m.left = mask;
+  }
+  wait_until([&] { return (m.left & bit) != 0; });
+  static uint64_t copy[32];
+  std::memcpy(copy, m.seen, sizeof copy);
+  m.left &= ~bit;
+  return copy;
+}
+
+template <class T> T* shared() { return reinterpret_cast<T*>(self->block->shared.data()); }
+template <class T> T* fixed() { return reinterpret_cast<T*>(self->block->fixed.data()); }
+template <class T> T* of_block(T* p, unsigned rank) {
+  const char* from = self->block->shared.data();
+  return reinterpret_cast<T*>(blocks[rank].shared.data() + (reinterpret_cast<char*>(p) - from));
+}
+
+inline void body() {
+  kernel();
+  self->done = true;
+  moved = true;
+  Block& b = *self->block;
+  // Who has left is not waited for.
+  if (--b.alive && b.waiting == b.alive) b.waiting = 0, ++b.rounds;
+  swapcontext(&self->context, &scheduler);
+}
+
+// Run the blocks of a cluster to their end.
+inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt19937& random) {
+  blocks.assign(size, Block());
+  fibers.assign(size * threads, Fiber());
+  stacks.resize(fibers.size() * STACK);
+  cluster_arrived = cluster_rounds = 0;
+  std::vector<unsigned> order(fibers.size());
+  for (unsigned b = 0; b < size; ++b) {
+    // Nothing is known of what shared memory holds.
+    blocks[b].shared.assign(SHARED, char(0xcd));
+    blocks[b].fixed.assign(4096, char(0xcd));
+    blocks[b].warps.resize((threads + 31) / 32);
+    blocks[b].alive = threads;
+    blocks[b].index = {first + b, row, 0};
+  }
+  for (unsigned i = 0; i < fibers.size(); ++i) {
+    Fiber& f = fibers[order[i] = i];
+    f.block = &blocks[i / threads];
+    f.number = i % threads;
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = stacks.data() + i * STACK;
+    f.context.uc_stack.ss_size = STACK;
+    f.context.uc_link = &scheduler;
+    makecontext(&f.context, body, 0);
+  }
+  std::shuffle(order.begin(), order.end(), random);
+  for (size_t left = fibers.size(); left;) {
+    moved = false;
+    for (unsigned i : order) {
+      if (fibers[i].done) continue;
+      self = &fibers[i];
+      threadIdx = {self->number, 0, 0};
+      blockIdx = self->block->index;
+      swapcontext(&scheduler, &self->context);
+      left -= self->done;
+    }
+    if (!moved) std::fprintf(stderr, "deadlock\n"), std::abort();
+  }
+}
+
+inline void launch(std::function<void()> f, Dim grid, unsigned count, unsigned cluster, unsigned seed) {
+  std::mt19937 random(seed);
+  kernel = f;
+  threads = count;
+  blockDim = {count, 1, 1};
+  gridDim = grid;
+  for (unsigned y = 0; y < grid.y; ++y) {
+    for (unsigned x = 0; x < grid.x; x += cluster) run_cluster(x, y, cluster, random);
+  }
+}
+
+template <class A, class B> A bits(B x) {
+  A y;
+  static_assert(sizeof(A) == sizeof(B), "of one size");
+  std::memcpy(&y, &x, sizeof y);
+  return y;
+}
+template <class T> uint64_t packed(T x) {
+  uint64_t y = 0;
+  std::memcpy(&y, &x, sizeof x);
+  return y;
+}
+template <class T> T unpacked(uint64_t x) {
+  T y;
+  std::memcpy(&y, &x, sizeof y);
+  return y;
+}
+inline uint16_t to_bf16(float x) {
+  const uint32_t b = bits<uint32_t>(x);
+  if ((b & 0x7fffffff) > 0x7f800000) return 0x7fff;
+  return uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+inline uint16_t to_f16(float x) { return bits<uint16_t>(_Float16(x)); }
+inline float from_f16(uint16_t x) { return float(bits<_Float16>(x)); }
+
+}  // namespace emulated
+
+inline void __syncthreads() { emulated::barrier(); }
+inline void __syncwarp(unsigned mask = ~0u) { emulated::meet(mask, 0); }
+inline void __threadfence() {}
+inline void __threadfence_system() {}
+inline unsigned __activemask() { return 1u << emulated::lane(); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline unsigned __ballot_sync(unsigned mask, bool x) {
+  const uint64_t* all = emulated::meet(mask, x);
+  unsigned out = 0;
+  for (int i = 0; i < 32; ++i) out |= unsigned(all[i] != 0) << i;
+  return out;
+}
+inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
+inline bool __all_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) == mask; }
+template <class T> T __shfl_sync(unsigned mask, T x, unsigned from) {
+  return emulated::unpacked<T>(emulated::meet(mask, emulated::packed(x))[from % 32]);
+}
+template <class T> T __shfl_xor_sync(unsigned mask, T x, unsigned by) {
+  return __shfl_sync(mask, x, emulated::lane() ^ by);
+}
+template <class T> T __shfl_up_sync(unsigned mask, T x, unsigned by) {
+  return __shfl_sync(mask, x, emulated::lane() < by ? emulated::lane() : emulated::lane() - by);
+}
+template <class F> unsigned reduced(unsigned mask, unsigned x, unsigned start, F f) {
+  const uint64_t* all = emulated::meet(mask, x);
+  for (int i = 0; i < 32; ++i) {
+    if (mask >> i & 1) start = f(start, unsigned(all[i]));
+  }
+  return start;
+}
+inline unsigned __reduce_max_sync(unsigned mask, unsigned x) {
+  return reduced(mask, x, 0, [](unsigned a, unsigned b) { return a > b ? a : b; });
+}
+inline unsigned __reduce_min_sync(unsigned mask, unsigned x) {
+  return reduced(mask, x, ~0u, [](unsigned a, unsigned b) { return a < b ? a : b; });
+}
+inline unsigned __reduce_add_sync(unsigned mask, unsigned x) {
+  return reduced(mask, x, 0, [](unsigned a, unsigned b) { return a + b; });
+}
+template <class T> T atomicAdd(T* p, T x) {
+  const T old = *p;
+  *p += x;
+  return old;
+}
+inline unsigned atomicMax(unsigned* p, unsigned x) {
+  const unsigned old = *p;
+  *p = old > x ? old : x;
+  return old;
+}
+inline unsigned atomicOr(unsigned* p, unsigned x) {
+  const unsigned old = *p;
+  *p |= x;
+  return old;
+}
+inline unsigned atomicCAS(unsigned* p, unsigned is, unsigned x) {
+  const unsigned old = *p;
+  if (old == is) *p = x;
+  return old;
+}
+inline float __uint_as_float(unsigned x) { return emulated::bits<float>(x); }
+inline float __int_as_float(int x) { return emulated::bits<float>(x); }
+inline unsigned __float_as_uint(float x) { return emulated::bits<unsigned>(x); }
+inline int __double2hiint(double x) { return int(emulated::bits<uint64_t>(x) >> 32); }
+inline int __double2loint(double x) { return int(emulated::bits<uint64_t>(x)); }
+inline double __hiloint2double(int high, int low) {
+  return emulated::bits<double>(uint64_t(uint32_t(high)) << 32 | uint32_t(low));
+}
+inline long long __double2ll_rn(double x) { return std::llrint(x); }

@@ -1,0 +1,112 @@
+"""Run the steps of a call on the CPU: the very sources, with fibers in place of threads."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from baracuda.backends.cuda.compiler import Entry, flattened
+from baracuda.backends.cuda.steps import Step, Steps
+
+HERE = Path(__file__).parent
+# What a host compiler does not know, and what stands for it.
+_INSTEAD = (
+    (r"#define HD __host__.*", "#define HD inline"),
+    (r'_Pragma\("unroll[^"]*"\)', ""),
+    (r"extern __shared__ __align__\(16\) (\w+) (\w+)\[\];", r"\1* \2 = emulated::shared<\1>();"),
+    (r"__shared__ (\w+) (\w+)((?:\[\d+\])+);", r"auto& \2 = *emulated::fixed<\1\3>();"),
+    (r'asm\("cvt\.f32\.f16 [^;]*;"[^;]*;', "y = emulated::from_f16(x.bits);"),
+    (r'asm\("cvt\.rn\.bf16\.f32 [^;]*;"[^;]*;', "y.bits = emulated::to_bf16(x);"),
+    (r'asm\("cvt\.rn\.f16\.f32 [^;]*;"[^;]*;', "y.bits = emulated::to_f16(x);"),
+    (
+        r'asm\("cvt\.rn\.(b?f16)x2\.f32 [^;]*;"[^;]*;',
+        r"y = emulated::to_\1(low) | unsigned(emulated::to_\1(high)) << 16;",
+    ),
+    (r'asm volatile\("prefetch[^;]*;"[^;]*;', ""),
+    (r'asm volatile\("prefetch[^;]*;', ""),
+    (r'asm volatile\("barrier\.cluster\.(\w+)\.\w+;"[^;]*;', r"emulated::cluster_\1();"),
+    (
+        r'u64 there;\s*asm\("mapa[^;]*;[^;]*;\s*return [^;]*;',
+        "return emulated::of_block(p, block);",
+    ),
+)
+
+
+def compiler() -> list[str]:
+    """A C++ compiler for the host."""
+    for name in ("g++", "clang++", "c++"):
+        if shutil.which(name):
+            return [name]
+    if find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "c++"]
+    pytest.skip("needs a C++ compiler: g++, clang++, or pip install ziglang")
+
+
+def source(entries: Sequence[Entry]) -> str:
+    """A C function for each entry of one file."""
+    (file,) = {entry.file for entry in entries}
+    text = flattened(file)
+    for pattern, instead in _INSTEAD:
+        text = re.sub(pattern, instead, text)
+    parts = ['#include "emulator.hpp"', "#include <algorithm>", text, "using namespace baracuda;"]
+    parts += [
+        f"using {e.symbol}_s = {e.schedule};\n"
+        f'static_assert(sizeof(typename {e.symbol}_s::Args) == {e.nbytes}, "packed otherwise");\n'
+        f'extern "C" void {e.symbol}(const void* args, unsigned x, unsigned y, unsigned seed) {{\n'
+        f"  auto& a = *static_cast<const typename {e.symbol}_s::Args*>(args);\n"
+        f"  emulated::launch([&] {{ {e.symbol}_s::run(a); }}, {{x, y, 1}}, {e.threads}, "
+        f"{e.cluster}, seed);\n}}"
+        for e in entries
+    ]
+    return "\n".join(parts)
+
+
+@cache
+def library(entries: tuple[Entry, ...]) -> ctypes.CDLL:
+    """The entries in a shared object of their own."""
+    with TemporaryDirectory() as folder:
+        text, built = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
+        text.write_text(source(entries))
+        flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-shared", "-fPIC", f"-I{HERE}"]
+        command = [*compiler(), *flags, "-o", str(built), str(text)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:4000]
+        return ctypes.CDLL(str(built))
+
+
+def empty(shape: Sequence[int], dtype: str) -> NDArray[Any]:
+    """An array full of what nobody should read."""
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    out = np.empty(shape, kind)
+    out.view(np.uint8).fill(0xCD)
+    return out
+
+
+def run(
+    entries: tuple[Entry, ...], steps: Steps, arrays: Sequence[NDArray[Any]], seed: int = 0
+) -> None:
+    """Run `steps` on inputs and outputs; `entries` are what is compiled together."""
+    built = library(entries)
+    every = [*arrays, *(empty(shape, dtype) for shape, dtype in steps.workspaces)]
+    for step in steps.steps:
+        if not isinstance(step, Step):
+            ctypes.memset(every[step.slot].ctypes.data, 0, step.nbytes)
+            continue
+        words = [every[slot].ctypes.data + offset for slot, offset in step.front]
+        front = np.asarray(words, np.uint64).tobytes()
+        arguments = ctypes.create_string_buffer(front + step.arguments[len(front) :])
+        getattr(built, step.entry.symbol)(arguments, *step.grid, seed)

@@ -1,0 +1,179 @@
+"""`gather_backward` without a GPU: every form on fibers, against float64, in several orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import emulator
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from baracuda import check
+from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.schedules import plan
+from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
+from baracuda.dispatch import DEFAULT
+from baracuda.op import registry
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+# Few multiprocessors make few blocks.
+FACTS = DeviceFacts(0, "sm_90", 4, 232448)
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def uniform(rng: np.random.Generator, high: int, shape: Shape) -> Array:
+    return rng.integers(0, high, shape)
+
+
+def rows(rng: np.random.Generator, high: int, shape: Shape) -> Array:
+    """One index for each row, some of them often."""
+    drawn = np.minimum(rng.zipf(1.3, (shape[0], 1)) - 1, high - 1)
+    return np.broadcast_to(drawn, shape)
+
+
+# Form, shape of dout, of src, axis, how the index is drawn.
+PROBLEMS: dict[str, tuple[str, Shape, Shape, int, Callable[..., Array]]] = {
+    "a row in a tile": ("tiles", (2, 3000), (2, 1000), 1, uniform),
+    "rows in a tile": ("tiles", (5, 70), (5, 40), 1, uniform),
+    "odd rows": ("tiles", (2, 3, 33), (2, 3, 7), -1, uniform),
+    "slices": ("tiles", (2, 50), (2, 40000), 1, uniform),
+    "columns in a tile": ("tiles", (2, 60, 32), (2, 40, 32), 1, uniform),
+    "columns, some left over": ("tiles", (40, 21), (30, 21), 0, uniform),
+    "columns in a cluster": ("columns", (900, 8), (2000, 8), 0, uniform),
+    "few a row": ("few a row", (9, 2), (9, 64), 1, uniform),
+    "lists": ("lists", (2600, 72), (40, 72), 0, rows),
+    "odd lists": ("lists", (300, 71), (700, 71), 0, rows),
+    "fixed point": ("fixed point", (3000,), (40000,), 0, uniform),
+    "atomics": ("atomics", (3000,), (40000,), 0, uniform),
+}
+
+
+def call_of(name: str, dtype: str, index: Array, dout: Array, add: bool) -> Call:
+    form, _, src, axis, _ = PROBLEMS[name]
+    choices = DEFAULT
+    spec = registry["gather_backward"].spec
+    options = {"axis": axis, "src_shape": src, "mode": "drop"}
+    problem = check.problem(spec, [dout, index], options, choices)
+    outs = tuple(strides_of(x) for x in problem.outputs)
+    return Call(problem, FACTS, outs, add, 16, variant=form)
+
+
+def made(
+    name: str, dtype: str, kind: str, add: bool = False, bad: bool = True
+) -> tuple[Array, Array, Steps]:
+    """Inputs and steps; a few indices are out of range."""
+    rng = np.random.default_rng(len(name))
+    _, shape, src, axis, draw = PROBLEMS[name]
+    dout = rng.standard_normal(shape).astype(getattr(ml_dtypes, dtype, dtype))
+    index = draw(rng, src[axis], shape).astype(kind)
+    if draw is uniform and bad:
+        index.reshape(-1)[::97] = src[axis]
+        index.reshape(-1)[5::101] = -1
+    elif bad:
+        index = np.broadcast_to(
+            np.where(np.arange(len(index))[:, None] % 50 == 7, -3, index[:, :1]), shape
+        ).astype(kind)[:, :1]
+        index = np.broadcast_to(index, shape)
+    return dout, index, plan(call_of(name, dtype, index, dout, add))
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def entries(dtype: str) -> tuple[Entry, ...]:
+    """Every kernel of a dtype, compiled together."""
+    found: dict[str, Entry] = {}
+    for name in PROBLEMS:
+        for kind, add in (("int64", False), ("int32", True)):
+            for entry in (s.entry for s in made(name, dtype, kind, add)[2].kernels):
+                assert found.setdefault(entry.symbol, entry) == entry
+    return tuple(found.values())
+
+
+def close(got: Array, dout: Array, index: Array, axis: int) -> None:
+    """Within the error of a sum in the accumulate type, rounded once."""
+    n, exact = got.shape[axis], dout.astype(np.float64)
+    good = (index >= 0) & (index < n)
+    where = np.indices(index.shape)
+    where[axis] = np.where(good, index, 0)
+    sums = []
+    for x in (exact * good, abs(exact) * good, good * 1.0):
+        out = np.zeros(got.shape)
+        np.add.at(out, tuple(where), x)
+        sums.append(out)
+    want, size, many = sums
+    eps = 2.0**-52 if got.dtype == np.float64 else 2.0**-23
+    own = float(ml_dtypes.finfo(got.dtype).eps)
+    allowed = abs(want) * own / 2 + size * eps * (many + 1)
+    allowed += float(ml_dtypes.finfo(got.dtype).smallest_subnormal)
+    assert np.all(abs(got.astype(np.float64) - want) <= allowed)
+
+
+def out_of(name: str, dtype: str) -> Array:
+    return emulator.empty(PROBLEMS[name][2], dtype)
+
+
+@pytest.mark.parametrize("name", list(PROBLEMS))
+def test_a_form_adds_up_in_any_order_of_threads(
+    name: str, dtype: str, entries: tuple[Entry, ...]
+) -> None:
+    dout, index, steps = made(name, dtype, "int64")
+    found = []
+    for seed in (1, 2):
+        out = out_of(name, dtype)
+        emulator.run(entries, steps, [dout, index, out], seed)
+        close(out, dout, index, PROBLEMS[name][3])
+        found.append(out.tobytes())
+    assert steps.variant == PROBLEMS[name][0]
+    if steps.deterministic:
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", list(PROBLEMS))
+def test_a_form_adds_to_what_is_there(name: str, dtype: str, entries: tuple[Entry, ...]) -> None:
+    dout, index, steps = made(name, dtype, "int32", add=True)
+    out = np.ones(PROBLEMS[name][2], dout.dtype)
+    emulator.run(entries, steps, [dout, index, out])
+    alone, wide = out_of(name, dtype), dout.astype(np.float64)
+    dout, index, steps = made(name, dtype, "int64")
+    emulator.run(entries, steps, [dout, index, alone])
+    eps = float(ml_dtypes.finfo(dout.dtype).eps)
+    assert np.allclose(
+        out.astype(np.float64), 1 + alone.astype(np.float64), rtol=2 * eps, atol=4 * eps
+    ), wide.shape
+
+
+@pytest.mark.parametrize("name", list(PROBLEMS))
+def test_values_of_any_range_add_up(name: str, dtype: str, entries: tuple[Entry, ...]) -> None:
+    """Too far apart for one scale, hardly any, none, and infinities that stay where they are."""
+    dout, index, steps = made(name, dtype, "int64")
+    info, rng = ml_dtypes.finfo(dout.dtype), np.random.default_rng(3)
+    far = {"float16": 2.0**-12, "float64": 2.0**-600}.get(dtype, 2.0**-60)
+    for factor in (
+        np.where(rng.random(dout.shape) < 0.5, 1.0, far), float(info.smallest_normal), 0.0
+    ):  # fmt: skip
+        values, out = (dout.astype(np.float64) * factor).astype(dout.dtype), out_of(name, dtype)
+        emulator.run(entries, steps, [values, index, out])
+        if steps.deterministic:
+            close(out, values, index, PROBLEMS[name][3])
+    special, out = dout.copy(), out_of(name, dtype)
+    flat = special.reshape(-1)
+    flat[1 :: dout.size // 3] = (np.inf, -np.inf, np.nan, np.inf)[: len(flat[1 :: dout.size // 3])]
+    emulator.run(entries, steps, [special, index, out])
+    axis, n = PROBLEMS[name][3], PROBLEMS[name][2][PROBLEMS[name][3]]
+    where = np.indices(index.shape)
+    good = (index >= 0) & (index < n)
+    where[axis] = np.where(good, index, 0)
+    want = np.zeros(out.shape)
+    with np.errstate(invalid="ignore"):
+        np.add.at(want, tuple(where), np.where(good, special.astype(np.float64), 0.0))
+    bad = ~np.isfinite(want)
+    assert np.array_equal(out[bad].astype(np.float64), want[bad], equal_nan=True)
+    assert np.all(np.isfinite(out[~bad].astype(np.float64)))
