@@ -21,6 +21,7 @@ from stub_device import on_gpu
 import baracuda as bc
 from baracuda.backends import cuda
 from baracuda.backends.cuda import BACKEND, compiler, geometry, unavailable
+from baracuda.layouts import Shape
 from baracuda.spec import Refusal
 
 torch = pytest.importorskip("torch")
@@ -173,15 +174,41 @@ def willing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "_arrays", lambda name: SimpleNamespace(refuses=lambda: None))
 
 
-def test_atomics_are_refused_where_determinism_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
+# Forms of gather_backward for shapes of dout and src along the last axis, by default and where
+# determinism is asked for.
+FORMS = [
+    ((2, 4), (2, 8), "few a row", "few a row"),
+    ((20, 40), (20, 80), "tiles", "tiles"),
+    ((2000,), (90000,), "atomics", "fixed point"),
+]
+
+
+@pytest.mark.parametrize(("dout", "src", "usual", "fixed"), FORMS)
+def test_determinism_chooses_a_form_that_has_it(
+    dout: Shape, src: Shape, usual: str, fixed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub_device.install(monkeypatch)
-    problem = on_gpu("gather_backward", (2, 4), (2, 4), axis=1, src_shape=(2, 8))
-    assert not BACKEND.prepare(problem).precision.deterministic
+    problem = on_gpu("gather_backward", dout, dout, axis=-1, src_shape=src)
+    free = BACKEND.prepare(problem)
+    assert free.variant.startswith(f"{usual}, ")
+    assert free.precision.deterministic == (usual == fixed)
     problem = replace(problem, choices=replace(problem.choices, deterministic=True))
-    with pytest.raises(Refusal, match=r"^adds by atomics, in no fixed order$"):
-        BACKEND.prepare(problem)
+    asked = BACKEND.prepare(problem)
+    assert asked.variant.startswith(f"{fixed}, ")
+    assert asked.precision.deterministic
+    assert asked.precision.bit_stable
+    assert asked.tuned is None
+
+
+def test_a_form_that_needs_too_much_room_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_device.install(monkeypatch)
+    problem = on_gpu("gather_backward", (2000,), (2000,), axis=0, src_shape=(90000,))
+    for fixed, limit, room in ((False, 0, 0), (True, 90000 * 12, 90000 * 12)):
+        choices = replace(problem.choices, deterministic=fixed, max_workspace_bytes=limit)
+        assert BACKEND.prepare(replace(problem, choices=choices)).workspace_size == room
+    choices = replace(problem.choices, deterministic=True, max_workspace_bytes=90000 * 12 - 1)
+    with pytest.raises(Refusal, match=r"^needs more workspace than max_workspace_bytes$"):
+        BACKEND.prepare(replace(problem, choices=choices))
 
 
 @pytest.mark.usefixtures("willing")
