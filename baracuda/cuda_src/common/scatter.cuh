@@ -110,15 +110,14 @@ template <class T, class P, int V, int DEPTH, class I, bool ADD> struct ScatterF
   }
 };
 
-// Sums that were kept apart in the accumulate type, in one part or several, added up and rounded
-// once to where they belong.
+// Sums that were kept apart in the accumulate type, rounded once to where they belong.
 template <class T, int V, class I, bool ADD> struct Settle {
   static constexpr int RESIDENT = 4;
 
   struct Args {
     const Acc<T>* sums;
     T* target;
-    I items, parts, apart, pad;
+    I items, pad;
     Walk<0, 2, I> walk;  // sums, target
   };
 
@@ -128,12 +127,10 @@ template <class T, int V, class I, bool ADD> struct Settle {
     I at[2];
     args.walk.template offsets<1>(item, at);
     constexpr int STEP = lesser(V, 16 / int(sizeof(Acc<T>)));
-    Acc<T> x[V] = {};
-    for (I p = 0; p < args.parts; ++p) {
-      UNROLL for (int v = 0; v < V; v += STEP) {
-        const Vec<Acc<T>, STEP> part = load<STEP>(args.sums + p * args.apart + at[0] + v);
-        UNROLL for (int j = 0; j < STEP; ++j) x[v + j] += part.get(j);
-      }
+    Acc<T> x[V];
+    UNROLL for (int v = 0; v < V; v += STEP) {
+      const Vec<Acc<T>, STEP> part = load<STEP>(args.sums + at[0] + v);
+      UNROLL for (int j = 0; j < STEP; ++j) x[v + j] = part.get(j);
     }
     put<ADD>(args.target + at[1], x);
   }

@@ -279,14 +279,13 @@ def _atomic_step(call: Call, dout: View, index: View, target: View) -> tuple[Ste
     return (Step(entry, (blocks(items, depth), 1), arguments, front),)
 
 
-def _settle(call: Call, sums: View, out: View, parts: int = 1) -> Step:
+def _settle(call: Call, sums: View, out: View) -> Step:
     dims = merged(out.shape, (sums.strides, out.strides))
     dense = all(s == 1 for d in dims[:1] for s in d.strides)
     numbers = [d.extent for d in dims[:1]] + [s for d in dims[1:] for s in d.strides]
     width = divisor(numbers, call.elements()) if dense else 1
-    items, apart = count(dims) // width, count(merged(sums.shape, (sums.strides,)))
-    packer = Packer(wide(count(dims) * parts, reach(dims))).pointers(2)
-    packer.indices(items, parts, apart, 0)
+    items = count(dims) // width
+    packer = Packer(wide(count(dims), reach(dims))).pointers(2).indices(items, 0)
     arguments = packer.walk(split(dims, width), 2).done()
     schedule = f"Settle<{call.type}, {width}, {packer.type}, {flag(call.add)}>"
     tags = ("settle", f"v{width}", packer.type, *["add"] * call.add)
