@@ -38,20 +38,20 @@ struct ScatterTiles {
     }
   }
 
-  // f(bin, x) of every element; `highest` becomes the largest index.
-  template <class F> static DEVICE void each(const At& tile, u32& highest, F f) {
-    ROLLED for (u32 i = threadIdx.x; i < tile.end; i += DEPTH * blockDim.x) {
-      Vec<T, V> value[DEPTH];
-      Vec<P, V> index[DEPTH];
-      u32 lane[DEPTH];
-      UNROLL for (int d = 0; d < DEPTH; ++d) {
+  // f(bin, x) of every element, N vectors in flight; `highest` becomes the largest index.
+  template <int N, class F> static DEVICE void each(const At& tile, u32& highest, F f) {
+    ROLLED for (u32 i = threadIdx.x; i < tile.end; i += N * blockDim.x) {
+      Vec<T, V> value[N];
+      Vec<P, V> index[N];
+      u32 lane[N];
+      UNROLL for (int d = 0; d < N; ++d) {
         const auto place = tile.template element<V>(i + d * blockDim.x);
         value[d] = load<V>(tile.args.values + place.values);
         tile.template indices<V, XI>(place, index[d]);
         lane[d] = place.lane;
         if (!place.there) value[d] = Vec<T, V>{};
       }
-      UNROLL for (int d = 0; d < DEPTH; ++d) {
+      UNROLL for (int d = 0; d < N; ++d) {
         u32 bin[V];
         tile.bins_of(index[d], lane[d], highest, bin);
         UNROLL for (int v = 0; v < V; ++v) f(bin[v], widen(value[d], v));
@@ -85,7 +85,7 @@ struct ScatterTiles {
     const u32 scale = range.scale<A>();
     const A up = factor<A>(scale, sums.bits), down = inverse<A>(scale, sums.bits);
     u32 highest = 0;
-    each(tile, highest, [&](u32 bin, A x) { sums.add(bin, x * up); });
+    each<DEPTH>(tile, highest, [&](u32 bin, A x) { sums.add(bin, x * up); });
     __syncthreads();
     write(tile, sums.one(), [&](const u32 (&word)[Sums::ONE_SCALE]) {
       return sums.sum(word) * down;
@@ -107,7 +107,7 @@ struct ScatterTiles {
       sums.own().clear();
       ROLLED for (int pass = 0; pass < 2; ++pass) {
         __syncthreads();
-        each(tile, highest, [&](u32 bin, A x) {
+        each<1>(tile, highest, [&](u32 bin, A x) {
           if (pass == 0) {
             sums.mark(bin, x);
           } else {
