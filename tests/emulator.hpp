@@ -164,7 +164,8 @@ inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt1993
   }
 }
 
-inline void launch(std::function<void()> f, Dim grid, unsigned count, unsigned cluster, unsigned seed) {
+inline void launch(
+    std::function<void()> f, Dim grid, unsigned count, unsigned cluster, unsigned seed) {
   std::mt19937 random(seed);
   kernel = f;
   threads = count;

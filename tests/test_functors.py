@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emulator import compiler
 from mpmath import mp, mpf
 from numpy.typing import ArrayLike, NDArray
 
@@ -40,16 +38,6 @@ POWERS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, math.inf)
 
 each_type = pytest.mark.parametrize("kind", list(TYPES))
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
-
-def compiler() -> list[str]:
-    """A C++ compiler for the host."""
-    for name in ("g++", "clang++", "c++"):
-        if shutil.which(name):
-            return [name]
-    if find_spec("ziglang"):
-        return [sys.executable, "-m", "ziglang", "c++"]
-    pytest.skip("needs a C++ compiler: g++, clang++, or pip install ziglang")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-// Bins of a block in shared memory: sums that no order changes, of digits or at scales of their own.
+// Bins of a block in shared memory: sums that no order changes, at one scale or at their own.
 #pragma once
 #include "digits.cuh"
 #include "vec.cuh"
@@ -14,7 +14,9 @@ template <int N> struct Words {
   u32* words;
   u32 room;
 
-  DEVICE u32* at(u32 bin, int w) const { return words + bin * SIDE + w / SIDE * (room * SIDE) + w % SIDE; }
+  DEVICE u32* at(u32 bin, int w) const {
+    return words + (bin + w / SIDE * room) * SIDE + w % SIDE;
+  }
 
   DEVICE void clear() const {
     for (u32 i = threadIdx.x * 4; i < room * N; i += blockDim.x * 4) {

@@ -30,10 +30,11 @@ template <> struct Bits<f64> {
   static DEVICE f64 power(u32 exponent) { return __hiloint2double(exponent, 0); }
 };
 
-// The factor that brings elements up to `key`, of at least the exponent 1, below 2^bits; its inverse
-// for sums counted in units of the second digit.
+// The factor that brings elements up to `key`, of at least the exponent 1, below 2^bits; its
+// inverse for sums counted in units of the second digit.
 template <class A> DEVICE A factor(u32 key, int bits) {
-  return Bits<A>::power((2 * Bits<A>::BIAS - 1 + bits) * Bits<A>::ONE - (key & Bits<A>::NOT_FINITE));
+  using B = Bits<A>;
+  return B::power((2 * B::BIAS - 1 + bits) * B::ONE - (key & B::NOT_FINITE));
 }
 template <class A> DEVICE A inverse(u32 key, int bits) {
   return Bits<A>::power((key & Bits<A>::NOT_FINITE) + (1 - 2 * bits) * Bits<A>::ONE);

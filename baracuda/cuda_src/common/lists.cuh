@@ -76,7 +76,8 @@ template <class P, int BATCH> struct Invert {
     u32* asking = mine + warps * slots;
     u32* steps = counts + 2 * warps * slots + warp * args.steps;
     u32* sums = counts + warps * (2 * slots + args.steps);
-    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < args.counters; i += gridDim.x * blockDim.x) {
+    const u32 everyone = gridDim.x * blockDim.x;
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < args.counters; i += everyone) {
       args.done[i] = 0;
     }
     for (u32 i = threadIdx.x * 4; i < 2 * warps * slots; i += blockDim.x * 4) {
@@ -199,8 +200,8 @@ DEVICE void sum_list(const RowsArgs<T>& args, u32 begin, u32 end, u32 column, Ac
 }
 
 // A warp takes a chunk of positions, of it what belongs to long lists, in vectors of half the width
-// and more of them under way: the few that are frequent must not be the last to be done. Or it takes,
-// of ROWS rows, the short lists, the first elements of all at once.
+// and more of them under way: the few that are frequent must not be the last to be done. Or it
+// takes, of ROWS rows, the short lists, the first elements of all at once.
 template <class T, int V, int ROWS, bool ADD> struct SumLists {
   static constexpr int RESIDENT = 4, HALF = greater(V / 2, 1), ONCE = 8;
   static constexpr int STEP = lesser(HALF, 16 / int(sizeof(Acc<T>)));

@@ -140,7 +140,8 @@ template <Direction D, class Args, class I> struct Tile {
     }
   }
 
-  template <int V, int XI, class P> DEVICE void indices(const Place& place, Vec<P, V>& index) const {
+  template <int V, int XI, class P>
+  DEVICE void indices(const Place& place, Vec<P, V>& index) const {
     UNROLL for (int v = 0; v < V; v += XI) {
       Vec<P, XI> part = load<XI>(args.index + place.index + v * (D == ACROSS ? args.beside : 1));
       paste(index, v, part);
