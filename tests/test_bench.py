@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +19,7 @@ from baracuda.__main__ import main
 from baracuda.op import registry
 from baracuda.testing.peers import EXPRESSIONS
 from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
-from baracuda.testing.timing import Queued, on_host
+from baracuda.testing.timing import Queued, on_device, on_host
 from baracuda.tools import progress
 from baracuda.tools.bench import Timing, save_plot, time_row
 
@@ -168,6 +169,16 @@ def test_queued_work_is_timed_to_its_end() -> None:
     queued = Queued(lambda: calls.append("task"), lambda result: calls.append("wait"))
     assert queued.timed(3) > 0
     assert calls == ["task", "task", "task", "wait"]
+
+
+@pytest.mark.parametrize(("takes", "least", "most"), [(0.11, 3, 3), (0.001, 7, 60)])
+def test_what_takes_long_is_repeated_little(takes: float, least: int, most: int) -> None:
+    calls = []
+    queued = Queued(lambda: calls.append(time.sleep(takes)), lambda result: result)
+    middle, spread = on_device(queued, 0.05)
+    assert middle >= takes
+    assert spread >= 0
+    assert least <= len(calls) <= most
 
 
 def test_bench_prints_a_table_and_writes_its_figures(

@@ -31,13 +31,19 @@ def arrays_of(row: Row, dtype: torch.dtype) -> list[Array]:
     spec, out = registry[row.op].spec, []
     for name, shape in zip(spec.arrays, row.shapes, strict=False):
         if name == "index":
-            index = torch.from_numpy(row.index(np.random.default_rng(0)))
-            out.append(index.cuda().expand(row.broadcast))
+            out.append(_index(row).expand(row.broadcast))
         elif name == "y":
             out.append(registry[spec.adjoint_of or ""](out[-1], **row.options))
         else:
             out.append(random_tensor(shape, dtype))
     return out
+
+
+def _index(row: Row) -> Array:
+    """As the row draws it; what is uniform, and large, on the GPU itself."""
+    if row.indices == "uniform":
+        return torch.randint(0, row.extent, row.shapes[1], device="cuda")
+    return torch.from_numpy(row.index(np.random.default_rng(0))).cuda()
 
 
 def peers(row: Row, arrays: list[Array]) -> dict[str, Task]:

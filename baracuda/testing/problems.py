@@ -53,10 +53,16 @@ class Row:
         """The shape that an index gets: in a gradient it has an entry for each element."""
         return self.shapes[0] if "src_shape" in self.options else self.shapes[1]
 
+    @property
+    def extent(self) -> int:
+        """What an index is below."""
+        shape: Shape = self.options.get("src_shape", self.shapes[0])
+        axis: int = self.options["axis"]
+        return shape[axis]
+
     def index(self, rng: np.random.Generator) -> Any:
         """A random index, not yet broadcast."""
-        shape = self.shapes[1]
-        extent = self.options.get("src_shape", self.shapes[0])[self.options["axis"]]
+        extent, shape = self.extent, self.shapes[1]
         if self.indices == "equal":
             return np.full(shape, rng.integers(extent))
         if self.indices == "zipf":
