@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,10 @@ import torch
 from baracuda.__main__ import main
 from baracuda.op import registry
 from baracuda.testing.peers import EXPRESSIONS
-from baracuda.testing.problems import Row, device_rows, host_rows
+from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
+from baracuda.testing.timing import Queued, on_device, on_host
 from baracuda.tools import progress
-from baracuda.tools.bench import Timing, save_plot
+from baracuda.tools.bench import Timing, save_plot, time_row
 
 POOL = {"norm_type": 3.0, "kernel_size": 3, "stride": 2}
 
@@ -61,6 +65,120 @@ def test_every_op_but_the_1d_pools_has_a_row_and_a_peer() -> None:
         covered = {row.op for row in rows}
         assert covered == set(EXPRESSIONS)
     assert set(registry) - covered == {"lp_pool1d", "lp_pool1d_backward"}
+
+
+SCATTERS = {
+    row.label: row
+    for row in device_rows("float32")
+    if row.op == "gather_backward" and row.deterministic is None
+}
+
+
+def test_gradients_of_gathers_are_timed_as_called_by_default_and_deterministic() -> None:
+    for dtype in ("bfloat16", "float32"):
+        rows = [row for row in device_rows(dtype) if row.op == "gather_backward"]
+        usual, fixed = ([r for r in rows if r.deterministic is how] for how in (None, True))
+        assert len(usual) == 8
+        for one, other in zip(usual, fixed, strict=True):
+            assert other.label == f"{one.label}, deterministic"
+            assert replace(other, label=one.label, deterministic=None) == one
+
+
+def shrunk(row: Row, n: int) -> Row:
+    """The same problem with every extent at most `n`."""
+    shapes = tuple(tuple(min(extent, n) for extent in shape) for shape in row.shapes)
+    src = tuple(min(extent, n) for extent in row.options["src_shape"])
+    return replace(row, shapes=shapes, options=row.options | {"src_shape": src})
+
+
+@pytest.mark.parametrize("label", SCATTERS)
+def test_the_ways_to_scatter_agree(label: str) -> None:
+    device_peers = import_module("baracuda.testing.device_peers")
+    jnp = pytest.importorskip("jax.numpy")
+    row = shrunk(SCATTERS[label], 24)
+    dout, index = row.arrays(np.random.default_rng(0), np.float32)
+    assert index.shape == dout.shape
+    want = registry[row.op](dout, index, **row.keywords)
+    # Broadcast as a tensor too.
+    own = index[tuple(map(slice, row.shapes[1]))].copy()
+    given = [torch.from_numpy(dout), torch.from_numpy(own).expand(index.shape)]
+    found = {name: task() for name, task in device_peers.row_scatters(row, given).items()}
+    if "from" not in label:
+        assert found == {}
+    else:
+        assert set(found) == ({"index_add_", "embedding"} if dout.ndim == 2 else {"index_add_"})
+    places = own[:, 0] if "rows" in label else own
+    found["jax"] = device_peers.jax_scatter(jnp.asarray(dout), jnp.asarray(places), **row.options)
+    for name, got in found.items():
+        np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_indices_are_drawn_as_a_row_says() -> None:
+    draw = np.random.default_rng(0)
+    zipf = SCATTERS["[65536, 1024] from 32768 rows, Zipf(1.2)"].index(draw)
+    assert zipf.shape == (32768, 1)
+    assert 0 <= zipf.min() <= zipf.max() < 65536
+    most, second = np.bincount(zipf[:, 0])[:2]
+    # Of 65536 entries the first has 0.205 of the weight.
+    assert 0.19 < most / 32768 < 0.22
+    assert most / second == pytest.approx(2**1.2, rel=0.1)
+    equal = SCATTERS["[131072] from 2^24, all equal"].index(draw)
+    assert equal.shape == (2**24,)
+    assert np.ptp(equal) == 0
+    uniform = SCATTERS["[65536, 1024] from 32768 rows, uniform"].index(draw)
+    assert len(np.unique(uniform)) > 20000
+    assert uniform.dtype == zipf.dtype == equal.dtype == np.int64
+
+
+@pytest.mark.parametrize("index", [(6, 1), (6, 5)])
+def test_ideal_bytes_count_what_is_broadcast_once(index: tuple[int, ...]) -> None:
+    options = {"axis": 0, "src_shape": (9, 5)}
+    row = Row("gather_backward", "small", ((6, 5), index), options)
+    arrays = row.arrays(np.random.default_rng(0), np.float32)
+    plan = registry[row.op].plan(*arrays, **row.keywords)
+    assert ideal_bytes(plan.problem) == 4 * (30 + 45) + 8 * index[0] * index[1]
+
+
+def test_peers_run_under_the_switch_of_torch_in_deterministic_rows_alone() -> None:
+    device_peers = import_module("baracuda.testing.device_peers")
+    row = shrunk(SCATTERS["[65536, 1024] from 32768 rows, uniform"], 24)
+    given = [torch.from_numpy(x.copy()) for x in row.arrays(np.random.default_rng(0), np.float32)]
+    given[1] = given[1][:, :1].expand(given[0].shape)
+    fixed = device_peers.peers(replace(row, deterministic=True), given)
+    assert set(fixed) == {"eager", "index_add_", "embedding"}
+    seen = device_peers.in_order(torch.are_deterministic_algorithms_enabled)
+    assert seen()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert set(device_peers.peers(row, given)) >= {*fixed, "compile"}
+
+
+def test_a_row_without_a_peer_that_can_do_it_has_no_ratio() -> None:
+    def fails() -> None:
+        raise RuntimeError("not here\nnor there")
+
+    row = replace(small("gather_backward"), deterministic=True)
+    arrays = row.arrays(np.random.default_rng(0), np.float32)
+    timing = time_row(row, "float32", arrays, {"eager": fails}, on_host, 0.0)
+    assert timing.errors == {"eager": "RuntimeError: not here"}
+    assert timing.best == "none"
+    assert np.isnan(timing.ratio)
+
+
+def test_queued_work_is_timed_to_its_end() -> None:
+    calls: list[str] = []
+    queued = Queued(lambda: calls.append("task"), lambda result: calls.append("wait"))
+    assert queued.timed(3) > 0
+    assert calls == ["task", "task", "task", "wait"]
+
+
+@pytest.mark.parametrize(("takes", "least", "most"), [(0.11, 3, 3), (0.001, 7, 60)])
+def test_what_takes_long_is_repeated_little(takes: float, least: int, most: int) -> None:
+    calls = []
+    queued = Queued(lambda: calls.append(time.sleep(takes)), lambda result: result)
+    middle, spread = on_device(queued, 0.05)
+    assert middle >= takes
+    assert spread >= 0
+    assert least <= len(calls) <= most
 
 
 def test_bench_prints_a_table_and_writes_its_figures(

@@ -126,7 +126,7 @@ def gather_backward(
     mode : {"raise", "drop"}
         As in `gather`; a dropped entry contributes nothing.
     **dispatch
-        `Dispatch` options. ``deterministic=True`` sums in a fixed order.
+        `Dispatch` options. ``deterministic=True``: the same bits on every run, or an error.
 
     Returns
     -------
@@ -145,8 +145,15 @@ def gather_backward(
     Notes
     -----
     Sums are kept in float32 (float64 for float64) and rounded once, where torch adds float16 and
-    bfloat16 in their own precision on a GPU. Linear in `dout`. Whether the order of the sum is
-    fixed depends on the backend; the plan's SKU says.
+    bfloat16 in their own precision on a GPU. The error is within the bound of a sequential sum in
+    float32 (float64). Linear in `dout`.
+
+    On the host the order of a sum is fixed. The kernels for NVIDIA GPUs come in forms that suit
+    shapes and strides, named by the plan's SKU. Two add in a fixed order: "lists" (the index is the
+    same along rows) and "few a row". Three add integers, whose sum no order changes: "columns",
+    "tiles", and "fixed point", which takes any problem. "atomics" (all that the others do not suit)
+    may differ from run to run, and ``deterministic=True`` never runs them. Two forms may differ in
+    the last bit. Other backends on a GPU may add in any order; the SKU says so.
 
     Examples
     --------

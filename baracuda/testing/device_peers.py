@@ -1,16 +1,20 @@
-"""What a torch user on an NVIDIA GPU would call instead: eager, compiled, Liger, CuPy."""
+"""What one would call instead on an NVIDIA GPU: torch eager and compiled, Liger, CuPy, JAX."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 
 from baracuda.libraries import Array
 from baracuda.testing.peers import EXPRESSIONS
 from baracuda.testing.problems import Row
+from baracuda.testing.timing import Queued
 
 Task = Callable[[], Any]
 
@@ -27,8 +31,7 @@ def arrays_of(row: Row, dtype: torch.dtype) -> list[Array]:
     spec, out = registry[row.op].spec, []
     for name, shape in zip(spec.arrays, row.shapes, strict=False):
         if name == "index":
-            extent = row.options.get("src_shape", row.shapes[0])[row.options["axis"]]
-            out.append(torch.randint(0, extent, shape, device="cuda"))
+            out.append(_index(row).expand(row.broadcast))
         elif name == "y":
             out.append(registry[spec.adjoint_of or ""](out[-1], **row.options))
         else:
@@ -36,21 +39,68 @@ def arrays_of(row: Row, dtype: torch.dtype) -> list[Array]:
     return out
 
 
+def _index(row: Row) -> Array:
+    """As the row draws it; what is uniform, and large, on the GPU itself."""
+    if row.indices == "uniform":
+        return torch.randint(0, row.extent, row.shapes[1], device="cuda")
+    return torch.from_numpy(row.index(np.random.default_rng(0))).cuda()
+
+
 def peers(row: Row, arrays: list[Array]) -> dict[str, Task]:
     """Every peer that has the op, ready to be timed on these arrays."""
     expression, options = EXPRESSIONS[row.op], row.options
+    out: dict[str, Task] = {"eager": lambda: expression(torch, *arrays, **options)}
+    if row.op == "gather_backward":
+        out |= row_scatters(row, arrays)
+    if row.deterministic:
+        return {name: in_order(task) for name, task in out.items()}
+    # Or compilation gives up on an expression after eight problems.
+    torch.compiler.reset()
     compiled = torch.compile(expression, dynamic=False)
-    out: dict[str, Task] = {
-        "eager": lambda: expression(torch, *arrays, **options),
-        "compile": lambda: compiled(torch, *arrays, **options),
-    }
+    out["compile"] = lambda: compiled(torch, *arrays, **options)
     if row.op.startswith("rope"):
         out |= _rope(row, arrays)
     if row.op.startswith("gather") and arrays[0].dtype == torch.float32:
         out |= _cupy(row, arrays)
+    if row.op == "gather_backward":
+        out |= _jax(row, arrays)
     if row.op in ("swiglu", "swiglu_backward", "geglu", "geglu_backward"):
         out |= _liger_gated(row, arrays)
     return out
+
+
+def row_scatters(row: Row, arrays: list[Array]) -> dict[str, Task]:
+    """torch's functions for rows that have one index each."""
+    (dout, index), shape = arrays, row.options["src_shape"]
+    at = _of_rows(index, row.options["axis"])
+    if at is None:
+        return {}
+    out: dict[str, Task] = {"index_add_": lambda: dout.new_zeros(shape).index_add_(0, at, dout)}
+    if dout.ndim == 2:
+        embedding = torch.ops.aten.embedding_dense_backward
+        out["embedding"] = lambda: embedding(dout, at, shape[0], -1, False)
+    return out
+
+
+def _of_rows(index: Array, axis: int) -> Array | None:
+    """The index of each row along axis 0; None where rows have several."""
+    if axis != 0 or any(index.stride()[1:]):
+        return None
+    return index[(slice(None), *[0] * (index.ndim - 1))]
+
+
+def in_order(task: Task) -> Task:
+    """The same under torch's global switch."""
+
+    def switched() -> Any:
+        before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True)
+        try:
+            return task()
+        finally:
+            torch.use_deterministic_algorithms(before)
+
+    return switched
 
 
 def _rope(row: Row, arrays: list[Array]) -> dict[str, Task]:
@@ -80,6 +130,33 @@ def _cupy(row: Row, arrays: list[Array]) -> dict[str, Task]:
         return {}
     expression, given = EXPRESSIONS[row.op], [cupy.from_dlpack(x) for x in arrays]
     return {"cupy": lambda: expression(cupy, *given, **row.options)}
+
+
+def _jax(row: Row, arrays: list[Array]) -> dict[str, Task]:
+    """XLA's scatter, whole rows where they have one index each, with the int32 that JAX prefers."""
+    # Or it takes most of the memory at once.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        jax = import_module("jax")
+        if jax.default_backend() != "gpu":
+            return {}
+    except (ImportError, RuntimeError):
+        return {}
+    (dout, index), options = arrays, row.options
+    at = _of_rows(index, options["axis"])
+    indices = (index if at is None else at).to(torch.int32).contiguous()
+    # By the first call: where that fails, it is an error of this peer.
+    given = cache(lambda: [jax.dlpack.from_dlpack(x) for x in (dout, indices)])
+    scatter = jax.jit(lambda dout, index: jax_scatter(dout, index, **options))
+    return {"jax": Queued(lambda: scatter(*given()), jax.block_until_ready)}
+
+
+def jax_scatter(dout: Array, index: Array, *, axis: int, src_shape: tuple[int, ...]) -> Array:
+    """`gather_backward` as JAX has it; `index` of rank 1 is one index for each row."""
+    jnp = import_module("jax.numpy")
+    if index.ndim == 1:
+        return jnp.zeros(src_shape, dtype=dout.dtype).at[index].add(dout)
+    return EXPRESSIONS["gather_backward"](jnp, dout, index, axis=axis, src_shape=src_shape)
 
 
 def _liger_gated(row: Row, arrays: list[Array]) -> dict[str, Task]:

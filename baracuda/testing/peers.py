@@ -170,6 +170,8 @@ def gather_backward(
     places = list(xp.ogrid[tuple(slice(n) for n in index.shape)])
     places[axis] = index
     out = xp.zeros(src_shape, dtype=dout.dtype)
+    if hasattr(out, "at"):
+        return out.at[tuple(places)].add(dout)
     add_at = import_module("cupyx").scatter_add if xp.__name__ == "cupy" else xp.add.at
     add_at(out, tuple(places), dout)
     return out

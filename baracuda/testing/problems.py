@@ -2,34 +2,82 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from baracuda import layouts
+from baracuda.dtypes import named
+from baracuda.layouts import Shape
 from baracuda.op import registry
 from baracuda.spec import Problem
 
-Shapes = tuple[tuple[int, ...], ...]
+Shapes = tuple[Shape, ...]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One problem: an op, the shapes of its inputs, its options."""
+    """One problem: an op, the shapes of its inputs, its options.
+
+    Attributes
+    ----------
+    op, label : str
+    shapes : tuple of tuple of int
+        That of an index may have an extent of 1 where the gradient beside it has more: it is
+        broadcast, and lies in memory once.
+    options : dict
+        Structural options and run-time values.
+    indices : str
+        How an index is drawn from its axis: "uniform", "equal" (all the same), or "zipf": the r-th
+        entry as often as ``r**-1.2``.
+    deterministic : bool or None
+        The dispatch option.
+    """
 
     op: str
     label: str
     shapes: Shapes
     options: dict[str, Any]
+    indices: str = "uniform"
+    deterministic: bool | None = None
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What a call is given beside its arrays."""
+        return self.options | {"deterministic": self.deterministic}
+
+    @property
+    def broadcast(self) -> Shape:
+        """The shape that an index gets: in a gradient it has an entry for each element."""
+        return self.shapes[0] if "src_shape" in self.options else self.shapes[1]
+
+    @property
+    def extent(self) -> int:
+        """What an index is below."""
+        shape: Shape = self.options.get("src_shape", self.shapes[0])
+        axis: int = self.options["axis"]
+        return shape[axis]
+
+    def index(self, rng: np.random.Generator) -> Any:
+        """A random index, not yet broadcast."""
+        extent, shape = self.extent, self.shapes[1]
+        if self.indices == "equal":
+            return np.full(shape, rng.integers(extent))
+        if self.indices == "zipf":
+            ends = np.cumsum(np.arange(1.0, extent + 1) ** -1.2)
+            return np.searchsorted(ends, rng.random(shape) * ends[-1], side="right")
+        return rng.integers(0, extent, shape)
 
     def arrays(self, rng: np.random.Generator, dtype: Any) -> list[Any]:
-        """Random inputs; indices uniform over their axis, saved outputs by the forward."""
+        """Random inputs; saved outputs are those of the forward."""
         spec, out = registry[self.op].spec, []
         for name, shape in zip(spec.arrays, self.shapes, strict=False):
             if name == "index":
-                axis = self.options["axis"]
-                extent = self.options.get("src_shape", self.shapes[0])[axis]
-                out.append(rng.integers(0, extent, shape))
+                index = self.index(rng)
+                same = index.shape == self.broadcast
+                out.append(index if same else np.broadcast_to(index, self.broadcast))
             elif name == "y":
                 forward = registry[spec.adjoint_of or ""]
                 out.append(forward(out[-1], **self.options))
@@ -84,17 +132,36 @@ def device_rows(dtype: str) -> list[Row]:
         rows += _pools(image, k, s, p)
     square = (8192, 8192)
     for axis in (1, 0):
-        options: dict[str, Any] = {"axis": axis}
-        rows.append(Row("gather", f"[8192, 8192] uniform, axis {axis}", (square,) * 2, options))
-        options = {"axis": axis, "src_shape": square}
         label = f"[8192, 8192] uniform, axis {axis}"
-        rows.append(Row("gather_backward", label, (square,) * 2, options))
-    options = {"axis": 1, "src_shape": (8192, 32000)}
-    rows.append(Row("gather_backward", "[8192, 32000] one a row", ((8192, 1),) * 2, options))
+        rows.append(Row("gather", label, (square,) * 2, {"axis": axis}))
+    for row in _scatters():
+        rows.append(row)
+        label = f"{row.label}, deterministic"
+        rows.append(replace(row, label=label, deterministic=True))
     return rows
 
 
-def _pools(image: tuple[int, ...], k: int, s: int, p: float) -> list[Row]:
+def _scatters() -> list[Row]:
+    """Gradients of gathers: dense along either axis, label picking, embeddings, histograms."""
+
+    def row(label: str, src: Shape, dout: Shape, axis: int = 0, **how: Any) -> Row:
+        shapes = (dout, how.pop("index", dout))
+        return Row("gather_backward", label, shapes, {"axis": axis, "src_shape": src}, **how)
+
+    square, table, taken, long = (8192, 8192), (65536, 1024), (32768, 1024), (2**24,)
+    image, rows = (4, 512, 64, 512), "[65536, 1024] from 32768 rows"
+    return [
+        *(row(f"[8192, 8192] uniform, axis {axis}", square, square, axis) for axis in (1, 0)),
+        row("[8192, 32000] one a row", (8192, 32000), (8192, 1), 1),
+        row(f"{rows}, uniform", table, taken, index=(32768, 1)),
+        row(f"{rows}, Zipf(1.2)", table, taken, index=(32768, 1), indices="zipf"),
+        row("[131072] from 2^24, uniform", (131072,), long),
+        row("[131072] from 2^24, all equal", (131072,), long, indices="equal"),
+        row("[4, 512, 64, 512] uniform, axis 1", image, image, 1),
+    ]
+
+
+def _pools(image: Shape, k: int, s: int, p: float) -> list[Row]:
     """A pooling and its gradient."""
     out = (image[-1] - k) // s + 1
     y, options = (*image[:2], out, out), {"norm_type": p, "kernel_size": k, "stride": s}
@@ -106,5 +173,10 @@ def _pools(image: tuple[int, ...], k: int, s: int, p: float) -> list[Row]:
 
 
 def ideal_bytes(problem: Problem) -> int:
-    """Each input read once and each output written once."""
-    return sum(x.nbytes for x in (*problem.given, *problem.outputs))
+    """Each input read once and each output written once; what is broadcast lies there once."""
+    total = 0
+    for x in (*problem.given, *problem.outputs):
+        strides = x.strides or layouts.contiguous(x.shape)
+        there = [n for n, s in zip(x.shape, strides, strict=True) if s]
+        total += math.prod(there) * named(x.dtype).itemsize
+    return total

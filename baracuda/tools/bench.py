@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import sys
@@ -47,12 +48,17 @@ class Timing:
     @property
     def best(self) -> str:
         """The fastest peer."""
-        return min(self.peers, key=lambda name: self.peers[name])
+        return min(self.peers, key=lambda name: self.peers[name], default="none")
+
+    @property
+    def beside(self) -> float:
+        """What the best peer takes; NaN where none can do the row."""
+        return self.peers.get(self.best, math.nan)
 
     @property
     def ratio(self) -> float:
         """How many times as fast as the best peer."""
-        return self.peers[self.best] / self.ours
+        return self.beside / self.ours
 
     def share(self, ceiling: float) -> float:
         """Ideal bytes over time, as a part of the copy ceiling."""
@@ -69,9 +75,9 @@ def time_row(
 ) -> Timing:
     """Ours through the function and through a plan, then every peer."""
     op = registry[row.op]
-    plan = op.plan(*arrays, **row.options)
+    plan = op.plan(*arrays, **row.keywords)
     scalars = {k: v for k, v in row.options.items() if k in op.spec.scalars}
-    ours, spread = measure(lambda: op(*arrays, **row.options), seconds)
+    ours, spread = measure(lambda: op(*arrays, **row.keywords), seconds)
     planned, _ = measure(lambda: plan(*arrays, **scalars), seconds)
     out = Timing(
         row.op, row.label, dtype, str(plan.sku), ideal_bytes(plan.problem), ours, spread, planned
@@ -168,7 +174,7 @@ def device(arguments: argparse.Namespace, seconds: float) -> Report:
         [
             (
                 t.op, t.label, t.dtype, *_ms(t.ours, t.spread), f"{t.share(ceiling):.3f}",
-                t.best, *_ms(t.peers[t.best]), f"{t.ratio:.2f}x",
+                t.best, *_ms(t.beside), f"{t.ratio:.2f}x",
             )
             for t in found
         ],
