@@ -12,6 +12,8 @@ _PART, _ROWS = 64, 4
 # A row below so many bytes leaves most of a warp without work.
 _LEAST_BYTES = 64
 _WARP, _THREADS, _INVERT_THREADS = 32, 256, 1024
+# Blocks that invert, as a power of 2: one for so many rows, and about as many as multiprocessors.
+_ROWS_OF_BLOCK, _MOST_SHIFT = 64, 7
 
 
 def takes(call: Call, lanes: Lanes) -> bool:
@@ -35,7 +37,8 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
     most = (call.facts.shared_per_block // (4 * warps) - 1 - per_warp) // 2
     if most < 1:
         return None
-    shift = call.facts.multiprocessors.bit_length() - 1
+    # By the problem alone: where long lists are cut depends on it, and so do the bits.
+    shift = min((lanes.extent // _ROWS_OF_BLOCK).bit_length(), _MOST_SHIFT)
     while -(-lanes.extent // (1 << shift)) > most:
         shift += 1
     slots = -(-lanes.extent // (1 << shift))

@@ -28,10 +28,11 @@ FIXED, ATOMIC = "fixed point", "atomics"
 # Elements per row up to which each is looked for in every vector of bins.
 _FEW = 4
 # Words per bin on chip, at one scale and at scales of their own; the least bits of a digit (a lone
-# element stays exact), and words per bin in memory: cuda_src/common/digits.cuh and fixed.cuh.
+# element stays exact, of several less is lost than by rounding once), and words per bin in memory:
+# cuda_src/common/digits.cuh and fixed.cuh.
 _WORDS = {"bf16": 2, "f16": 2, "f32": 3, "f64": 5}
 _OWN_WORDS = {"f32": 3, "f64": 5}
-_LEAST_BITS, _MOST_BITS = {"f32": 12, "f64": 14}, 21
+_LEAST_BITS, _MOST_BITS = {"f32": 13, "f64": 14}, 21
 _WIDE_WORDS = {"f32": 1, "f64": 2}
 # Threads of a block, two of which share a multiprocessor, and vectors in flight. [8192, 8192] along
 # the last axis has 0.82 of the copy ceiling of an H200 in bf16 and 0.86 in f32 that way; 1024
