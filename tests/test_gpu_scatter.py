@@ -34,6 +34,11 @@ def one(high: int, *shape: int) -> torch.Tensor:
     return torch.full(shape, high // 2, device="cuda")
 
 
+def one_row(high: int, *shape: int) -> torch.Tensor:
+    """All rows the same."""
+    return torch.full((shape[0], 1), high // 2, device="cuda").expand(shape)
+
+
 def outside(high: int, *shape: int) -> torch.Tensor:
     """Nothing in range."""
     return torch.where(
@@ -58,7 +63,7 @@ PROBLEMS: dict[str, tuple[str, Shape, Shape, int, Callable[..., torch.Tensor]]] 
     "embedding, odd": ("lists", (777, 333), (1000, 333), 0, rows),
     "embedding, few rows": ("lists", (3000, 128), (3, 128), 0, rows),
     "embedding, Zipf": ("lists", (9000, 264), (5000, 264), 0, zipf),
-    "embedding, one row": ("lists", (5000, 64), (50, 64), 0, one),
+    "embedding, one row": ("lists", (5000, 64), (50, 64), 0, one_row),
     "rank 1": ("atomics", (200000,), (40000,), 0, randint),
     "rank 1, one bin": ("atomics", (200000,), (40000,), 0, one),
     "index smaller than src": ("atomics", (20, 30), (40, 50), 0, randint),

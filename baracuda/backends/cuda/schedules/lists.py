@@ -72,6 +72,8 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
 
     long_tasks = pieces * chunks * min(width, 2) if lanes.length > _PART else 0
     tasks = long_tasks + -(-lanes.extent // _ROWS) * chunks
+    if tasks >= 1 << 31:
+        return None
     arguments = packer(3).add("q", lanes.steps[0], lanes.steps[2])
     arguments.add("I", lanes.count, chunks).extents(chunks).add("I", long_tasks, tasks, 0)
     front = [(slot, 0) for slot in (*lists, values.slot, target.slot, parts)]

@@ -39,6 +39,8 @@ _WIDE_WORDS = {"f32": 1, "f64": 2}
 # threads with 2 vectors have 0.79 and 0.86, three blocks 0.80 to 0.83, 768 threads 0.67. Elements
 # kept in registers from one pass to the other gave 0.77 at most, and so did prefetching.
 _THREADS, _DEPTH = 512, 4
+# Blocks that read the same elements, each for some of the bins.
+_MOST_SLICES = 8
 # So many rows keep a device busy; below, a block must not have more elements than that.
 _MANY, _LONG = 64, 1 << 16
 # Columns of a tile that memory sees as runs.
@@ -144,7 +146,7 @@ def _tiling(call: Call, lanes: Lanes) -> Tiling | None:
         return _width(lanes, words, most, pair)
     if Tiling(1, lanes.extent).room(lanes) * words > most:
         slices = -(-(lanes.extent + 1) * words // max(pair, 1))
-        return Tiling(1, -(-lanes.extent // slices // 16) * 16) if slices <= 4 else None
+        return Tiling(1, -(-lanes.extent // slices // 16) * 16) if slices <= _MOST_SLICES else None
     room = max(pair // (lanes.extent * words + words), 1)
     return Tiling(min(max(_TILE // lanes.length, 1), room, lanes.count), lanes.extent)
 
