@@ -1,8 +1,9 @@
-"""`gather_backward` without a GPU: every form on fibers, against float64, in several orders."""
+"""Gather and its gradient without a GPU: every form on fibers, in several orders of threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import emulator
@@ -177,3 +178,42 @@ def test_values_of_any_range_add_up(name: str, dtype: str, entries: tuple[Entry,
     bad = ~np.isfinite(want)
     assert np.array_equal(out[bad].astype(np.float64), want[bad], equal_nan=True)
     assert np.all(np.isfinite(out[~bad].astype(np.float64)))
+
+
+GATHERS: dict[str, tuple[Shape, Shape, int]] = {
+    "a row in a tile": ((2, 1000), (2, 3000), 1),
+    "rows in a tile": ((5, 40), (5, 70), 1),
+    "odd rows": ((2, 3, 7), (2, 3, 33), -1),
+    "columns in a tile": ((2, 40, 32), (2, 60, 32), 1),
+    "columns, some left over": ((30, 21), (40, 21), 0),
+}
+
+
+@cache
+def gathering(kind: str, name: str, variant: str) -> tuple[Array, Array, Steps]:
+    """Inputs and steps; a few indices are out of range."""
+    rng, (src, shape, axis) = np.random.default_rng(1), GATHERS[name]
+    x = (rng.standard_normal(src) * 9).astype(kind)
+    index = uniform(rng, src[axis], shape)
+    index.reshape(-1)[::13], index.reshape(-1)[5::29] = src[axis], -1
+    options = {"axis": axis, "mode": "drop"}
+    problem = check.problem(registry["gather"].spec, [x, index], options, DEFAULT)
+    outs = tuple(strides_of(y) for y in problem.outputs)
+    return x, index, plan(Call(problem, FACTS, outs, variant=variant))
+
+
+@pytest.mark.parametrize("variant", ["straight", "tiles"])
+@pytest.mark.parametrize("name", list(GATHERS))
+@pytest.mark.parametrize("kind", ["int8", "float16", "float32", "complex64", "complex128"])
+def test_gather_moves_what_is_asked_for(kind: str, name: str, variant: str) -> None:
+    every = (gathering(kind, n, v)[2] for n in GATHERS for v in ("straight", "tiles"))
+    entries = {e.symbol: e for steps in every for e in (s.entry for s in steps.kernels)}
+    x, index, steps = gathering(kind, name, variant)
+    assert steps.variant == variant
+    src, shape, axis = GATHERS[name]
+    out = emulator.empty(shape, kind)
+    emulator.run(tuple(entries.values()), steps, [x, index, out], 7)
+    good = (index >= 0) & (index < src[axis])
+    cut = tuple(slice(None) if a == axis % len(src) else slice(n) for a, n in enumerate(shape))
+    want = np.take_along_axis(x[cut], np.where(good, index, 0), axis)
+    assert np.array_equal(out, np.where(good, want, 0))

@@ -17,8 +17,7 @@ struct ScatterTiles {
   using Sums = Bins<T>;
   static constexpr int RESIDENT = 2;
 
-  struct Args : TileArgs<T, P, I> {
-    using Index = P;
+  struct Args : TileArgs<const T, P, T, I> {
     u32 bits, last;
   };
   using At = Tile<D, Args, I>;

@@ -4,9 +4,7 @@
 // common (an index broadcast along trailing axes) and are one vector of the source as well; else
 // each has its own, read XI at a time.
 #pragma once
-#include "index.cuh"
-#include "report.cuh"
-#include "vec.cuh"
+#include "tiles.cuh"
 #ifdef __CUDACC__
 
 namespace baracuda {
@@ -60,6 +58,49 @@ template <class T, class P, bool SHARED, int V, int XI, int DEPTH, class I> stru
         out.set(v, inside ? src[I(i) * args.axis + v * args.step_src] : T{});
       }
     }
+  }
+};
+
+// On chip: a block reads the bins of a tile side by side and hands them out from shared memory, for
+// problems that ask for most of them. Lanes and directions as in ScatterTiles; a thread has DEPTH
+// vectors of V elements in flight, XI indices are read at a time, VO bins.
+template <class T, class P, Direction D, int V, int XI, int VO, int DEPTH, class I>
+struct GatherTiles {
+  static constexpr int RESIDENT = 2;
+
+  using Args = TileArgs<T, P, const T, I>;
+
+  static DEVICE void run(const Args& args) {
+    extern __shared__ __align__(16) T cells[];
+    const Tile<D, Args, I> tile(args);
+    // What is asked for out of range is found behind the bins of a lane: 0.
+    for (u32 i = threadIdx.x; i < args.room; i += blockDim.x) cells[i] = T{};
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < tile.held(); i += blockDim.x) {
+      I offset;
+      u32 bin;
+      if (!tile.template whole<VO>(i, offset, bin)) continue;
+      const Vec<T, VO> part = load<VO>(args.bins + offset);
+      UNROLL for (int v = 0; v < VO; ++v) cells[bin + v] = part.get(v);
+    }
+    __syncthreads();
+    u32 highest = 0;
+    ROLLED for (u32 i = threadIdx.x; i < tile.end; i += DEPTH * blockDim.x) {
+      Vec<P, V> index[DEPTH];
+      typename Tile<D, Args, I>::Place place[DEPTH];
+      UNROLL for (int d = 0; d < DEPTH; ++d) {
+        place[d] = tile.template element<V>(i + d * blockDim.x);
+        tile.template indices<V, XI>(place[d], index[d]);
+      }
+      UNROLL for (int d = 0; d < DEPTH; ++d) {
+        u32 bin[V];
+        tile.bins_of(index[d], place[d].lane, highest, bin);
+        Vec<T, V> out;
+        UNROLL for (int v = 0; v < V; ++v) out.set(v, cells[bin[v]]);
+        if (place[d].there) store<V>(args.values + place[d].values, out);
+      }
+    }
+    if (highest >= args.extent) look<D, V, I>(args);
   }
 };
 

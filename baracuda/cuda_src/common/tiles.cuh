@@ -15,10 +15,11 @@ enum Direction { ALONE, ALONG, ACROSS };
 
 // Operands are values, index, and the array with the bins. A slice is the part of the bins that a
 // tile holds at once: blockIdx.x counts tiles, blockIdx.y slices.
-template <class T, class P, class I> struct TileArgs {
-  const T* values;
+template <class X, class P, class B, class I> struct TileArgs {
+  using Index = P;
+  X* values;
   const P* index;
-  T* bins;
+  B* bins;
   Report* listener;
   i64 extent;  // bins of a lane in all
   u32 ticket, lanes, slice, room;  // room: bins of a tile, and what belongs nowhere

@@ -15,6 +15,7 @@ PLANNERS: dict[str, Planner] = {
 
 VARIANTS: dict[str, Variants] = {
     "elementwise": elementwise.variants,
+    "gather": gather.variants,
     "scatter": scatter.variants,
 }
 """Of the schedules that have several."""

@@ -1,4 +1,4 @@
-"""Gather: elements are moved, whatever they mean."""
+"""Gather: elements are moved, whatever they mean; straight from memory, or over the chip."""
 
 from __future__ import annotations
 
@@ -12,14 +12,31 @@ from baracuda.backends.cuda.geometry import (
     split,
     wide,
 )
+from baracuda.backends.cuda.schedules.tiles import Lanes, Tiling, lanes_of, packed
 from baracuda.backends.cuda.steps import Call, Step, Steps, blocks, flag
 from baracuda.dtypes import named
 
 # Sizes of the elements that gather moves, whatever they mean.
 _UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u128"}
+STRAIGHT, TILES = "straight", "tiles"
+# A tile is read whole: so many of its bins must be asked for, on average, that this can pay.
+_ASKED = 0.5
+_THREADS, _DEPTH, _TILE, _WIDEST = 512, 4, 8192, 64
 
 
 def plan(call: Call) -> Steps:
+    """The named variant; straight from memory by default, as long as no measurement says else."""
+    steps = _tiles(call) if call.variant == TILES else None
+    return steps or _straight(call)
+
+
+def variants(call: Call) -> tuple[str, ...]:
+    """Those that take the problem."""
+    lanes = _lanes(call)
+    return (STRAIGHT, TILES) if lanes and _tiling(call, lanes) else (STRAIGHT,)
+
+
+def _straight(call: Call) -> Steps:
     """One kernel, in vectors where a run of elements shares an index or lies side by side."""
     src, index, out = call.view("src"), call.view("index"), call.out()
     axis, shape = call.problem.options["axis"], index.shape
@@ -52,4 +69,41 @@ def plan(call: Call) -> Steps:
     symbol = ("runs" if shared else "cells", kind, f"v{width}", f"a{together}", packer.type)
     entry = call.entry(schedule, len(arguments), *symbol)
     front = [(src.slot, 0), (index.slot, 0), (out.slot, 0)]
-    return Steps((Step(entry, (blocks(items, depth), 1), arguments, front),))
+    return Steps((Step(entry, (blocks(items, depth), 1), arguments, front),), variant=STRAIGHT)
+
+
+def _lanes(call: Call) -> Lanes | None:
+    if 0 in call.view("index").shape or 0 in call.view("src").shape:
+        return None
+    return lanes_of(call.problem.options["axis"], call.out(), call.view("index"), call.view("src"))
+
+
+def _tiling(call: Call, lanes: Lanes) -> Tiling | None:
+    if lanes.length < _ASKED * lanes.extent or lanes.length >= 1 << 24:
+        return None
+    # Two blocks of a multiprocessor at once: one reads while the other writes.
+    most = (call.facts.shared_per_block - 2048) // (2 * call.itemsize)
+    width = _WIDEST if lanes.across else min(max(_TILE // lanes.length, 1), lanes.count)
+    while width and Tiling(width, lanes.extent).room(lanes) > most:
+        width //= 2
+    return Tiling(width, lanes.extent) if width else None
+
+
+def _tiles(call: Call) -> Steps | None:
+    lanes = _lanes(call)
+    tiling = _tiling(call, lanes) if lanes is not None else None
+    if lanes is None or tiling is None:
+        return None
+    tiled = packed(call, lanes, tiling)
+    arguments = tiled.packer.done()
+    unit, kind = _UNITS[call.itemsize], named(call.problem.index_dtype or "").short
+    way = "ACROSS" if lanes.across else "ALONG" if tiling.lanes > 1 else "ALONE"
+    schedule = (
+        f"GatherTiles<{unit}, {kind}, {way}, {tiled.values}, {tiled.indices}, {tiled.bins}, "
+        f"{_DEPTH}, {tiled.packer.type}>"
+    )
+    tags = ("tiles", kind, way.lower(), f"v{tiled.values}", f"a{tiled.indices}", f"w{tiled.bins}")
+    entry = call.entry(schedule, len(arguments), *tags, tiled.packer.type, threads=_THREADS)
+    front = [(view.slot, 0) for view in lanes.views]
+    step = Step(entry, tiled.grid, arguments, front, shared=tiled.room * call.itemsize)
+    return Steps((step,), variant=TILES)
