@@ -1,4 +1,4 @@
-"""`gather_backward` on an NVIDIA GPU: every form, against float64 and against itself."""
+"""Gather and its gradient on an NVIDIA GPU: every form, against float64 and against itself."""
 
 from __future__ import annotations
 
@@ -224,3 +224,26 @@ def test_offsets_past_32_bits() -> None:
     counts = torch.bincount(index[:, 0], minlength=rows).to(torch.bfloat16)
     assert torch.equal(got[:, 0], counts)
     assert torch.equal(got[:, -1], counts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8])
+@pytest.mark.parametrize(
+    ("src", "shape", "axis"),
+    [((300, 700), (300, 1000), 1), ((4, 65, 8, 32), (4, 100, 8, 32), 1), ((77, 41), (90, 41), 0)],
+)
+def test_gather_over_the_chip(
+    src: Shape, shape: Shape, axis: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from baracuda.backends.cuda import tune
+
+    monkeypatch.setattr(tune, "least", lambda tasks, timer: "tiles")
+    x, index = randint(99, *src).to(dtype), randint(src[axis], *shape)
+    y, plan = bc.gather.planned(x, index, axis=axis, autotune=True)
+    assert plan.sku.variant.startswith("tiles,")
+    assert torch.equal(y, torch.gather(x, axis, index))
+    index.view(-1)[3] = -1
+    y = plan(x, index, out=torch.full_like(y, 7))
+    assert y.view(-1)[3] == 0
+    with pytest.raises(IndexError, match="gather: index: expected 0 <= i <"):
+        bc.check_errors()
+    bc.plan_cache.clear()
