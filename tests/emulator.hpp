@@ -6,6 +6,7 @@
 #define __CUDACC__ 1
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>

@@ -62,7 +62,7 @@ def source(entries: Sequence[Entry]) -> str:
     text = flattened(file)
     for pattern, instead in _INSTEAD:
         text = re.sub(pattern, instead, text)
-    parts = ['#include "emulator.hpp"', "#include <algorithm>", text, "using namespace baracuda;"]
+    parts = ['#include "emulator.hpp"', text, "using namespace baracuda;"]
     parts += [
         f"using {e.symbol}_s = {e.schedule};\n"
         f'static_assert(sizeof(typename {e.symbol}_s::Args) == {e.nbytes}, "packed otherwise");\n'
@@ -82,6 +82,8 @@ def library(entries: tuple[Entry, ...]) -> ctypes.CDLL:
         text, built = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
         text.write_text(source(entries))
         flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-shared", "-fPIC", f"-I{HERE}"]
+        # Vectors are read through pointers of other types; zig checks what is undefined by default.
+        flags += ["-fno-strict-aliasing", "-fno-sanitize=all"]
         command = [*compiler(), *flags, "-o", str(built), str(text)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]
