@@ -30,7 +30,7 @@ static Dim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {
 
-constexpr size_t STACK = 64 << 10, SHARED = 256 << 10;
+constexpr size_t STACK = 64 << 10, FIXED = 4096, BEHIND = 4096;
 
 // What lanes hand each other: those of a mask meet, and all see what each has brought.
 struct Meeting {
@@ -62,7 +62,7 @@ static std::vector<char> stacks;
 static ucontext_t scheduler;
 static Fiber* self;
 static bool moved;
-static unsigned cluster_arrived, cluster_rounds, threads;
+static unsigned cluster_arrived, cluster_rounds, threads, shared_bytes;
 static std::function<void()> kernel;
 
 inline unsigned lane() { return self->number % 32; }
@@ -133,8 +133,8 @@ inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt1993
   std::vector<unsigned> order(fibers.size());
   for (unsigned b = 0; b < size; ++b) {
     // Nothing is known of what shared memory holds.
-    blocks[b].shared.assign(SHARED, char(0xcd));
-    blocks[b].fixed.assign(4096, char(0xcd));
+    blocks[b].shared.assign(shared_bytes + BEHIND, char(0xcd));
+    blocks[b].fixed.assign(FIXED, char(0xcd));
     blocks[b].warps.resize((threads + 31) / 32);
     blocks[b].alive = threads;
     blocks[b].index = {first + b, row, 0};
@@ -162,13 +162,21 @@ inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt1993
     }
     if (!moved) std::fprintf(stderr, "deadlock\n"), std::abort();
   }
+  for (const Block& b : blocks) {
+    for (size_t i = shared_bytes; i < b.shared.size(); ++i) {
+      if (b.shared[i] == char(0xcd)) continue;
+      std::fprintf(stderr, "a write behind shared memory\n"), std::abort();
+    }
+  }
 }
 
 inline void launch(
-    std::function<void()> f, Dim grid, unsigned count, unsigned cluster, unsigned seed) {
+    std::function<void()> f, Dim grid, unsigned count, unsigned cluster, unsigned shared,
+    unsigned seed) {
   std::mt19937 random(seed);
   kernel = f;
   threads = count;
+  shared_bytes = shared;
   blockDim = {count, 1, 1};
   gridDim = grid;
   for (unsigned y = 0; y < grid.y; ++y) {
