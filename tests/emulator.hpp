@@ -4,6 +4,7 @@
 // differs from seed to seed. A round in which nobody gets on is a deadlock.
 #pragma once
 #define __CUDACC__ 1
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -31,7 +32,7 @@ static Dim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {
 
-constexpr size_t STACK = 64 << 10, SHARED = 256 << 10;
+constexpr size_t STACK = 64 << 10, FIXED = 4096, BEHIND = 4096;
 
 // What lanes hand each other: those of a mask meet, and all see what each has brought.
 struct Meeting {
@@ -51,23 +52,33 @@ struct Block {
 };
 
 struct Fiber {
-  ucontext_t context;
+  ucontext_t context;  // where it starts
+  jmp_buf place;       // where it goes on: a jump, unlike a context, costs no system call
   Block* block;
   unsigned number, phase = 0;
-  bool done = false;
+  bool started = false, done = false;
 };
 
 static std::vector<Block> blocks;
 static std::vector<Fiber> fibers;
 static std::vector<char> stacks;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static Fiber* self;
 static bool moved;
-static unsigned cluster_arrived, cluster_rounds, threads;
+static unsigned cluster_arrived, cluster_rounds, threads, shared_bytes;
 static std::function<void()> kernel;
 
 inline unsigned lane() { return self->number % 32; }
-inline void wait() { swapcontext(&self->context, &scheduler); }
+inline void wait() {
+  if (_setjmp(self->place) == 0) _longjmp(scheduler, 1);
+}
+// Apart, so that no variable lives across the jump.
+__attribute__((noinline)) static void go_on() {
+  if (_setjmp(scheduler)) return;
+  if (self->started) _longjmp(self->place, 1);
+  self->started = true;
+  setcontext(&self->context);
+}
 template <class F> void wait_until(F ready) {
   while (!ready()) wait();
   moved = true;
@@ -122,7 +133,7 @@ inline void body() {
   Block& b = *self->block;
   // Who has left is not waited for.
   if (--b.alive && b.waiting == b.alive) b.waiting = 0, ++b.rounds;
-  swapcontext(&self->context, &scheduler);
+  _longjmp(scheduler, 1);
 }
 
 // Run the blocks of a cluster to their end.
@@ -134,8 +145,8 @@ inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt1993
   std::vector<unsigned> order(fibers.size());
   for (unsigned b = 0; b < size; ++b) {
     // Nothing is known of what shared memory holds.
-    blocks[b].shared.assign(SHARED, char(0xcd));
-    blocks[b].fixed.assign(4096, char(0xcd));
+    blocks[b].shared.assign(shared_bytes + BEHIND, char(0xcd));
+    blocks[b].fixed.assign(FIXED, char(0xcd));
     blocks[b].warps.resize((threads + 31) / 32);
     blocks[b].alive = threads;
     blocks[b].index = {first + b, row, 0};
@@ -147,7 +158,7 @@ inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt1993
     getcontext(&f.context);
     f.context.uc_stack.ss_sp = stacks.data() + i * STACK;
     f.context.uc_stack.ss_size = STACK;
-    f.context.uc_link = &scheduler;
+    f.context.uc_link = nullptr;
     makecontext(&f.context, body, 0);
   }
   std::shuffle(order.begin(), order.end(), random);
@@ -158,18 +169,26 @@ inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt1993
       self = &fibers[i];
       threadIdx = {self->number, 0, 0};
       blockIdx = self->block->index;
-      swapcontext(&scheduler, &self->context);
+      go_on();
       left -= self->done;
     }
     if (!moved) std::fprintf(stderr, "deadlock\n"), std::abort();
   }
+  for (const Block& b : blocks) {
+    for (size_t i = shared_bytes; i < b.shared.size(); ++i) {
+      if (b.shared[i] == char(0xcd)) continue;
+      std::fprintf(stderr, "a write behind shared memory\n"), std::abort();
+    }
+  }
 }
 
 inline void launch(
-    std::function<void()> f, Dim grid, unsigned count, unsigned cluster, unsigned seed) {
+    std::function<void()> f, Dim grid, unsigned count, unsigned cluster, unsigned shared,
+    unsigned seed) {
   std::mt19937 random(seed);
   kernel = f;
   threads = count;
+  shared_bytes = shared;
   blockDim = {count, 1, 1};
   gridDim = grid;
   for (unsigned y = 0; y < grid.y; ++y) {

@@ -66,10 +66,11 @@ def source(entries: Sequence[Entry]) -> str:
     parts += [
         f"using {e.symbol}_s = {e.schedule};\n"
         f'static_assert(sizeof(typename {e.symbol}_s::Args) == {e.nbytes}, "packed otherwise");\n'
-        f'extern "C" void {e.symbol}(const void* args, unsigned x, unsigned y, unsigned seed) {{\n'
+        f'extern "C" void {e.symbol}(const void* args, unsigned x, unsigned y, unsigned shared,'
+        f" unsigned seed) {{\n"
         f"  auto& a = *static_cast<const typename {e.symbol}_s::Args*>(args);\n"
         f"  emulated::launch([&] {{ {e.symbol}_s::run(a); }}, {{x, y, 1}}, {e.threads}, "
-        f"{e.cluster}, seed);\n}}"
+        f"{e.cluster}, shared, seed);\n}}"
         for e in entries
     ]
     return "\n".join(parts)
@@ -111,4 +112,4 @@ def run(
         words = [every[slot].ctypes.data + offset for slot, offset in step.front]
         front = np.asarray(words, np.uint64).tobytes()
         arguments = ctypes.create_string_buffer(front + step.arguments[len(front) :])
-        getattr(built, step.entry.symbol)(arguments, *step.grid, seed)
+        getattr(built, step.entry.symbol)(arguments, *step.grid, step.shared, seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -19,9 +20,14 @@ from hypothesis import strategies as st
 from stub_device import on_gpu
 
 import baracuda as bc
+from baracuda import check
 from baracuda.backends import cuda
 from baracuda.backends.cuda import BACKEND, compiler, geometry, unavailable
+from baracuda.backends.cuda.schedules import plan
+from baracuda.backends.cuda.steps import Call, DeviceFacts
+from baracuda.dispatch import DEFAULT
 from baracuda.layouts import Shape
+from baracuda.op import registry
 from baracuda.spec import Refusal
 
 torch = pytest.importorskip("torch")
@@ -209,6 +215,58 @@ def test_a_form_that_needs_too_much_room_gives_way(monkeypatch: pytest.MonkeyPat
     choices = replace(problem.choices, deterministic=True, max_workspace_bytes=90000 * 12 - 1)
     with pytest.raises(Refusal, match=r"^needs more workspace than max_workspace_bytes$"):
         BACKEND.prepare(replace(problem, choices=choices))
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_a_deterministic_choice_holds_for_outputs_it_cannot_write(limit: int | None) -> None:
+    """Out of line or apart, an output gets fixed point or an error, never atomics."""
+    arrays = [np.zeros((2, 900, 64), np.float32), np.zeros((2, 900, 64), np.int64)]
+    for extent, form in ((3000, "columns"), (40, "tiles")):
+        options = {"axis": 1, "src_shape": (2, extent, 64)}
+        problem = check.problem(registry["gather_backward"].spec, arrays, options, DEFAULT)
+        choices = replace(problem.choices, max_workspace_bytes=limit)
+        problem = replace(problem, choices=choices)
+        facts = DeviceFacts(0, "sm_90", 132, 232448)
+        call = Call(problem, facts, ((extent * 64, 64, 1),))
+        assert plan(call).kernels[0].entry.schedule.startswith(f"Scatter{form.title()}<")
+        apart = call._replace(outs=((extent * 128, 128, 2),), add=True)
+        for other in (apart, call._replace(alignment=4)) if form == "columns" else (apart,):
+            if limit is None:
+                assert plan(other).deterministic
+                assert plan(other).kernels[-1].entry.schedule.startswith("SettleFixed<")
+            else:
+                with pytest.raises(Refusal, match="workspace"):
+                    plan(other)
+
+
+def test_an_index_too_long_to_be_inverted_is_left_to_other_forms() -> None:
+    index = np.broadcast_to(np.zeros((1 << 21, 1), np.int32), (1 << 21, 64))
+    dout = np.broadcast_to(np.zeros((1, 64), np.float32), index.shape)
+    options = {"axis": 0, "src_shape": (4000, 64)}
+    problem = check.problem(registry["gather_backward"].spec, [dout, index], options, DEFAULT)
+    call = Call(problem, DeviceFacts(0, "sm_90", 132, 232448), ((64, 1),))
+    assert plan(call).variant == "atomics"
+
+
+def test_shared_memory_is_asked_for_and_never_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is static has its part of the 48 KiB that are free."""
+    pytest.importorskip("cuda.bindings")
+    from baracuda.backends.cuda import launch
+
+    asked: list[int] = []
+    monkeypatch.setattr(launch, "_kernels", {})
+    monkeypatch.setattr(launch, "_granted", {}, raising=False)
+    monkeypatch.setattr(launch, "while_capturing", nullcontext)
+    monkeypatch.setattr(launch, "_load", lambda entry, arch: (None, SimpleNamespace(handle=1)))
+    monkeypatch.setattr(
+        launch.driver, "cuKernelSetAttribute", lambda *a: (asked.append(a[1]), (launch.OK,))[1]
+    )
+    entry, facts = compiler.Entry("a.cu", "k", "K<>", 256, 8), DeviceFacts(0, "sm_90", 1, 232448)
+    for shared in (0, 40000, 49152, 200000, 60000, 210000):
+        launch.loaded(entry, facts, shared)
+    assert asked == [49152, 200000, 210000]
+    launch.loaded(entry, facts._replace(ordinal=1), 60000)
+    assert asked[3:] == [60000]
 
 
 @pytest.mark.usefixtures("willing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 from baracuda import check
+from baracuda.backends.cuda import geometry
 from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.reports import Record
 from baracuda.backends.cuda.schedules import plan
 from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
 from baracuda.dispatch import DEFAULT
@@ -36,12 +39,18 @@ def rows(rng: np.random.Generator, high: int, shape: Shape) -> Array:
     return np.broadcast_to(drawn, shape)
 
 
+def one(rng: np.random.Generator, high: int, shape: Shape) -> Array:
+    """All elements in one bin."""
+    return np.full(shape, high - 1)
+
+
 # Form, shape of dout, of src, axis, how the index is drawn.
 PROBLEMS: dict[str, tuple[str, Shape, Shape, int, Callable[..., Array]]] = {
     "a row in a tile": ("tiles", (2, 3000), (2, 1000), 1, uniform),
     "rows in a tile": ("tiles", (5, 70), (5, 40), 1, uniform),
     "odd rows": ("tiles", (2, 3, 33), (2, 3, 7), -1, uniform),
     "slices": ("tiles", (2, 50), (2, 40000), 1, uniform),
+    "as many as a digit takes": ("tiles", (3, 4095), (3, 1), 1, one),
     "columns in a tile": ("tiles", (2, 60, 32), (2, 40, 32), 1, uniform),
     "columns, some left over": ("tiles", (40, 21), (30, 21), 0, uniform),
     "columns in a cluster": ("columns", (900, 8), (2000, 8), 0, uniform),
@@ -178,6 +187,76 @@ def test_values_of_any_range_add_up(name: str, dtype: str, entries: tuple[Entry,
     bad = ~np.isfinite(want)
     assert np.array_equal(out[bad].astype(np.float64), want[bad], equal_nan=True)
     assert np.all(np.isfinite(out[~bad].astype(np.float64)))
+
+
+FIRST = pytest.mark.parametrize("dtype", ["float32"], indirect=True)
+
+
+@pytest.mark.parametrize("name", ["as many as a digit takes", "fixed point"])
+def test_digits_do_not_carry(name: str, dtype: str, entries: tuple[Entry, ...]) -> None:
+    """Elements that all round up to the next power of 2, on both sides of 0."""
+    dout, index, steps = made(name, dtype, "int64", bad=False)
+    for sign in (1, -1):
+        values = np.full_like(dout, sign * (2 - float(ml_dtypes.finfo(dout.dtype).eps)))
+        out = out_of(name, dtype)
+        emulator.run(entries, steps, [values, index, out])
+        close(out, values, index, PROBLEMS[name][3])
+
+
+@pytest.mark.parametrize("dtype", ["float64"], indirect=True)
+@pytest.mark.parametrize("name", ["odd rows", "columns in a cluster", "fixed point"])
+@pytest.mark.parametrize("large", [1.0, 2.0**-1060])
+def test_bins_of_the_least_numbers_are_not_empty(
+    name: str, large: float, dtype: str, entries: tuple[Entry, ...]
+) -> None:
+    """Of these the upper half of a float64 is 0, beside bins of others and alone."""
+    _, index, steps = made(name, dtype, "int64")
+    values, out = np.where(index % 2 == 0, large, 2.0**-1060), out_of(name, dtype)
+    emulator.run(entries, steps, [values, index, out])
+    close(out, values, index, PROBLEMS[name][3])
+
+
+@FIRST
+@pytest.mark.parametrize("name", list(PROBLEMS))
+def test_the_place_of_an_index_out_of_range_is_reported(
+    name: str, dtype: str, entries: tuple[Entry, ...]
+) -> None:
+    dout, index, _ = made(name, dtype, "int64", bad=False)
+    lone, record = (index[:, :1] if name.endswith("lists") else index).copy(), Record()
+    lone.reshape(-1)[lone.size * 2 // 3] = -5
+    index = np.broadcast_to(lone, index.shape)
+    call = call_of(name, dtype, index, dout, add=False)
+    steps = plan(call._replace(listener=ctypes.addressof(record), ticket=9))
+    emulator.run(entries, steps, [dout, index, out_of(name, dtype)])
+    assert (record.state, record.ticket, record.value) == (2, 9, -5)
+    assert index[np.unravel_index(record.position, index.shape)] == -5
+
+
+@FIRST
+def test_atomics_add_into_an_output_in_reverse(dtype: str, entries: tuple[Entry, ...]) -> None:
+    dout, index, _ = made("atomics", dtype, "int64")
+    dout = np.round(dout * 9)
+    out = np.ones(PROBLEMS["atomics"][2], dtype)[::-1]
+    steps = plan(call_of("atomics", dtype, index, dout, add=True)._replace(outs=((-1,),)))
+    emulator.run(entries, steps, [dout, index, out])
+    close(out - 1, dout, index, 0)
+
+
+def test_offsets_of_64_bits_lead_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [name for name in PROBLEMS if "as many" not in name]
+    narrow = {name: made(name, "bfloat16", "int64")[2] for name in names}
+    monkeypatch.setattr(geometry, "_NARROW", 0)
+    wide = {name: made(name, "bfloat16", "int64") for name in names}
+    found = {s.entry.symbol: s.entry for x in (narrow, {n: w[2] for n, w in wide.items()})
+             for steps in x.values() for s in steps.kernels}  # fmt: skip
+    for name, (dout, index, steps) in wide.items():
+        results = []
+        for each in (steps, narrow[name]):
+            results.append(out_of(name, "bfloat16"))
+            emulator.run(tuple(found.values()), each, [dout, index, results[-1]])
+        assert any("i64" in s.entry.symbol for s in steps.kernels) or name.endswith("lists")
+        if steps.deterministic:
+            assert results[0].tobytes() == results[1].tobytes()
 
 
 GATHERS: dict[str, tuple[Shape, Shape, int]] = {

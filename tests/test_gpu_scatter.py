@@ -50,6 +50,7 @@ def outside(high: int, *shape: int) -> torch.Tensor:
 PROBLEMS: dict[str, tuple[str, Shape, Shape, int, Callable[..., torch.Tensor]]] = {
     "rows on chip": ("tiles", (300, 1000), (300, 700), 1, randint),
     "long rows": ("tiles", (70, 9000), (70, 8192), 1, randint),
+    "48 KiB in float32": ("tiles", (70, 5000), (70, 4092), 1, randint),
     "rows in slices": ("tiles", (70, 3000), (70, 40000), 1, randint),
     "odd rows": ("tiles", (3, 5, 333), (3, 5, 77), -1, randint),
     "one bin a row": ("tiles", (100, 500), (100, 64), 1, one),
@@ -208,6 +209,16 @@ def test_a_workspace_is_declared_and_bounded() -> None:
     less = bc.gather_backward.plan(dout, index, **options, max_workspace_bytes=0)
     assert less.workspace_size == 0
     close(less(dout, index), dout, index, 0)
+
+
+def test_a_plan_runs_after_another_that_takes_less_shared_memory() -> None:
+    made = []
+    for extent in (16000, 6000):
+        dout, index = randn(70, 5000), randint(extent, 70, 5000)
+        plan = bc.gather_backward.plan(dout, index, axis=1, src_shape=(70, extent))
+        made.append((plan, dout, index, plan(dout, index)))
+    plan, dout, index, first = made[0]
+    assert torch.equal(plan(dout, index), first)
 
 
 def test_offsets_past_32_bits() -> None:

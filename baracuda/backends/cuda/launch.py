@@ -27,7 +27,8 @@ _NO_CONTEXT = (
     driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
 )
 launch_kernel = driver.cuLaunchKernel
-_FIXED_SHARED = 48 * 1024
+# Dynamic shared memory that any kernel may take: of 48 KiB, what is static is left out.
+_FIXED_SHARED = 47 * 1024
 GEOMETRY = 7
 """Numbers that say where a kernel runs: grid, block, shared memory."""
 
@@ -76,6 +77,7 @@ def while_capturing() -> Iterator[None]:
 
 
 _kernels: dict[tuple[Entry, str], tuple[Any, Any]] = {}
+_granted: dict[tuple[Entry, int], int] = {}
 _kernels_lock = threading.Lock()
 
 
@@ -83,6 +85,7 @@ def forget_kernels() -> None:
     """Load every kernel again when it is next needed, as a new process would."""
     with _kernels_lock:
         _kernels.clear()
+        _granted.clear()
 
 
 def loaded(entry: Entry, facts: DeviceFacts, shared: int) -> Any:
@@ -98,7 +101,11 @@ def loaded(entry: Entry, facts: DeviceFacts, shared: int) -> Any:
     if shared > _FIXED_SHARED:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         device, kernel = driver.CUdevice(facts.ordinal), driver.CUkernel(int(found[1]))
-        checked(driver.cuKernelSetAttribute(attribute, shared, kernel, device))
+        with _kernels_lock:
+            # Never less than before: launches that were made for more would fail.
+            if shared > _granted.get((entry, facts.ordinal), 0):
+                checked(driver.cuKernelSetAttribute(attribute, shared, kernel, device))
+                _granted[entry, facts.ordinal] = shared
     return found[1]
 
 

@@ -14,7 +14,7 @@
 namespace baracuda {
 
 // Bits of a float as they count here. A key is the magnitude of a value, of a float64 its upper
-// half; keys are in the order of magnitudes.
+// half, with a last bit for all that is below; keys are in the order of magnitudes, 0 is that of 0.
 template <class A> struct Bits;
 template <> struct Bits<f32> {
   static constexpr u32 NOT_FINITE = 0x7f800000, ONE = 1 << 23, BIAS = 127, SMALL = 64 * ONE;
@@ -26,7 +26,9 @@ template <> struct Bits<f32> {
 template <> struct Bits<f64> {
   static constexpr u32 NOT_FINITE = 0x7ff00000, ONE = 1 << 20, BIAS = 1023, SMALL = 128 * ONE;
 
-  static DEVICE u32 key(f64 x) { return u32(__double2hiint(x)) & 0x7fffffff; }
+  static DEVICE u32 key(f64 x) {
+    return (u32(__double2hiint(x)) & 0x7fffffff) | (__double2loint(x) != 0);
+  }
   static DEVICE f64 power(u32 exponent) { return __hiloint2double(exponent, 0); }
 };
 

@@ -49,7 +49,7 @@ template <class P, int BATCH> struct Invert {
     Dealt dealt;
     Report* listener;
     i64 stride;  // of index
-    u32 ticket, steps, counters, pad;  // steps of a warp, an element for each lane
+    u32 ticket, steps, counters, columns;  // steps of a warp, an element for each lane
   };
 
   // Of numbers, one for each warp: the sum of those before this one's, and of all.
@@ -163,7 +163,8 @@ template <class P, int BATCH> struct Invert {
     }
     if (highest < args.dealt.rows || !args.listener || blockIdx.x) return;
     ROLLED for (u32 k = begin, s = 0; s < args.steps && k < args.dealt.length; ++s, k += LANES) {
-      valid(args.index[i64(k) * args.stride], args.dealt.rows, args.listener, args.ticket, i64(k));
+      valid(args.index[i64(k) * args.stride], args.dealt.rows, args.listener, args.ticket,
+            i64(k) * args.columns);
     }
   }
 };
@@ -208,7 +209,8 @@ template <class T, int V, int ROWS, bool ADD> struct SumLists {
   using Args = RowsArgs<T>;
 
   static DEVICE void run(const Args& args) {
-    const u32 lane = threadIdx.x & 31, task = (blockIdx.x * blockDim.x + threadIdx.x) / LANES;
+    const u32 lane = threadIdx.x & 31;
+    const u32 task = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
     if (task >= args.tasks) return;
     if (task < args.long_tasks) {
       constexpr u32 TWO = V / HALF;
@@ -247,8 +249,9 @@ template <class T, int V, int ROWS, bool ADD> struct SumLists {
 
   // The parts of a list, of chunks from `low` to `high`, by the warp that finishes last.
   static DEVICE void join(const Args& args, u32 slot, u32 low, u32 high, u32 column, u32 active) {
-    __threadfence();
+    // The leader's fence is for what all lanes have stored.
     __syncwarp(active);
+    __threadfence();
     u32 others = 0;
     const u32 leader = __ffs(int(active)) - 1;
     // Warps side by side count for each other: whoever is last then joins its own columns of all.
@@ -256,6 +259,7 @@ template <class T, int V, int ROWS, bool ADD> struct SumLists {
     if ((threadIdx.x & 31) == leader) others = atomicAdd(done, 1u);
     if (__shfl_sync(active, others, leader) != high - low) return;
     __threadfence();
+    __syncwarp(active);
     Acc<T> x[HALF] = {};
     ROLLED for (u32 c = low; c <= high; c += ONCE) {
       Vec<Acc<T>, STEP> y[ONCE][HALF / STEP];

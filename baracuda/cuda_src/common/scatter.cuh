@@ -20,6 +20,8 @@ template <class A> DEVICE A warp_sum(A x) {
 // and holds zeros, or what is added to.
 template <class T, class P, int DEPTH, class I> struct ScatterAtomic {
   static constexpr int RESIDENT = 4;
+  // No offset, of either sign, is so large.
+  static constexpr I NOWHERE = I(~typename Unsigned<I>::type(0) >> 1);
 
   struct Args {
     const T* values;
@@ -47,16 +49,18 @@ template <class T, class P, int DEPTH, class I> struct ScatterAtomic {
     }
     UNROLL for (int d = 0; d < DEPTH; ++d) {
       const I item = first + d * I(blockDim.x);
+      const bool there = item < args.items &&
+                         valid(index[d], args.extent, args.listener, args.ticket, item);
       Acc<T> x = 0;
-      I bin = -1;
-      if (item < args.items && valid(index[d], args.extent, args.listener, args.ticket, item)) {
+      I bin = NOWHERE;
+      if (there) {
         bin = at[d][2] + I(index[d]) * args.axis;
         x = widen(value[d]);
       }
       // One bin for all of a warp: its sum first, or 32 additions would queue for one address.
       const bool together = one_for_all(bin);
       if (together) x = warp_sum(x);
-      if (bin >= 0 && (!together || (threadIdx.x & 31) == 0)) atomicAdd(args.target + bin, x);
+      if (there && (!together || (threadIdx.x & 31) == 0)) atomicAdd(args.target + bin, x);
     }
   }
 };

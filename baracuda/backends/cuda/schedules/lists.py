@@ -12,29 +12,38 @@ _PART, _ROWS = 64, 4
 # A row below so many bytes leaves most of a warp without work.
 _LEAST_BYTES = 64
 _WARP, _THREADS, _INVERT_THREADS = 32, 256, 1024
+_WARPS = _INVERT_THREADS // _WARP
 # Blocks that invert, as a power of 2: one for so many rows, and about as many as multiprocessors.
 _ROWS_OF_BLOCK, _MOST_SHIFT = 64, 7
 
 
 def takes(call: Call, lanes: Lanes) -> bool:
-    """Whether the index is the same along rows, and rows are wide enough."""
+    """Whether the index is the same along rows and not too long, and rows are wide enough."""
     return (
         lanes.across
         and lanes.beside == 0
         and lanes.tiles_outside == 1
         and lanes.count * call.itemsize >= _LEAST_BYTES
-        and max(lanes.length, lanes.extent) < 1 << 30
+        and max(lanes.length, lanes.extent, lanes.count) < 1 << 30
+        and _most_slots(call, lanes) > 0
     )
+
+
+def _per_warp(lanes: Lanes) -> int:
+    """Steps of a warp that inverts."""
+    return -(-lanes.length // _INVERT_THREADS)
+
+
+def _most_slots(call: Call, lanes: Lanes) -> int:
+    """So many rows have their counts on chip, beside the steps of all warps."""
+    return (call.facts.shared_per_block // (4 * _WARPS) - 1 - _per_warp(lanes)) // 2
 
 
 def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
     """Invert the index, then sum the lists; None where the index is too long for that."""
     values, index, target = lanes.views
     kind = named(call.problem.index_dtype or "").short
-    warps = _INVERT_THREADS // _WARP
-    per_warp = -(-lanes.length // (warps * _WARP))
-    # So many rows have their counts on chip.
-    most = (call.facts.shared_per_block // (4 * warps) - 1 - per_warp) // 2
+    per_warp, most = _per_warp(lanes), _most_slots(call, lanes)
     if most < 1:
         return None
     # By the problem alone: where long lists are cut depends on it, and so do the bits.
@@ -62,12 +71,12 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
 
     counters = pieces * chunks * 2
     arguments = packer(1).add("Q", call.listener).add("q", lanes.steps[1])
-    arguments.add("I", call.ticket, per_warp, counters, 0)
+    arguments.add("I", call.ticket, per_warp, counters, lanes.count)
     entry = call.entry(
         f"Invert<{kind}, 8>", len(arguments.done()), "invert", kind, threads=_INVERT_THREADS
     )
     front = [(slot, 0) for slot in (*lists, index.slot)]
-    shared = 4 * warps * (2 * slots + per_warp + 1)
+    shared = 4 * _WARPS * (2 * slots + per_warp + 1)
     invert = Step(entry, (1 << shift, 1), arguments.done(), front, 0, shared)
 
     long_tasks = pieces * chunks * min(width, 2) if lanes.length > _PART else 0

@@ -24,6 +24,7 @@ from baracuda.spec import Refusal
 
 FEW, TILES, COLUMNS, LISTS = "few a row", "tiles", "columns", "lists"
 FIXED, ATOMIC = "fixed point", "atomics"
+_TOO_MUCH = "needs more workspace than max_workspace_bytes"
 
 # Elements per row up to which each is looked for in every vector of bins.
 _FEW = 4
@@ -55,18 +56,30 @@ def plan(call: Call) -> Steps:
     """The named variant, or that of the rule.
 
     The rule sees the problem, not the call: where its choice cannot write into given outputs, what
-    does so in its stead is as deterministic.
+    does so in its stead is as deterministic, or there is none.
     """
-    usual = call._replace(outs=tuple(strides_of(x) for x in call.problem.outputs), add=False)
-    choices = call.problem.choices
-    for name in [call.variant] if call.variant else _names(usual):
-        last = ATOMIC if name == ATOMIC else FIXED
-        steps = _FORMS[name](call) or _FORMS[last](call)
-        if steps is not None and (call.variant or _affordable(call, steps)):
-            # Variants round differently.
-            stable = steps.deterministic and (choices.deterministic or not choices.autotune)
-            return steps._replace(variant=name, stable=bool(stable))
-    raise Refusal("needs more workspace than max_workspace_bytes")
+    name, choices = call.variant or _rule(call), call.problem.choices
+    steps = _steps(call, name)
+    if not call.variant and not _affordable(call, steps):
+        raise Refusal(_TOO_MUCH)
+    # Variants round differently.
+    stable = steps.deterministic and (choices.deterministic or not choices.autotune)
+    return steps._replace(variant=name, stable=bool(stable))
+
+
+def _rule(call: Call) -> str:
+    """The first form that suits new outputs, which are aligned, and fits."""
+    outs = tuple(strides_of(x) for x in call.problem.outputs)
+    alignment = min(x.alignment for x in call.problem.given)
+    usual = call._replace(outs=outs, add=False, alignment=alignment)
+    for name in _names(usual):
+        if _affordable(usual, _steps(usual, name)):
+            return name
+    raise Refusal(_TOO_MUCH)
+
+
+def _steps(call: Call, name: str) -> Steps:
+    return _FORMS[name](call) or (_atomic if name == ATOMIC else _fixed)(call)
 
 
 def variants(call: Call) -> tuple[str, ...]:
