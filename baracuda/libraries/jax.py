@@ -44,9 +44,15 @@ class Jax(Library):
         return jax.nn.sigmoid(x)
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
-        grid = list(jnp.ogrid[tuple(slice(n) for n in index.shape)])
-        grid[axis] = index
-        return jnp.zeros(shape, values.dtype).at[tuple(grid)].add(values)
+        def line(values: Array, index: Array) -> Array:
+            return jnp.zeros(shape[axis], values.dtype).at[index].add(values)
+
+        # Batched, and not indexed by a grid: so XLA sees that lines are independent of each other.
+        for _ in range(values.ndim - 1):
+            line = jax.vmap(line)
+        lines = line(jnp.moveaxis(values, axis, -1), jnp.moveaxis(index, axis, -1))
+        out = jnp.moveaxis(lines, -1, axis)
+        return jnp.pad(out, [(0, n - have) for n, have in zip(shape, out.shape, strict=True)])
 
 
 ADAPTER = Jax()
