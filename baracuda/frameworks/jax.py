@@ -90,7 +90,8 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, linear: Linear) -
 
 def _transpose(cotangents: Sequence[Any], *args: Any, linear: Linear) -> list[Any]:
     n = linear.residuals
-    gradients = linear.transpose(*args[:n], *map(ad.instantiate_zeros, cotangents))
+    some = [jnp.asarray(ad.instantiate_zeros(ct)) for ct in cotangents]
+    gradients = linear.transpose(*map(jnp.asarray, args[:n]), *some)
     wanted = map(ad.is_undefined_primal, args[n:])
     return [None] * n + [g if w else None for g, w in zip(gradients, wanted, strict=True)]
 
@@ -154,7 +155,8 @@ def _on_given(plan: Plan, run: Runner, scalars: Mapping[str, Any]) -> Function:
     there = [x is not None for x in plan.problem.inputs]
 
     def call(*given: Array) -> tuple[Array, ...]:
-        left = iter(given)
+        # Derivatives may be taken at, and along, NumPy arrays.
+        left = map(jnp.asarray, given)
         result = run([next(left) if is_there else None for is_there in there], None, False, scalars)
         return result if type(result) is tuple else (result,)
 
