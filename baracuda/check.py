@@ -277,7 +277,8 @@ def indices(problem: Problem, arrays: Sequence[Array]) -> None:
         axis = problem.spec.integers.get(name)
         if axis is None or not problem.library.readable(x):
             continue
-        extent, xp = problem.axes[axis], problem.library.xp
+        x = problem.library.values(x)
+        extent, xp = problem.axes[axis], library_of(x).xp
         bad = (x < 0) | (x >= extent)
         if bool(xp.any(bad)):
             raise out_of_range(problem, name, extent, x, xp.nonzero(bad))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from baracuda import check
@@ -42,6 +43,9 @@ class Route(Protocol):
 
 routes: dict[str, Route] = {}
 """The route of each library; without one, such calls run the differentiable body."""
+
+# Libraries whose framework module adds its route when it is loaded, by the first such call.
+_FRAMEWORKS = ("jax",)
 
 
 class Op(Generic[P, R]):
@@ -174,13 +178,16 @@ class Op(Generic[P, R]):
             raise ArgumentTypeError(f"{self.spec.name}: {error}") from None
 
     def _route(self, arrays: Sequence[Any]) -> Route | None:
-        if not routes:
+        try:
+            library = library_of(arrays[0])
+        except TypeError:
             return None
-        state_of = STATES.get(type(arrays[0]))
-        state = state_of and state_of(arrays)
+        state, name = library.state(arrays), library.name
         if not state or not state[0]:
             return None
-        route = routes.get(library_of(arrays[0]).name)
+        if name in _FRAMEWORKS and name not in routes:
+            import_module(f"baracuda.frameworks.{name}")
+        route = routes.get(name)
         return route if route and route.takes(self, arrays, state[0]) else None
 
     def _find(

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from baracuda.layouts import Shape
 from baracuda.libraries import TRACED, Array, Facts, Library
@@ -21,10 +22,12 @@ class Jax(Library):
     writable = False
 
     def facts(self, x: Array) -> Hashable:
-        return ("jax", x.dtype, x.shape, self.device_of(x))
+        return ("jax", x.dtype, x.shape, _place(x))
 
     def device_of(self, x: Array) -> Any:
-        return None if isinstance(x, jax.core.Tracer) else x.device
+        """None unless `x` has been put on one device: constants follow what they meet."""
+        place = _place(x)
+        return place if isinstance(place, jax.Device) and x.committed else None
 
     def state(self, arrays: Sequence[Array]) -> tuple[str, bool] | None:
         if any(isinstance(x, jax.core.Tracer) for x in arrays):
@@ -32,21 +35,37 @@ class Jax(Library):
         return None
 
     def describe(self, x: Array) -> Facts:
-        facts = super().describe(x)
-        return replace(facts, device=TRACED) if isinstance(x, jax.core.Tracer) else facts
+        # Two shardings over the same devices are no difference.
+        devices = "" if isinstance(x, jax.core.Tracer) else ",".join(sorted(map(str, x.devices())))
+        return replace(super().describe(x), device=devices or TRACED)
 
     def readable(self, x: Array) -> bool:
         return not isinstance(x, jax.core.Tracer) and all(
             device.platform == "cpu" for device in x.devices()
         )
 
+    def values(self, x: Array) -> Array:
+        # While jit traces, JAX's own functions would be recorded, of constants too.
+        return np.asarray(x)
+
     def sigmoid(self, x: Array) -> Array:
         return jax.nn.sigmoid(x)
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
-        grid = list(jnp.ogrid[tuple(slice(n) for n in index.shape)])
-        grid[axis] = index
-        return jnp.zeros(shape, values.dtype).at[tuple(grid)].add(values)
+        def line(values: Array, index: Array) -> Array:
+            return jnp.zeros(shape[axis], values.dtype).at[index].add(values)
+
+        # Batched, and not indexed by a grid: so XLA sees that lines are independent of each other.
+        for _ in range(values.ndim - 1):
+            line = jax.vmap(line)
+        lines = line(jnp.moveaxis(values, axis, -1), jnp.moveaxis(index, axis, -1))
+        out = jnp.moveaxis(lines, -1, axis)
+        return jnp.pad(out, [(0, n - have) for n, have in zip(shape, out.shape, strict=True)])
+
+
+def _place(x: Array) -> Any:
+    """The device of `x`, or its sharding over several; None while it is traced."""
+    return None if isinstance(x, jax.core.Tracer) else x.device
 
 
 ADAPTER = Jax()

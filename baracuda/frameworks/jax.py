@@ -1,0 +1,278 @@
+"""JAX: the ops under jit, grad, jvp, vmap and shard_map, each gradient by the explicit backward op.
+
+An op is a `jax.custom_jvp` whose tangents are one linear call that transposes into the backward op.
+`jax.custom_vjp` would tie the two as well, but forbids forward mode, and with it `jax.hessian` and
+`jax.linearize`. Everything is read off the declarations:
+
+- `adjoint_of` names the pair. The backward is called with what its signature names: cotangents
+  (``dy`` of ``y``), inputs, saved outputs, and shapes of inputs that it takes as options.
+- Where the backward takes no floating input but cotangents, the forward is linear; then each of
+  the two transposes into the other.
+- Tangents of other ops are those of the body, and so are second derivatives through a backward.
+
+Batching and partitioning are left to JAX and XLA: what they see is the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import add
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from baracuda import body, check
+from baracuda.dispatch import NAMES
+from baracuda.dtypes import FLOATS
+from baracuda.libraries import Array
+from baracuda.op import Op, registry, routes
+from baracuda.plan import Plan
+from baracuda.spec import OpSpec, Runner
+
+Function: TypeAlias = Callable[..., tuple[Array, ...]]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Linear:
+    """A function that is linear in its last arguments, with its transpose.
+
+    Attributes
+    ----------
+    residuals : int
+        How many arguments come before those.
+    forward : callable
+        ``(*residuals, *tangents) -> tangents of the outputs``.
+    transpose : callable
+        ``(*residuals, *cotangents of the outputs) -> cotangents``, one for each tangent.
+    """
+
+    residuals: int
+    forward: Function
+    transpose: Function
+
+
+linear_p = Primitive("baracuda_linear")
+"""Calls a `Linear`. Like `jax.custom_derivatives.linear_call`, but it batches, and the residuals
+may be differentiated."""
+linear_p.multiple_results = True
+
+
+def _forward(*args: Array, linear: Linear) -> tuple[Array, ...]:
+    return linear.forward(*args)
+
+
+def _avals(*avals: Any, linear: Linear) -> Any:
+    return jax.make_jaxpr(linear.forward)(*avals).out_avals
+
+
+def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, linear: Linear) -> Any:
+    """Linear where it is linear; what moves the residuals goes through `forward` itself."""
+    n = linear.residuals
+    parts = []
+    if any(type(t) is not ad.Zero for t in tangents[n:]):
+        along = map(ad.instantiate_zeros, tangents[n:])
+        parts.append(linear_p.bind(*primals[:n], *along, linear=linear))
+    moving = [i for i, t in enumerate(tangents[:n]) if type(t) is not ad.Zero]
+    if moving:
+
+        def at(*moved: Array) -> tuple[Array, ...]:
+            args = dict(enumerate(primals)) | dict(zip(moving, moved, strict=True))
+            return linear.forward(*args.values())
+
+        parts.append(jax.jvp(at, *([x[i] for i in moving] for x in (primals, tangents)))[1])
+    out = linear_p.bind(*primals, linear=linear)
+    return out, parts[0] if len(parts) == 1 else list(map(add, *parts))
+
+
+def _transpose(cotangents: Sequence[Any], *args: Any, linear: Linear) -> list[Any]:
+    n = linear.residuals
+    some = [jnp.asarray(ad.instantiate_zeros(ct)) for ct in cotangents]
+    gradients = linear.transpose(*map(jnp.asarray, args[:n]), *some)
+    wanted = map(ad.is_undefined_primal, args[n:])
+    return [None] * n + [g if w else None for g, w in zip(gradients, wanted, strict=True)]
+
+
+def _batch(args: Sequence[Array], dims: Sequence[int | None], *, linear: Linear) -> Any:
+    """Residuals stay unbatched where they are; all tangents are batched, for one transpose."""
+    n = linear.residuals
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    front = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
+    for i in range(n, len(args)):
+        if dims[i] is None:
+            front[i] = jnp.broadcast_to(args[i], (size, *args[i].shape))
+    along = tuple(None if d is None else 0 for d in dims[:n])
+
+    def batched(function: Function) -> Function:
+        return lambda *some: jax.vmap(function, (*along, *[0] * (len(some) - n)))(*some)
+
+    both = Linear(n, batched(linear.forward), batched(linear.transpose))
+    out = linear_p.bind(*front, linear=both)
+    return out, [0] * len(out)
+
+
+linear_p.def_impl(_forward)
+linear_p.def_abstract_eval(_avals)
+ad.primitive_jvps[linear_p] = _jvp
+ad.primitive_transposes[linear_p] = _transpose
+batching.primitive_batchers[linear_p] = _batch
+mlir.register_lowering(linear_p, mlir.lower_fun(_forward, multiple_results=True))
+
+
+class JaxRoute:
+    """Takes every call that JAX traces."""
+
+    def takes(self, op: Op[Any, Any], arrays: Sequence[Array], mode: str) -> bool:
+        return True
+
+    def call(self, op: Op[Any, Any], arrays: Sequence[Array], options: dict[str, Any]) -> Any:
+        plan = op.plan(*arrays, **options)
+        scalars = check.arguments(op.spec, op.spec.scalars, options)
+        # Within the call even a constant index is traced: now its values can be looked at.
+        check.indices(plan.problem, arrays)
+        call = device_call(plan, scalars)
+        if plan.problem.dtype in FLOATS:
+            # A record says how to run this op, not its partner.
+            dispatch = {k: v for k, v in options.items() if k in NAMES and k != "sku"}
+            call = _differentiable(plan, scalars, call, dispatch)
+        result = call(*_varying([x for x in arrays if x is not None]))
+        return result if len(result) > 1 else result[0]
+
+
+def device_call(plan: Plan, scalars: Mapping[str, Any]) -> Function:
+    """What computes a planned op within a compiled program, from the arrays that are there.
+
+    The one place where a program meets the kernels of its device; JAX neither differentiates nor
+    partitions what is behind it. On every platform so far it is the plan's runner, the body.
+    """
+    return _on_given(plan, plan.run, scalars)
+
+
+def _on_given(plan: Plan, run: Runner, scalars: Mapping[str, Any]) -> Function:
+    there = [x is not None for x in plan.problem.inputs]
+
+    def call(*given: Array) -> tuple[Array, ...]:
+        # Derivatives may be taken at, and along, NumPy arrays.
+        left = map(jnp.asarray, given)
+        result = run([next(left) if is_there else None for is_there in there], None, False, scalars)
+        return result if type(result) is tuple else (result,)
+
+    return call
+
+
+def _differentiable(
+    plan: Plan, scalars: Mapping[str, Any], call: Function, dispatch: Mapping[str, Any]
+) -> Function:
+    """`call` with the derivatives that the declarations give."""
+    problem, spec = plan.problem, plan.problem.spec
+    names = [x.name for x in problem.given]
+    outputs = [x.name for x in problem.outputs]
+    floats = [i for i, name in enumerate(names) if name not in spec.integers]
+    define = _on_given(plan, body.runner(problem), scalars)
+    partner, linear = _partner(spec)
+    kept = [n for n in names if n in spec.integers] if linear else [*names, *outputs]
+
+    def primal(*given: Array) -> tuple[Array, ...]:
+        return call(*given)
+
+    # The name under which the op stands in a jaxpr and in a profile.
+    primal.__name__ = spec.name
+    function = jax.custom_jvp(primal)
+
+    def with_floats(f: Function, given: Sequence[Array], some: Sequence[Array]) -> Any:
+        args = dict(enumerate(given)) | dict(zip(floats, some, strict=True))
+        return f(*args.values())
+
+    def forward(*args: Array) -> tuple[Array, ...]:
+        tangents = args[len(kept) :]
+        if linear:
+            known = dict(zip(kept, args, strict=False))
+            return with_floats(function, [known.get(n) for n in names], tangents)  # type: ignore[no-any-return]
+        given = args[: len(names)]
+        at = tuple(given[i] for i in floats)
+        return jax.jvp(lambda *some: with_floats(define, given, some), at, tangents)[1]  # type: ignore[no-any-return]
+
+    def by_body(primals: Sequence[Array], tangents: Sequence[Array]) -> Any:
+        return function(*primals), jax.jvp(define, primals, tangents)[1]
+
+    if partner is None:
+        function.defjvp(by_body)
+        return function  # type: ignore[no-any-return]
+
+    def dual(name: str) -> str:
+        return name.removeprefix("d") if spec.adjoint_of else f"d{name}"
+
+    def transpose(*args: Array) -> tuple[Array, ...]:
+        known = dict(zip([*kept, *map(dual, outputs)], args, strict=True))
+        found = _named_call(partner, plan, known, {**scalars, **dispatch})
+        return tuple(found[dual(names[i])] for i in floats)
+
+    def by_partner(primals: Sequence[Array], tangents: Sequence[Array]) -> Any:
+        out = function(*primals)
+        known = dict(zip([*names, *outputs], [*primals, *out], strict=True))
+        residuals, along = [known[n] for n in kept], [tangents[i] for i in floats]
+        rule = Linear(len(kept), forward, transpose)
+        return out, tuple(linear_p.bind(*residuals, *along, linear=rule))
+
+    function.defjvp(by_partner)
+    return function  # type: ignore[no-any-return]
+
+
+def _partner(spec: OpSpec) -> tuple[OpSpec | None, bool]:
+    """The op that transposes this one's tangents, None where only the body can say; linear?"""
+    if spec.adjoint_of:
+        first, second = registry[spec.adjoint_of].spec, spec
+    else:
+        found = [o.spec for o in registry.values() if o.spec.adjoint_of == spec.name]
+        if not found:
+            return None, False
+        first, second = spec, found[0]
+    cotangents = {f"d{p.name}" for form in first.signatures for p in form.outputs}
+    linear = set(second.arrays) - set(second.integers) <= cotangents
+    if second is spec:
+        return (first if linear else None), linear
+    return second, linear
+
+
+def _named_call(
+    spec: OpSpec, plan: Plan, known: Mapping[str, Array], more: Mapping[str, Any]
+) -> dict[str, Array]:
+    """The op of `spec` on what is known by its names, under the options of `plan`; named results.
+
+    A pair shares the names of its axes, options and run-time values.
+    """
+    problem = plan.problem
+    arrays = {name: known.get(name) for name in spec.arrays}
+    there = {name for name, x in arrays.items() if x is not None}
+    form = next(s for s in spec.signatures if set(s.names) == there)
+    options = {k: v for k, v in problem.options.items() if k in spec.options}
+    shapes = {p.name: p.shape(problem.axes) for p in form.inputs if p.is_option}
+    result = registry[spec.name](*arrays.values(), **{**options, **shapes, **more})
+    results = result if type(result) is tuple else (result,)
+    return dict(zip([p.name for p in form.outputs], results, strict=True))
+
+
+def _varying(arrays: Sequence[Array]) -> list[Array]:
+    """Under `shard_map`, the arrays as varying along all mesh axes along which any does.
+
+    The gradient of one that did not vary is then summed over the devices, where it should be.
+    """
+    axes = [_axes(x) for x in arrays]
+    union: frozenset[Any] = frozenset().union(*axes)
+    return [
+        x if own == union else jax.lax.pcast(x, tuple(union - own), to="varying")
+        for x, own in zip(arrays, axes, strict=True)
+    ]
+
+
+def _axes(x: Array) -> frozenset[Any]:
+    """The mesh axes along which `x` varies, by whichever name this version of JAX has."""
+    kind = jax.typeof(x)
+    manual = getattr(kind, "manual_axis_type", None)
+    return frozenset(manual.varying if manual is not None else getattr(kind, "vma", ()))
+
+
+routes["jax"] = JaxRoute()

@@ -1,0 +1,208 @@
+"""A program of its own, since JAX counts its devices once: an op over 4 devices of the host.
+
+Prints what each check found wrong with the op that is its argument, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from baracuda.op import registry
+from baracuda.shapes import Pattern
+from baracuda.spec import Case
+from baracuda.testing.cases import Call, Subject, draw
+
+DEVICES = 4
+COLLECTIVE = re.compile(r"all-gather|all-reduce|all-to-all|collective-\w+|reduce-scatter|\bwhile\b")
+
+
+class Sharded:
+    """One form of an op at one case, one of its batch axes spread over the devices."""
+
+    def __init__(self, call: Call, axis: str) -> None:
+        self.call, self.spec = call, call.subject.spec
+        patterns = (*call.form.inputs, *call.form.outputs)
+        self.bounds = {t.name: t.bound for p in patterns for t in p.terms if t.bound}
+        self.label = axis
+        self.names = [p.name for p in call.form.inputs if not p.is_option]
+        by_name = {p.name: p for p in call.form.inputs}
+        self.arrays = [jnp.asarray(call.arrays[n]) for n in self.names]
+        self.specs = tuple(self.partition(by_name[n]) for n in self.names)
+        self.outs = tuple(map(self.partition, call.form.outputs))
+        self.floats = [
+            i for i, x in enumerate(self.arrays) if jnp.issubdtype(x.dtype, jnp.floating)
+        ]
+
+    def __repr__(self) -> str:
+        return f"{self.call.case} {self.call.form.text} over {self.label}"
+
+    def partition(self, pattern: Pattern) -> PartitionSpec:
+        """Where `pattern` has the axis; a group that another bounds has the axes of that one."""
+        at = []
+        for label in pattern.labels(self.call.case.axes):
+            group = label.term.name
+            number = label.name.removeprefix(group)
+            own = label.term.group and f"{self.bounds.get(group, group)}{number}" == self.label
+            at.append("devices" if own else None)
+        return PartitionSpec(*at)
+
+    def function(self, *arrays: Any) -> tuple[Any, ...]:
+        known = dict(zip(self.names, arrays, strict=True))
+        result = self.call.subject.function(
+            *[known.get(n) for n in self.spec.arrays], **self.call.options
+        )
+        return result if isinstance(result, tuple) else (result,)
+
+    def gradients(self, cotangents: tuple[Any, ...], *arrays: Any) -> tuple[Any, ...]:
+        def of_floats(*some: Any) -> tuple[Any, ...]:
+            args = dict(enumerate(arrays)) | dict(zip(self.floats, some, strict=True))
+            return self.function(*args.values())
+
+        return tuple(jax.vjp(of_floats, *(arrays[i] for i in self.floats))[1](cotangents))
+
+    @cached_property
+    def want(self) -> tuple[Any, ...]:
+        """What one device computes of it all."""
+        return tuple(map(np.asarray, jax.jit(self.function)(*self.arrays)))
+
+    @cached_property
+    def cotangents(self) -> tuple[Any, ...]:
+        return tuple(map(np.cos, self.want))
+
+    @cached_property
+    def slopes(self) -> tuple[Any, ...]:
+        return tuple(jax.jit(self.gradients)(self.cotangents, *self.arrays))
+
+    def local(self) -> Sharded:
+        """The same with the options of one device's share: shapes that are options."""
+        axes = dict(self.call.case.axes)
+        group, number = self.label[0], int(self.label[1:])
+        for name in (group, *(n for n, bound in self.bounds.items() if bound == group)):
+            shape = axes[name]
+            assert isinstance(shape, tuple)
+            axes[name] = tuple(n // DEVICES if i == number else n for i, n in enumerate(shape))
+        case = Case(axes, **self.call.case.options)
+        call = Call(self.call.subject, case, self.call.form, self.call.arrays)
+        return Sharded(call, self.label)
+
+
+def sharded(op: str) -> Iterator[Sharded]:
+    """Every form, case and group that is in every output, by its last axis; extents of 4."""
+    subject = Subject(op, "array_api", "jax", "float32")
+    for case in subject.spec.cases:
+        axes = {
+            name: tuple(DEVICES for _ in at) if isinstance(at, tuple) else at
+            for name, at in case.axes.items()
+        }
+        wide = Case(axes, **case.options)
+        for form in subject.spec.signatures:
+            call = Call(subject, wide, form, draw(subject.spec, wide, form, "float32"))
+            for name, shape in axes.items():
+                if isinstance(shape, tuple) and shape:
+                    this = Sharded(call, f"{name}{len(shape) - 1}")
+                    if all("devices" in spec for spec in this.outs):
+                        yield this
+
+
+def near(got: Sequence[Any], want: Sequence[Any]) -> None:
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def eager(this: Sharded, mesh: Mesh) -> None:
+    """Arrays over several devices are taken as they are; what is on none in particular stays so."""
+    arrays = [placed(x, s, mesh) for x, s in zip(this.arrays, this.specs, strict=True)]
+    got = this.function(*arrays)
+    near(got, this.want)
+    assert not any(x.sharding.is_fully_replicated for x in got)
+    assert not any(x.committed for x in this.function(*this.arrays))
+
+
+def placed(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def collectives(this: Sharded, mesh: Mesh) -> None:
+    """None is in the compiled program, of the op and of its gradient; the results are right."""
+    arrays = [placed(x, s, mesh) for x, s in zip(this.arrays, this.specs, strict=True)]
+    spread = tuple(placed(x, s, mesh) for x, s in zip(this.cotangents, this.outs, strict=True))
+    for function, given, right in (
+        (this.function, arrays, this.want),
+        (this.gradients, (spread, *arrays), this.slopes),
+    ):
+        program = jax.jit(function).lower(*given).compile()
+        found = sorted(set(COLLECTIVE.findall(program.as_text())))
+        assert not found, f"{function.__name__}: {found}"
+        got = program(*given)
+        near(got, right)
+        # A gradient that is 0 throughout may be a constant.
+        assert not any(x.sharding.is_fully_replicated and np.any(x) for x in got), "replicated"
+
+
+def shard_map(this: Sharded, mesh: Mesh) -> None:
+    """The op and its gradient of each device's share are those of the whole."""
+    share, mapped = this.local(), partial(jax.shard_map, mesh=mesh)
+    forward = mapped(share.function, in_specs=this.specs, out_specs=this.outs)
+    near(jax.jit(forward)(*this.arrays), this.want)
+    floats = tuple(this.specs[i] for i in this.floats)
+    inside = mapped(share.gradients, in_specs=(this.outs, *this.specs), out_specs=floats)
+    near(jax.jit(inside)(this.cotangents, *this.arrays), this.slopes)
+
+
+def replicated(this: Sharded, mesh: Mesh) -> None:
+    """The gradient of an operand that all devices share is the sum over them."""
+    last, share = this.floats[-1], this.local()
+    if last == this.floats[0]:
+        return
+    at = list(this.specs[last]).index("devices")
+    arrays, specs = list(this.arrays), list(this.specs)
+    arrays[last] = np.split(np.asarray(arrays[last]), DEVICES, at)[0]
+    specs[last] = PartitionSpec()
+    floats = tuple(specs[i] for i in this.floats)
+    inside = jax.shard_map(
+        share.gradients, mesh=mesh, in_specs=(this.outs, *specs), out_specs=floats
+    )
+    got = jax.jit(inside)(this.cotangents, *arrays)[-1]
+    arrays[last] = np.concatenate([arrays[last]] * DEVICES, at)
+    want = np.asarray(this.gradients(this.cotangents, *arrays)[-1])
+    near([got], [sum(np.split(want, DEVICES, at))])
+
+
+CHECKS = (eager, collectives, shard_map, replicated)
+
+
+def problems(op: str, mesh: Mesh) -> dict[str, list[str]]:
+    """What each check finds wrong with an op; all but `collectives` see each form once."""
+    out: dict[str, list[str]] = {check.__name__: [] for check in CHECKS}
+    forms = set()
+    for this in sharded(op):
+        for check in CHECKS if this.call.form.text not in forms else (collectives,):
+            try:
+                check(this, mesh)
+            except Exception as error:
+                out[check.__name__].append(f"{this}: {type(error).__name__}: {error}")
+        forms.add(this.call.form.text)
+    unseen = [form.text for form in registry[op].spec.signatures if form.text not in forms]
+    return {
+        name: [*wrong, *(f"{text}: not spread" for text in unseen)] for name, wrong in out.items()
+    }
+
+
+if __name__ == "__main__":
+    devices = np.asarray(jax.devices())
+    assert len(devices) == DEVICES
+    print(json.dumps(problems(sys.argv[1], Mesh(devices, ("devices",)))))

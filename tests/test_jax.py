@@ -1,0 +1,359 @@
+"""JAX: every op under jit, grad, jvp, vmap and sharding; gradients by the explicit backward."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import baracuda as bc
+from baracuda import body
+from baracuda.op import op as declare
+from baracuda.op import registry
+from baracuda.testing.cases import Call, Subject
+
+ROOT = Path(__file__).parents[1]
+OPS = sorted(registry)
+PAIRS = [(o.spec.adjoint_of, name) for name, o in registry.items() if o.spec.adjoint_of]
+# Where the backward takes nothing that the forward is not linear in.
+LINEAR = ("gather", "lerp", "rope")
+every_op = pytest.mark.parametrize("op", OPS)
+every_pair = pytest.mark.parametrize(("forward", "backward"), PAIRS)
+
+
+@pytest.fixture
+def wide() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+class Given:
+    """A call on JAX arrays: the op and its plain body as functions of the arrays that are there."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, spec = call, call.subject.spec
+        self.names = [n for n in spec.arrays if n in call.arrays]
+        self.arrays = [jnp.asarray(call.arrays[n]) for n in self.names]
+        self.floats = [i for i, n in enumerate(self.names) if n not in spec.integers]
+        self.inputs = tuple(self.arrays[i] for i in self.floats)
+        options = {k: v for k, v in call.options.items() if k not in spec.scalars}
+        self.run = body.runner(call.subject.function.plan(*call.given(), **options).problem)
+
+    def _all(self, arrays: Sequence[Any]) -> list[Any]:
+        known = dict(zip(self.names, arrays, strict=True))
+        return [known.get(n) for n in self.call.subject.spec.arrays]
+
+    def op(self, *arrays: Any) -> Any:
+        return self.call.subject.function(*self._all(arrays), **self.call.options)
+
+    def plain(self, *arrays: Any) -> Any:
+        return self.run(self._all(arrays), None, False, self.call.scalars)
+
+    def of_floats(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*some: Any) -> Any:
+            args = dict(enumerate(self.arrays)) | dict(zip(self.floats, some, strict=True))
+            return function(*args.values())
+
+        return call
+
+    def loss(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        of_floats = self.of_floats(function)
+        return lambda *some: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(of_floats(*some)))
+
+    def grad(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.grad(self.loss(function), argnums=tuple(range(len(self.floats))))
+
+    def second(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        first = self.grad(function)
+        return jax.grad(
+            lambda *some: sum(jnp.sum(jnp.cos(g)) for g in first(*some)),
+            argnums=tuple(range(len(self.floats))),
+        )
+
+    def along(self) -> tuple[Any, ...]:
+        rng = np.random.default_rng(3)
+        return tuple(jnp.asarray(rng.standard_normal(x.shape), x.dtype) for x in self.inputs)
+
+
+def given(op: str, dtype: str, most: int | None = None) -> Iterator[Given]:
+    """Every form at every case, or at the first `most` cases."""
+    calls = list(Subject(op, "array_api", "jax", dtype).calls())
+    for call in calls[: most and most * len(registry[op].spec.signatures)]:
+        yield Given(call)
+
+
+def close(got: Any, want: Any, label: Any, tolerance: float = 1e-9) -> None:
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert isinstance(x, jax.Array)
+        assert x.dtype == y.dtype
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance, err_msg=f"{label}")
+
+
+@every_op
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_jit_gives_what_a_plain_call_gives(op: str, dtype: str) -> None:
+    with Subject(op, "array_api", "jax", dtype).context():
+        for g in given(op, dtype, most=1):
+            tolerance = 1e-5 if dtype == "float32" else 1e-12
+            close(jax.jit(g.op)(*g.arrays), g.op(*g.arrays), g.call.form.text, tolerance)
+
+
+@every_op
+@pytest.mark.usefixtures("wide")
+def test_first_and_second_derivatives_are_those_of_the_body(op: str) -> None:
+    # The options of pooling and indexing choose the formula, those of the others only axes.
+    several = registry[op].spec.category in ("pooling", "indexing")
+    for g in given(op, "float64", most=None if several else 1):
+        for order in (g.grad, g.second):
+            got, want = jax.jit(lambda *x, o=order, g=g: (o(g.op)(*x), o(g.plain)(*x)))(*g.inputs)
+            close(got, want, f"{g.call.case} {g.call.form.text} {order.__name__}")
+
+
+@every_op
+@pytest.mark.usefixtures("wide")
+def test_forward_mode_is_that_of_the_body(op: str) -> None:
+    for g in given(op, "float64", most=1):
+        got, want = (
+            jax.jit(functools.partial(jax.jvp, g.of_floats(f)))(g.inputs, g.along())
+            for f in (g.op, g.plain)
+        )
+        close(got, want, g.call.form.text)
+        assert any(np.any(x) for x in jax.tree.leaves(got[1]))
+
+
+@pytest.mark.parametrize("op", ["swiglu", "lp_pool1d", "rope_backward", "lerp"])
+@pytest.mark.usefixtures("wide")
+def test_both_modes_compose_either_way(op: str) -> None:
+    g = next(given(op, "float64"))
+    loss = g.loss(g.op)
+    want = jax.jit(jax.jacfwd(jax.jacrev(g.loss(g.plain))))(*g.inputs)
+    for outer, inner in ((jax.jacfwd, jax.jacrev), (jax.jacrev, jax.jacfwd),
+                         (jax.jacrev, jax.jacrev), (jax.jacfwd, jax.jacfwd)):  # fmt: skip
+        close(jax.jit(outer(inner(loss)))(*g.inputs), want, op)
+
+
+# the explicit backward is what runs
+
+
+def called(jaxpr: Any) -> list[str]:
+    """The ops that a jaxpr calls, at its own level and inside of jit and the like."""
+    out = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "custom_jvp_call":
+            out.append(eqn.params["call_jaxpr"].jaxpr.debug_info.func_name)
+        elif eqn.primitive.name in ("jit", "pjit"):
+            out += called(eqn.params["jaxpr"].jaxpr)
+    return out
+
+
+@every_pair
+def test_the_gradient_calls_the_explicit_backward(forward: str, backward: str) -> None:
+    for g in given(forward, "float32"):
+        pull = jax.make_jaxpr(g.grad(g.op))(*g.inputs)
+        assert called(pull.jaxpr) == [forward, backward], g.call.form.text
+        assert called(jax.make_jaxpr(jax.jit(g.grad(g.op)))(*g.inputs).jaxpr) == [forward, backward]
+
+
+@every_pair
+def test_an_eager_gradient_calls_the_explicit_backward_once(
+    forward: str, backward: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, own = [], registry[backward]
+
+    def counted(*arrays: Any, **options: Any) -> Any:
+        seen.append(options.pop("backend"))
+        return own(*arrays, **options)
+
+    counted.spec = own.spec  # type: ignore[attr-defined]
+    g = next(given(forward, "float32"))
+    monkeypatch.setitem(registry, backward, counted)  # type: ignore[arg-type]
+    forced = functools.partial(registry[forward], **g.call.options, backend="array_api")
+    out, pull = jax.vjp(g.of_floats(forced), *g.inputs)
+    assert seen == []
+    pull(out)
+    assert seen == ["array_api"], "a forced backend goes with the gradient"
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_linear_backward_is_transposed_by_its_forward(name: str) -> None:
+    for first, second in ((name, f"{name}_backward"), (f"{name}_backward", name)):
+        g = next(given(first, "float32"))
+        assert called(jax.make_jaxpr(g.grad(g.op))(*g.inputs).jaxpr) == [first, second]
+        tangents = jax.make_jaxpr(functools.partial(jax.jvp, g.of_floats(g.op)))
+        (linear,) = [
+            eqn
+            for eqn in tangents(g.inputs, g.along()).jaxpr.eqns
+            if eqn.primitive.name == "baracuda_linear"
+        ]
+        assert len(linear.invars) == len(g.names), "nothing is saved but the integers"
+
+
+def test_the_first_call_of_a_process_may_be_a_gradient() -> None:
+    code = """
+import sys, jax, jax.numpy as jnp, baracuda as bc
+x = jnp.ones((2, 4))
+bc.swiglu(x)
+assert "baracuda.frameworks.jax" not in sys.modules
+bc.plan_cache.clear()
+print(jax.make_jaxpr(jax.grad(lambda x: bc.swiglu(x).sum()))(x))
+assert "torch" not in sys.modules
+"""
+    for source in (code, code.replace("bc.swiglu(x)\n", "\n", 1)):
+        done = subprocess.run(
+            [sys.executable, "-c", source], capture_output=True, text=True, check=True, cwd=ROOT
+        )
+        assert "name=swiglu_backward" in done.stdout
+
+
+def test_an_op_without_a_backward_is_differentiated_through_its_body() -> None:
+    def cube(x: Any, /, **dispatch: Any) -> Any:
+        """x ** 3."""
+        return x * x * x
+
+    made = declare("x[*s] -> y[*s]", category="elementwise")(cube)
+    try:
+        x = jnp.asarray([1.0, -2.0])
+        for _ in range(2):
+            close(jax.grad(lambda x: made(x).sum())(x), 3 * x * x, "cube")
+            close(jax.hessian(lambda x: made(x).sum())(x), jnp.diag(6 * x), "cube", 1e-6)
+        close(jax.vmap(made)(x), x**3, "cube", 1e-6)
+    finally:
+        del registry["cube"]
+
+
+# batches
+
+
+def batched(x: Any, axis: int, count: int = 3) -> Any:
+    """A batch along `axis`; integers are rolled, so that they stay in range."""
+    parts = [jnp.roll(x, i) if x.dtype.kind == "i" else x * (1 + i) - i for i in range(count)]
+    return jnp.stack(parts, axis)
+
+
+@every_op
+@pytest.mark.parametrize("axis", [0, -1])
+def test_vmap_over_each_operand_is_a_loop(op: str, axis: int) -> None:
+    for g in given(op, "float32", most=1):
+        n = len(g.arrays)
+        for which in [*([i] for i in range(n)), *([range(n)] if n > 1 else [])]:
+            axes = tuple(axis if i in which else None for i in range(n))
+            batch = [batched(x, axis) if i in which else x for i, x in enumerate(g.arrays)]
+            got = jax.jit(jax.vmap(g.op, axes))(*batch)
+            plain = jax.jit(g.plain)
+            for k in range(3):
+                one = [jnp.take(x, k, axis) if i in which else x for i, x in enumerate(batch)]
+                have = jax.tree.map(lambda y, k=k: y[k], got)
+                close(have, plain(*one), f"{g.call.form.text} {axes}", 2e-5)
+
+
+@every_op
+@pytest.mark.usefixtures("wide")
+def test_gradients_batch_and_nest(op: str) -> None:
+    for g in given(op, "float64", most=1):
+        (first, *rest) = g.inputs
+        twice = jnp.stack([first, first + 1])[:, None] * jnp.ones((1, 3, *[1] * first.ndim))
+
+        def nested(f: Callable[..., Any], x: Any, g: Given = g, rest: Any = rest) -> Any:
+            grad = g.grad(f)
+            return jax.vmap(jax.vmap(lambda x: grad(x, *rest)))(x)
+
+        # Last, a gradient through a batch, whose unbatched operands collect from all of it.
+        def through(f: Callable[..., Any], x: Any, g: Given = g, rest: Any = rest) -> Any:
+            def loss(x: Any, *rest: Any) -> Any:
+                return jnp.sum(jax.vmap(jax.vmap(lambda x: g.loss(f)(x, *rest)))(x))
+
+            return jax.grad(loss, argnums=tuple(range(len(rest) + 1)))(x, *rest)
+
+        for way in (nested, through):
+            got, want = jax.jit(lambda x, w=way, g=g: (w(g.op, x), w(g.plain, x)))(twice)
+            close(got, want, f"{g.call.form.text} {way.__name__}")
+
+
+def test_control_flow_and_recomputation_keep_the_gradient() -> None:
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 8)), jnp.float32)
+
+    def layer(x: Any) -> Any:
+        return bc.rope(bc.lerp(x, bc.swiglu(x, jnp.sin(x)), weight=0.3))
+
+    def unrolled(x: Any) -> Any:
+        return layer(layer(layer(x))).sum()
+
+    def scanned(x: Any) -> Any:
+        return jax.lax.scan(lambda c, _: (layer(c), None), x, None, length=3)[0].sum()
+
+    want = jax.grad(unrolled)(x)
+    close(jax.grad(scanned)(x), want, "scan", 1e-5)
+    close(jax.jit(jax.grad(scanned))(x), want, "scan in jit", 1e-5)
+    close(jax.grad(jax.checkpoint(unrolled))(x), want, "checkpoint", 1e-5)
+    value, slope = jax.value_and_grad(unrolled)(x)
+    close((value, slope), (unrolled(x), want), "value_and_grad", 1e-5)
+
+
+# arguments
+
+
+def test_derivatives_are_taken_at_and_along_numpy_arrays() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    close(jax.grad(lambda x: bc.swiglu(x).sum())(x), jax.grad(
+        lambda x: bc.swiglu(x).sum())(jnp.asarray(x)), "grad")  # fmt: skip
+    out, along = jax.jvp(bc.rope, (x,), (np.ones_like(x),))
+    close((out, along), (bc.rope(jnp.asarray(x)), bc.rope(jnp.ones_like(x))), "jvp", 1e-6)
+    out, pull = jax.vjp(bc.glu, x)
+    close(pull(np.ones(out.shape, np.float32)), pull(jnp.ones_like(out)), "vjp")
+
+
+def test_a_constant_index_out_of_range_is_found_while_tracing() -> None:
+    src, bad = jnp.ones((2, 3)), jnp.asarray([[0], [7]])
+    message = r"gather: index: expected 0 <= i < 3, got 7 at position \(1, 0\)"
+    for transform in (jax.jit, jax.grad, lambda f: jax.jit(jax.grad(f))):
+        with pytest.raises(IndexError, match=message):
+            transform(lambda s: bc.gather(s, bad, axis=1).sum())(src)
+    dropped = jax.grad(lambda s: bc.gather(s, bad, axis=1, mode="drop").sum())(src)
+    close(dropped, jnp.asarray([[1.0, 0, 0], [0, 0, 0]]), "drop")
+    close(jax.jit(lambda s, i: bc.gather(s, i, axis=1))(src, bad),
+          jnp.asarray([[1.0], [0.0]]), "traced")  # fmt: skip
+
+
+def test_what_has_no_explicit_gradient_still_traces() -> None:
+    at = jnp.asarray([[1, 1]])
+    close(jax.jit(lambda s: bc.gather(s, at, axis=1))(jnp.asarray([[3, 4]])),
+          jnp.asarray([[4, 4]]), "integers")  # fmt: skip
+    slope = jax.grad(lambda s: bc.gather(s, at, axis=1).real.sum())(jnp.ones((1, 2), jnp.complex64))
+    close(slope, jnp.asarray([[0, 2]], jnp.complex64), "complex")
+    half = jnp.ones((4, 8), jnp.bfloat16)
+    assert jax.grad(lambda x: bc.swiglu(x).sum().astype(jnp.float32))(half).dtype == jnp.bfloat16
+
+
+def test_options_stay_what_they_are_while_traced() -> None:
+    x = jnp.ones((2, 4))
+    with pytest.raises(TypeError, match="lerp: weight: expected a real number"):
+        jax.jit(lambda x, w: bc.lerp(x, x, weight=w))(x, 0.5)
+    with pytest.raises(TypeError, match="missing a required argument: 'weight'"):
+        jax.jit(lambda x: bc.lerp(x, x))(x)
+    with pytest.raises(NotImplementedError, match="swiglu: backend 'torch' refuses"):
+        jax.grad(lambda x: bc.swiglu(x, backend="torch").sum())(x)
+    with pytest.raises(ValueError, match="swiglu: x: expected an even extent"):
+        jax.vmap(bc.swiglu)(jnp.ones((2, 3)))
+
+
+# devices
+
+
+@every_op
+def test_over_four_devices(op: str) -> None:
+    """Shards run where they are: right under jit and shard_map, and without a collective."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "jax_devices.py"), op],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert found == {"eager": [], "collectives": [], "shard_map": [], "replicated": []}
