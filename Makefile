@@ -9,7 +9,7 @@ demo: $(VENV)/.cli  ## train the example model on NumPy
 	$(BIN)/python -m baracuda train
 
 test: $(VENV)/.test lint  ## all tests, after the linters
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
