@@ -81,12 +81,14 @@ def made(name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, dic
     return randn(*shape, dtype=dtype), draw(src[axis], *shape), options
 
 
-def close(got: torch.Tensor, dout: torch.Tensor, index: torch.Tensor, axis: int) -> None:
-    """Within the error of a sum in the accumulate type, rounded once."""
+def close(
+    got: torch.Tensor, dout: torch.Tensor, index: torch.Tensor, axis: int, start: float = 0.0
+) -> None:
+    """Within the error of a sum in the accumulate type, from `start`, rounded once."""
     good = (index >= 0) & (index < got.shape[axis])
     x, at = dout.double() * good, index.clamp(0, got.shape[axis] - 1)
     zeros = torch.zeros(got.shape, device="cuda", dtype=torch.float64)
-    want, size = (zeros.scatter_add(axis, at, y) for y in (x, x.abs()))
+    want, size = (start + zeros.scatter_add(axis, at, y) for y in (x, x.abs()))
     most = zeros.scatter_add(axis, at, good.double())
     eps = torch.finfo(torch.float64 if got.dtype == torch.float64 else torch.float32).eps
     allowed = want.abs() * torch.finfo(got.dtype).eps / 2 + size * eps * (most + 1).clamp(max=64)
@@ -196,7 +198,7 @@ def test_sums_are_added_into_an_output_of_any_layout(name: str, dtype: torch.dty
     apart = torch.ones((*shape[:-1], 2 * shape[-1]), device="cuda", dtype=dtype)[..., ::2]
     for out in (torch.ones(shape, device="cuda", dtype=dtype), apart):
         plan(dout, index, out=out, accumulate=True)
-        close(out - 1, dout, index, axis) if dtype == torch.float32 else None
+        close(out, dout, index, axis, 1.0) if dtype == torch.float32 else None
         torch.testing.assert_close(out.float(), 1 + want.float(), rtol=2e-2, atol=2e-2)
     plan(dout, index, out=apart)
     close(apart, dout, index, axis)

@@ -194,3 +194,13 @@ def test_a_route_takes_the_calls_of_its_framework(monkeypatch: pytest.MonkeyPatc
     assert echo.seen == [("swiglu", "autograd"), ("swiglu", "autograd"), ("lerp", "autograd")]
     with torch.no_grad():
         assert torch.is_tensor(bc.swiglu(t))
+
+
+def test_a_plan_made_without_gradients_is_not_one_for_watched_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.ones(3, 6, requires_grad=True)
+    with torch.no_grad():
+        plan = bc.swiglu.plan(x)
+    assert plan.matches((x.detach(),))
+    assert not plan.matches((x,))
+    assert plan(x).requires_grad

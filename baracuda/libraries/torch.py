@@ -69,6 +69,8 @@ class Torch(Library):
     def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
         if TensorGuards is None or self.state(arrays) or any(x is None for x in arrays):
             return super().matcher(arrays)
+        # Of those that a block without gradients hides from autograd: watched ones must not fit.
+        arrays = [x.detach() for x in arrays]
         shapes = [list(x.shape) for x in arrays]
         strides = [list(x.stride()) for x in arrays]
         # Types, dtypes, devices, sizes, strides and dispatch keys of all tensors in one call.
