@@ -38,11 +38,6 @@ _INSTEAD = (
     ),
     (r'asm volatile\("prefetch[^;]*;"[^;]*;', ""),
     (r'asm volatile\("prefetch[^;]*;', ""),
-    (r'asm volatile\("barrier\.cluster\.(\w+)\.\w+;"[^;]*;', r"emulated::cluster_\1();"),
-    (
-        r'u64 there;\s*asm\("mapa[^;]*;[^;]*;\s*return [^;]*;',
-        "return emulated::of_block(p, block);",
-    ),
 )
 
 
@@ -60,6 +55,9 @@ def source(entries: Sequence[Entry]) -> str:
     """A C function for each entry of one file."""
     (file,) = {entry.file for entry in entries}
     text = flattened(file)
+    cluster = flattened("common/cluster.cuh").removeprefix(flattened("common/vec.cuh"))
+    cluster = cluster[cluster.index("namespace baracuda {\n\n// All threads") :]
+    text = text.replace(cluster, (HERE / "emulated_cluster.hpp").read_text() + "#endif\n")
     for pattern, instead in _INSTEAD:
         text = re.sub(pattern, instead, text)
     parts = ['#include "emulator.hpp"', text, "using namespace baracuda;"]

@@ -67,8 +67,9 @@ DEVICE i64 two_digits(u32 high, u32 low, int bits) { return (i64(i32(high)) << b
 template <class T> struct Exact;
 template <class T, int N, int M> struct ExactHalf {
   static constexpr int WORDS = N, MANTISSA = M;
+  // Each digit is rounded, which matters past 2^24; never by more than float sums of as many are.
   static DEVICE f32 join(const u32 (&digit)[N], int bits) {
-    return f32(two_digits(digit[0], digit[1], bits));
+    return f32(i32(digit[0])) * __uint_as_float(u32(127 + bits) << 23) + f32(i32(digit[1]));
   }
 };
 template <> struct Exact<bf16> : ExactHalf<bf16, 2, 8> {};

@@ -243,8 +243,9 @@ def _columns(call: Call) -> Steps | None:
     schedule = f"ScatterColumns<{call.type}, {kind}, {quads}, {packer.type}, {flag(call.add)}>"
     tags = ("columns", kind, f"q{quads}", packer.type, *["add"] * call.add)
     entry = call.entry(schedule, len(arguments), *tags, threads=_COLUMN_THREADS, cluster=_CLUSTER)
-    held = 2 * lines * _CLUSTER * (call.itemsize + 2)
-    shared = max(room * 4 * _WORDS[call.type], held, written * _CLUSTER * call.itemsize)
+    held = _CLUSTER * (2 * lines * (call.itemsize + 2) + 2 * WIDEST)
+    shared = max(room * 4 * _WORDS[call.type], held, written * _CLUSTER * max(call.itemsize, 4))
+    shared += 2 * WIDEST
     grid = (groups * lanes.tiles_outside * _CLUSTER, 1)
     step = Step(entry, grid, arguments, _front(lanes), shared=shared)
     return Steps((step,), variant=COLUMNS)
