@@ -90,12 +90,13 @@ template <> struct Exact<f64> {
   }
 };
 
-// Whether elements between the keys `least` (of those other than 0) and `most` keep all bits.
-template <class T> DEVICE bool takes(u32 least, u32 most, int bits) {
+// Whether elements between the keys `least` (of those other than 0) and `most` keep all bits at a
+// scale.
+template <class T> DEVICE bool takes(u32 least, u32 most, u32 scale, int bits) {
   using B = Bits<Acc<T>>;
   if (most == 0 && sizeof(T) < 8) return true;
-  const int range = int(most / B::ONE) - greater(int(least / B::ONE), 1);
-  return most >= B::SMALL && most < B::NOT_FINITE &&
+  const int range = int(scale / B::ONE) - greater(int(least / B::ONE), 1);
+  return most >= B::SMALL && most < B::NOT_FINITE && most / B::ONE <= scale / B::ONE &&
          range + Exact<T>::MANTISSA <= bits * Exact<T>::WORDS;
 }
 

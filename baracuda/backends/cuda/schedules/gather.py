@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from baracuda.backends.cuda.geometry import (
     Dim,
     Packer,
@@ -22,18 +24,31 @@ STRAIGHT, TILES = "straight", "tiles"
 # A tile is read whole: so many of its bins must be asked for, on average, that this can pay.
 _ASKED = 0.5
 _THREADS, _DEPTH, _TILE, _WIDEST = 512, 4, 8192, 64
+# Blocks of each multiprocessor from which tiles are preferred.
+_MANY = 4
 
 
 def plan(call: Call) -> Steps:
-    """The named variant; straight from memory by default, as long as no measurement says else."""
-    steps = _tiles(call) if call.variant == TILES else None
-    return steps or _straight(call)
+    """The named variant; by default over the chip, where that keeps the device busy."""
+    if call.variant == STRAIGHT:
+        return _straight(call)
+    steps = _tiles(call)
+    if steps is None or (not call.variant and not _many(call, steps)):
+        return _straight(call)
+    return steps
 
 
 def variants(call: Call) -> tuple[str, ...]:
-    """Those that take the problem."""
-    lanes = _lanes(call)
-    return (STRAIGHT, TILES) if lanes and _tiling(call, lanes) else (STRAIGHT,)
+    """Those that take the problem, that of the rule first."""
+    steps = _tiles(call)
+    if steps is None:
+        return (STRAIGHT,)
+    return (TILES, STRAIGHT) if _many(call, steps) else (STRAIGHT, TILES)
+
+
+def _many(call: Call, steps: Steps) -> bool:
+    """Whether every multiprocessor has blocks to change between."""
+    return math.prod(steps.kernels[0].grid) >= _MANY * call.facts.multiprocessors
 
 
 def _straight(call: Call) -> Steps:
