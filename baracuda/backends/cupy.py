@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import cupy
@@ -14,7 +15,8 @@ import numpy as np
 from baracuda import body
 from baracuda.check import out_of_range
 from baracuda.dtypes import numpy_dtype
-from baracuda.libraries import Array, library
+from baracuda.libraries import Array, adopt, library
+from baracuda.libraries.cupy import CuPy
 from baracuda.spec import OpSpec, Prepared, Problem, Runner
 
 
@@ -49,14 +51,85 @@ class CuPyBackend:
     def prepare(self, problem: Problem) -> Prepared:
         ours = library("cupy")
         own = replace(problem, library=ours)
+        fusable = problem.spec.elementwise and not problem.spec.scalars
+        if fusable:
+            own = replace(own, spec=replace(own.spec, body=_fused(own.spec)))
         foreign = problem.library is not ours
         return Prepared(
             run=_on_views(problem, _reporting(own)) if foreign else _reporting(own),
-            kernel="body",
+            kernel="fused body" if fusable else "body",
             variant="from_dlpack" if foreign else "",
             arch=ours.arch(problem.device),
             precision=body.precision(problem),
         )
+
+
+# -- fused bodies --------------------------------------------------------------------------------
+
+
+class _Fusable:
+    """CuPy's namespace while `cupy.fuse` traces: ufuncs, and what they make of the rest."""
+
+    round = cupy.rint
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(cupy, name)
+
+    @staticmethod
+    def astype(x: Array, dtype: Any, *, copy: bool = True) -> Array:
+        return x.astype(dtype, copy=copy)
+
+    @staticmethod
+    def clip(x: Array, low: float | None, high: float | None) -> Array:
+        x = x if low is None else cupy.maximum(x, low)
+        return x if high is None else cupy.minimum(x, high)
+
+
+class _Tracing(CuPy):
+    """Of what stands for arrays while `cupy.fuse` traces: no array can be made then."""
+
+    xp = _Fusable()
+    differentiates = True
+
+
+_TRACING = _Tracing()
+
+
+def _fused(spec: OpSpec) -> Callable[..., Any]:
+    """The body of an elementwise op as one kernel, packed arrays as their halves."""
+
+    def fused(*arrays: Array, **options: Any) -> Any:
+        if any(x is not None and x.size == 0 for x in arrays):
+            return spec.body(*arrays, **options)
+        given, packed, axis = dict(zip(spec.arrays, arrays, strict=False)), spec.packed, 0
+        halved = packed is not None and given.get(packed.other) is None
+        if packed is not None and halved:
+            axis = options[packed.axis]
+            halves = cupy.split(given[packed.array], 2, axis)
+            given.update(zip(packed.order(options), halves, strict=True))
+        result = _kernel(spec, tuple(options.items()))(*[given[name] for name in spec.arrays])
+        if packed is not None and halved and type(result) is tuple:
+            parts = dict(zip((packed.array, packed.other), result, strict=True))
+            return cupy.concatenate([parts[name] for name in packed.order(options)], axis)
+        return result
+
+    return fused
+
+
+@lru_cache(maxsize=256)
+def _kernel(spec: OpSpec, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """The body on unpacked arrays as CuPy fuses it, compiled when it first meets a dtype."""
+
+    def traced(*stand_ins: Any) -> Any:
+        for x in stand_ins:
+            adopt(type(x), _TRACING)
+        return spec.body(*stand_ins, **dict(options))
+
+    kernel: Callable[..., Any] = cupy.fuse(kernel_name=f"baracuda_{spec.name}")(traced)
+    return kernel
+
+
+# -- arrays of others ----------------------------------------------------------------------------
 
 
 class Handle(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 from types import MappingProxyType
@@ -29,6 +29,27 @@ class CuPy(Library):
     def facts(self, x: Array) -> Hashable:
         data = x.data
         return ("cupy", x.dtype, x.shape, x.strides, data.device_id, _alignment(data.ptr))
+
+    def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
+        if any(type(x) is not cupy.ndarray for x in arrays):
+            return super().matcher(arrays)
+        want = [(x.dtype, x.shape, x.strides, x.data.device_id) for x in arrays]
+
+        # Without the alignment: a plan looks at the addresses itself.
+        def fits(others: Sequence[Array]) -> bool:
+            if len(others) != len(want):
+                return False
+            for x, (dtype, shape, strides, device) in zip(others, want, strict=True):
+                if (
+                    x.shape != shape
+                    or x.strides != strides
+                    or x.dtype != dtype
+                    or x.data.device_id != device
+                ):
+                    return False
+            return True
+
+        return fits
 
     def describe(self, x: Array) -> Facts:
         size, address = x.dtype.itemsize, x.data.ptr
