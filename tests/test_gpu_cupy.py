@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -195,22 +194,25 @@ def test_a_search_for_bad_indices_is_left_out_of_a_graph() -> None:
 def test_arrays_handed_over_arrive_in_order() -> None:
     x, dy = torch.randn(64, 256, device="cuda"), torch.randn(64, 128, device="cuda")
     y, dx = bc.swiglu(x.double()), bc.swiglu_backward(dy.double(), 2 * x.double())
-    bc.swiglu(cupy.from_dlpack(x))
     side = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(400_000_000)
-        late = x * 1
-    with cupy.cuda.Stream(non_blocking=True), ExitStack() as blocks:
+
+    def there_and_back() -> list[torch.Tensor]:
         with torch.cuda.stream(side):
-            given = cupy.from_dlpack(late)
-        ours = bc.swiglu(given)
-        double = given + given
-        blocks.enter_context(torch.cuda.stream(torch.cuda.Stream()))
-        theirs, back = torch.from_dlpack(ours), torch.from_dlpack(double)
-        grad = bc.swiglu_backward(dy, back)
-        assert not side.query()
-        torch.cuda.synchronize()
+            torch.cuda._sleep(800_000_000)
+            late = x * 1
+        with cupy.cuda.Stream(non_blocking=True):
+            with torch.cuda.stream(side):
+                given = cupy.from_dlpack(late)
+            ours, double = bc.swiglu(given), given + given
+            with torch.cuda.stream(torch.cuda.Stream()):
+                theirs, back = torch.from_dlpack(ours), torch.from_dlpack(double)
+                return [theirs, bc.swiglu_backward(dy, back)]
+
+    there_and_back()
+    torch.cuda.synchronize()
+    theirs, grad = there_and_back()
+    assert not side.query()
+    torch.cuda.synchronize()
     torch.testing.assert_close(theirs.double(), y, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(grad.double(), dx, rtol=1e-5, atol=1e-5)
 

@@ -45,7 +45,7 @@ class CuPyBackend:
             except TypeError as error:
                 return str(error).replace("NumPy", "CuPy")
         if problem.choices.deterministic and not body.ordered(problem):
-            return f"cupyx.scatter_add on {problem.device} adds in no fixed order"
+            return f"cupy.add.at on {problem.device} adds in no fixed order"
         return None
 
     def prepare(self, problem: Problem) -> Prepared:

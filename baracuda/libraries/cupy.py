@@ -10,7 +10,6 @@ from typing import Any
 
 import array_api_compat.cupy
 import cupy
-import cupyx
 
 from baracuda.dtypes import name_of, numpy_dtype
 from baracuda.layouts import Shape, contiguous
@@ -41,7 +40,8 @@ class CuPy(Library):
                 return False
             for x, (dtype, shape, strides, device) in zip(others, want, strict=True):
                 if (
-                    x.shape != shape
+                    type(x) is not cupy.ndarray
+                    or x.shape != shape
                     or x.strides != strides
                     or x.dtype != dtype
                     or x.data.device_id != device
@@ -90,7 +90,7 @@ class CuPy(Library):
         out = cupy.zeros(shape, values.dtype)
         grid = list(cupy.ogrid[tuple(map(slice, index.shape))])
         grid[axis] = index
-        cupyx.scatter_add(out, tuple(grid), values)
+        cupy.add.at(out, tuple(grid), values)
         return out
 
     def arch(self, device: str) -> str:
