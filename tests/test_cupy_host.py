@@ -114,7 +114,8 @@ def test_a_matcher_takes_its_own_kind_alone() -> None:
     fits = library("cupy").matcher([x])
     assert fits([y])
     wide = on_device(aligned(4, 8, dtype=np.float64))
-    others = (y.T, y[:3], y[:, ::2], on_device(aligned(4, 8), 1), wide, aligned(4, 8), None)
+    turned = on_device(aligned(8, 4)).T
+    others = (turned, y.T, y[:3], y[:, ::2], on_device(aligned(4, 8), 1), wide, aligned(4, 8), None)
     for other in (*others, torch.ones(4, 8)):
         assert not fits([other])
     assert not fits([x, x])
