@@ -39,7 +39,7 @@ class Trial:
 def backwards(x: NDArray[Any], axes: slice) -> NDArray[Any]:
     """The same values, their last ones first in memory along `axes`."""
     turned = range(x.ndim)[axes]
-    at = tuple(slice(None, None, -1 if i in turned else 1) for i in range(x.ndim))
+    at = (*[slice(None, None, -1 if i in turned else 1) for i in range(x.ndim)], ...)
     return x[at].copy()[at]
 
 
