@@ -256,6 +256,19 @@ def test_libraries_and_devices_are_not_mixed() -> None:
             bc.swiglu.plan(a)(other)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+@pytest.mark.parametrize("subject", OURS, ids=str)
+def test_the_device_is_that_of_the_arrays(subject: Subject) -> None:
+    for call in subject.calls():
+        with cupy.cuda.Device(1):
+            arrays = call.given()
+        for got in (call.run(arrays), many(call.plan(arrays)(*arrays, **call.scalars))):
+            assert {x.device.id for x in got} == {1}
+            cupy.cuda.Device(1).synchronize()
+            close(call, got)
+        assert cupy.cuda.Device().id == 0
+
+
 ALONE = """
 import sys
 sys.modules[{absent!r}] = None
