@@ -125,12 +125,15 @@ def test_a_matcher_takes_its_own_kind_alone() -> None:
 
 
 def test_new_arrays_lie_as_asked() -> None:
+    from baracuda.backends.cuda.cupy import empty as for_kernels
     from baracuda.libraries.cupy import empty
 
     for strides in ((3, 1), (1, 2)):
         y = empty((2, 3), strides, np.dtype(np.float32))
         assert y.strides == tuple(4 * s for s in strides)
         assert y.data.mem.size == 24
+    y = for_kernels((5,), (1,), "bfloat16", 0)
+    assert (y.dtype.name, y.shape) == ("bfloat16", (5,))
     x = on_device(aligned(2, 3))
     assert library("cupy").conform(x, None) is x
     assert library("cupy").conform(x.T, (1, 3)).data.ptr == x.data.ptr
