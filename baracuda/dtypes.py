@@ -78,4 +78,4 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         bfloat16: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
         return bfloat16
     except ImportError:
-        raise TypeError("bfloat16 in NumPy needs ml-dtypes: pip install 'baracuda[bf16]'") from None
+        raise TypeError("bfloat16 needs ml-dtypes: pip install 'baracuda[bf16]'") from None

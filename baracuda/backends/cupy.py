@@ -43,7 +43,7 @@ class CuPyBackend:
             try:
                 numpy_dtype("bfloat16")
             except TypeError as error:
-                return str(error).replace("NumPy", "CuPy")
+                return str(error)
         if problem.choices.deterministic and not body.ordered(problem):
             return f"cupy.add.at on {problem.device} adds in no fixed order"
         return None
@@ -143,7 +143,7 @@ class Handle(NamedTuple):
 
 def _on_views(problem: Problem, run: Runner) -> Runner:
     """`run` on the memory of another library's arrays, as part of that library's stream."""
-    theirs, device = problem.library, library("cupy").running(problem.device)
+    theirs, running = problem.library, library("cupy").running
 
     def view(x: Array) -> Array:
         return x if x is None else cupy.from_dlpack(theirs.shared(x))
@@ -155,7 +155,8 @@ def _on_views(problem: Problem, run: Runner) -> Runner:
         scalars: Mapping[str, Any],
     ) -> Any:
         # On one stream nothing has to wait, and memory is given back in order.
-        with device, cupy.cuda.Stream.from_external(Handle(theirs.stream(arrays[0]))):
+        stream = cupy.cuda.Stream.from_external(Handle(theirs.stream(arrays[0])))
+        with running(problem.device), stream:
             given = [view(x) for x in arrays]
             if outs is not None:
                 run(given, tuple(view(x) for x in outs), accumulate, scalars)
@@ -243,10 +244,13 @@ def raise_found() -> None:
     IndexError
         For the first index out of range.
     """
-    while _looks and _looks[0].done.done:
+    while _looks:
         try:
             look = _looks.popleft()
         except IndexError:  # another thread was first
+            return
+        if not look.done.done:
+            _looks.appendleft(look)
             return
         there, place, value = look.found.tolist()
         if there:
