@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from math import prod
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,9 @@ import cupy
 from baracuda.dtypes import name_of, numpy_dtype
 from baracuda.layouts import Shape, contiguous
 from baracuda.libraries import Array, Facts, Library
+
+
+_FACTS = attrgetter("dtype", "shape", "strides", "data.device_id")
 
 
 class CuPy(Library):
@@ -26,28 +30,19 @@ class CuPy(Library):
     stored_as = MappingProxyType({"bfloat16": "uint16"})
 
     def facts(self, x: Array) -> Hashable:
-        data = x.data
-        return ("cupy", x.dtype, x.shape, x.strides, data.device_id, _alignment(data.ptr))
+        return ("cupy", *_FACTS(x), _alignment(x.data.ptr))
 
     def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
-        if any(type(x) is not cupy.ndarray for x in arrays):
+        if any(x is None for x in arrays):
             return super().matcher(arrays)
-        want = [(x.dtype, x.shape, x.strides, x.data.device_id) for x in arrays]
+        want = [_FACTS(x) for x in arrays]
 
         # Without the alignment: a plan looks at the addresses itself.
         def fits(others: Sequence[Array]) -> bool:
-            if len(others) != len(want):
+            try:
+                return list(map(_FACTS, others)) == want
+            except AttributeError:  # of another library
                 return False
-            for x, (dtype, shape, strides, device) in zip(others, want, strict=True):
-                if (
-                    type(x) is not cupy.ndarray
-                    or x.shape != shape
-                    or x.strides != strides
-                    or x.dtype != dtype
-                    or x.data.device_id != device
-                ):
-                    return False
-            return True
 
         return fits
 
