@@ -16,7 +16,6 @@ from baracuda.dtypes import name_of, numpy_dtype
 from baracuda.layouts import Shape, contiguous
 from baracuda.libraries import Array, Facts, Library
 
-
 _FACTS = attrgetter("dtype", "shape", "strides", "data.device_id")
 
 
