@@ -128,8 +128,10 @@ def _cupy(row: Row, arrays: list[Array]) -> dict[str, Task]:
         cupy = import_module("cupy")
     except ImportError:
         return {}
-    expression, given = EXPRESSIONS[row.op], [cupy.from_dlpack(x) for x in arrays]
-    return {"cupy": lambda: expression(cupy, *given, **row.options)}
+    expression = EXPRESSIONS[row.op]
+    # By the first call: where that fails, it is an error of this peer.
+    given = cache(lambda: [cupy.from_dlpack(x) for x in arrays])
+    return {"cupy": lambda: expression(cupy, *given(), **row.options)}
 
 
 def _jax(row: Row, arrays: list[Array]) -> dict[str, Task]:
@@ -145,7 +147,7 @@ def _jax(row: Row, arrays: list[Array]) -> dict[str, Task]:
     (dout, index), options = arrays, row.options
     at = _of_rows(index, options["axis"])
     indices = (index if at is None else at).to(torch.int32).contiguous()
-    # By the first call: where that fails, it is an error of this peer.
+    # By the first call, too.
     given = cache(lambda: [jax.dlpack.from_dlpack(x) for x in (dout, indices)])
     scatter = jax.jit(lambda dout, index: jax_scatter(dout, index, **options))
     return {"jax": Queued(lambda: scatter(*given()), jax.block_until_ready)}
