@@ -35,7 +35,9 @@ template <class A, int P, bool COARSE = false> struct Norm {
 
   HD A positive_power(A size, A exponent) const {
     if constexpr (COARSE) return exponential2(exponent * logarithm2(size));
-    else return size == 0 ? A(0) : power(size, exponent);
+    // Chosen afterwards: a branch around each power would keep them from running side by side.
+    const A raised = power(size, exponent);
+    return size == 0 ? A(0) : raised;
   }
 
   HD A extract(A sum) const {
@@ -50,10 +52,8 @@ template <class A, int P, bool COARSE = false> struct Norm {
   }
 
   HD A extract_real(A sum) const {
-    if (sum == 0) return 0;
-    // What the rounding of 1/p leaves comes back with the logarithm of the sum.
-    const A root = power(sum, inverse), rest = fused(-p, inverse, A(1)) * inverse;
-    return fused(root, rest * logarithm(sum), root);
+    const A root = power(sum, inverse, fused(-p, inverse, A(1)) * inverse);
+    return sum == 0 ? A(0) : root;
   }
 
   // x * |x|^(p-2)
@@ -63,7 +63,8 @@ template <class A, int P, bool COARSE = false> struct Norm {
     else if constexpr (P == 2) return x;
     else if constexpr (P == 3) return x * size;
     else if constexpr (P == 4) return x * (x * x);
-    else return x == 0 ? A(0) : x < 0 ? -positive_power(size, p - 1) : positive_power(size, p - 1);
+    const A raised = positive_power(size, p - 1);
+    return x == 0 ? A(0) : x < 0 ? -raised : raised;
   }
 
   // y^(1-p), for a fast form
