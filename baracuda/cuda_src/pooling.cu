@@ -21,8 +21,6 @@ template <> struct Gradient<f64> {
 // Powers of sizes. The fast forms need every power to stay normal: for cells between `low` and
 // `high` backward, for sums forward. COARSE is for results that are rounded to 16 bits: to 2^-16.
 template <class A, int P, bool COARSE = false> struct Norm {
-  // Whether a power is a few multiplications.
-  static constexpr bool inlined = P != REAL;
   A p, inverse, low, high;
 
   HD A raise(A size) const {
@@ -52,8 +50,20 @@ template <class A, int P, bool COARSE = false> struct Norm {
   }
 
   HD A extract_real(A sum) const {
-    const A root = power(sum, inverse, fused(-p, inverse, A(1)) * inverse);
-    return sum == 0 ? A(0) : root;
+    A roots[1] = {sum};
+    extract_real(roots);
+    return roots[0];
+  }
+  template <int N> HD void extract_real(A (&sums)[N]) const {
+    raise_all(sums, inverse, fused(-p, inverse, A(1)) * inverse);
+  }
+
+  // Numbers from 0 on to the power of exponent + rest, 0 to 0.
+  template <int N> HD void raise_all(A (&x)[N], A exponent, A rest) const {
+    Several<A, N> raised;
+    UNROLL for (int i = 0; i < N; ++i) raised.at[i] = x[i];
+    raised = powers(raised, exponent, rest);
+    UNROLL for (int i = 0; i < N; ++i) x[i] = x[i] == 0 ? A(0) : raised.at[i];
   }
 
   // x * |x|^(p-2)
@@ -80,11 +90,22 @@ template <class A, int P, bool COARSE = false> struct Norm {
 template <class A> HD bool finite(A x) { return x - x == 0; }
 
 template <class A, int P, bool COARSE = false> struct LpPool : Norm<A, P, COARSE> {
+  // Whether nothing is called, which takes registers.
+  static constexpr bool inlined = P != REAL || COARSE;
   // Bounds of a cell whose power is between `low` and `high`; the logarithm of either bound is as
   // large as `reach`, or larger.
   A least, most, reach;
 
   HD A lift(A x) const { return P == INFINITE ? magnitude(x) : this->raise(magnitude(x)); }
+
+  template <int N> HD void lift(A (&x)[N]) const {
+    if constexpr (P == REAL && !COARSE) {
+      UNROLL for (int i = 0; i < N; ++i) x[i] = magnitude(x[i]);
+      this->raise_all(x, this->p, A(0));
+    } else {
+      UNROLL for (int i = 0; i < N; ++i) x[i] = lift(x[i]);
+    }
+  }
 
   HD A join(A a, A b) const { return P == INFINITE ? larger(a, b) : a + b; }
 
@@ -99,6 +120,15 @@ template <class A, int P, bool COARSE = false> struct LpPool : Norm<A, P, COARSE
     }
     if constexpr (P != 1) odd |= !(sum >= this->low) | !(sum <= this->high);
     return this->extract(sum);
+  }
+
+  template <int N> HD void lower(A (&sums)[N], bool& odd) const {
+    if constexpr (P == REAL && !COARSE) {
+      UNROLL for (int i = 0; i < N; ++i) odd |= !(sums[i] >= this->low) | !(sums[i] <= this->high);
+      this->extract_real(sums);
+    } else {
+      UNROLL for (int i = 0; i < N; ++i) sums[i] = lower(sums[i], odd);
+    }
   }
 
   // A sum out of the range is right where this holds for none of its cells: that of zeros.

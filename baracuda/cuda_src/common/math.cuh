@@ -124,7 +124,7 @@ HD f32 coarse_root2(f32 x) {
 HD f64 root3(f64 x) { return cbrt(x); }
 // x^(p + rest) for x above 0, where p is rounded and `rest` what that left: to two units in the last
 // place, and 0 where it would be subnormal.
-APART f32 power(f32 x, f32 p, f32 rest = 0) {
+HD f32 power(f32 x, f32 p, f32 rest = 0) {
   // x is 2^e m with m from sqrt(1/2) to sqrt(2).
   const bool small = x < 1.17549435e-38f;
   const i32 bits = bits_of(small ? x * 16777216.0f : x), scale = (bits - 0x3f3504f3) & 0xff800000;
@@ -139,13 +139,25 @@ APART f32 power(f32 x, f32 p, f32 rest = 0) {
   log_rest += fused(s * square, series, first - most) + (most - (log - e));
   const f32 t = p * log, t_rest = fused(rest, log, fused(p, log_rest, fused(p, log, -t)));
   const f32 y = exponential2(t);
-  return magnitude(t) < 150 ? fused(y, t_rest * 0.6931472f, y) : y;
+  return magnitude(t) < 128 ? fused(y, t_rest * 0.6931472f, y) : y;
 }
 // Not inlined: the many copies that unrolled loops would have take most of a second to compile.
 APART f64 power(f64 x, f64 p) { return pow(x, p); }
 HD f64 power(f64 x, f64 p, f64 rest) {
   const f64 y = power(x, p);
   return fused(y, rest * log(x), y);
+}
+// Nor are these, several at a time, lest the calls cost as much as the work.
+template <class A, int N> struct Several {
+  A at[N];
+};
+template <int N> APART Several<f32, N> powers(Several<f32, N> x, f32 p, f32 rest) {
+  UNROLL for (int i = 0; i < N; ++i) x.at[i] = power(x.at[i], p, rest);
+  return x;
+}
+template <int N> HD Several<f64, N> powers(Several<f64, N> x, f64 p, f64 rest) {
+  UNROLL for (int i = 0; i < N; ++i) x.at[i] = rest == 0 ? power(x.at[i], p) : power(x.at[i], p, rest);
+  return x;
 }
 
 // A function of the gate and what it is at the negative gate, or its slope.

@@ -1,8 +1,8 @@
 // Window schedule: one value for every window that slides over the last axes of an array.
 //
-// A functor F has `lift(x)`, what a cell adds, `join(sum, cell)`, `lower(sum, odd)`, which says
-// whether the sum is out of the range of the fast form, `extreme(x)`, whether this cell may be why,
-// and `careful(cells)`, which holds for any values.
+// A functor F has `lift(cells)`, which makes of some cells what they add, `join(sum, cell)`,
+// `lower(sums, odd)`, which says whether one is out of the range of the fast form, `extreme(x)`,
+// whether this cell may be why, `careful(cells)`, which holds for any values, and `inlined`.
 #pragma once
 #include "index.cuh"
 #include "vec.cuh"
@@ -175,12 +175,15 @@ struct WindowTile {
     A down[R][MAIN + HALO];  // joined over the rows of a window
     bool odd = false;
     UNROLL for (int l = 0; l < LINES; ++l) {
+      if (!row_used(l)) continue;
+      A cells[MAIN + HALO];
+      UNROLL for (int i = 0; i < MAIN + HALO; ++i) cells[i] = used(i) ? line[l].cell(i) : A(0);
+      args.f.lift(cells);
       UNROLL for (int i = 0; i < MAIN + HALO; ++i) {
-        if (!row_used(l) || !used(i)) continue;
-        const A cell = args.f.lift(line[l].cell(i));
+        if (!used(i)) continue;
         UNROLL for (int r = 0; r < R; ++r) {
           const int k = l - r * SH;
-          if (k >= 0 && k < KH) down[r][i] = k ? args.f.join(down[r][i], cell) : cell;
+          if (k >= 0 && k < KH) down[r][i] = k ? args.f.join(down[r][i], cells[i]) : cells[i];
         }
       }
       UNROLL for (int r = 0; r < R; ++r) {
@@ -189,8 +192,8 @@ struct WindowTile {
         UNROLL for (int v = 0; v < V; ++v) {
           sum[v] = down[r][v * SW];
           UNROLL for (int k = 1; k < KW; ++k) sum[v] = args.f.join(sum[v], down[r][v * SW + k]);
-          sum[v] = args.f.lower(sum[v], odd);
         }
+        args.f.lower(sum, odd);
         Vec<T, V> packed;
         narrow(sum, packed);
         if constexpr (WARPS > 0) {
