@@ -146,11 +146,6 @@ class Call(NamedTuple):
         """The accumulate type as the sources spell it."""
         return named(named(self.problem.dtype).accumulate).short
 
-    def views(self) -> dict[str, View]:
-        """The inputs that are there."""
-        given = enumerate(self.problem.given)
-        return {x.name: View(slot, 0, x.shape, strides_of(x)) for slot, x in given}
-
     def given(self, name: str) -> View | None:
         """An input, None where it was not given."""
         for slot, x in enumerate(self.problem.given):

@@ -10,7 +10,6 @@ from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.geometry import (
     Dim,
     Packer,
-    View,
     by_stride,
     count,
     divisor,
@@ -28,7 +27,9 @@ from baracuda.backends.cuda.steps import (
     blocks,
     entry_of,
     flag,
+    strides_of,
 )
+from baracuda.layouts import Shape
 from baracuda.spec import OpSpec
 
 # Vectors of each input in flight per thread, by the number of inputs. Of lerp_backward 1, 2 and 4
@@ -42,6 +43,14 @@ _DEPTHS, _MOST_VECTORS = (1, 2), 4
 # persistent blocks and one output after the other are all below that.
 _AHEAD = 5 << 19
 _LAYOUTS = {0: "strided", 1: "flat", 2: "rows"}
+
+
+class _Operand(NamedTuple):
+    """Which array of a call, and the first element and the strides of what is meant of it."""
+
+    slot: int
+    offset: int
+    strides: Shape
 
 
 class _Form(NamedTuple):
@@ -59,14 +68,13 @@ class _Form(NamedTuple):
 
 def plan(call: Call) -> Steps:
     """One kernel over all views."""
-    inputs, outputs = _views(call)
-    views = [*inputs, *outputs]
-    shape, strides = views[0].shape, [v.strides for v in views]
+    shape, inputs, outputs = _operands(call)
+    operands = [*inputs, *outputs]
+    offsets, strides = [o.offset for o in operands], [o.strides for o in operands]
     dims = merged(shape, strides, by_stride(shape, strides))
     # Side by side along the innermost dimension, so that vectors can be loaded.
-    beside = not dims or dims[0].strides == (1,) * len(views)
+    beside = not dims or dims[0].strides == (1,) * len(operands)
     kind = 0 if not beside or len(dims) > 2 else max(len(dims), 1)
-    offsets = [v.offset for v in views]
     width = _width(call, offsets, dims, kind) if beside else 1
     elements, itemsize = count(dims), call.itemsize
     items, tail = divmod(elements, width)
@@ -75,12 +83,12 @@ def plan(call: Call) -> Steps:
     packer = Packer(wide(elements, reach(dims)))
     early = len(inputs) < len(outputs) and kind == 1 and not call.add and call.nbytes > PAST_CACHES
     ahead = _AHEAD // (width * itemsize) if early else items
-    packer.pointers(len(views)).add("d", *[0.0] * scalars).indices(items, tail, ahead, 0)
-    arguments = packer.walk(split(dims, width), len(views), kind).done()
+    packer.pointers(len(operands)).add("d", *[0.0] * scalars).indices(items, tail, ahead, 0)
+    arguments = packer.walk(split(dims, width), len(operands), kind).done()
     options = tuple([v for v in call.problem.options.values() if isinstance(v, str)])
     form = _Form(call.functor, options, call.type, width, depth, kind, packer.type, call.add)
     entry = _entry(call.problem.spec, form, len(arguments))
-    front = [(v.slot, offset * itemsize) for v, offset in zip(views, offsets, strict=True)]
+    front = [(o.slot, o.offset * itemsize) for o in operands]
     grid = blocks(items + tail, depth), 1
     shared = _reserved(call.facts) if early else 0
     return Steps((Step(entry, grid, arguments, front, scalars, shared),), variant=variant)
@@ -102,7 +110,7 @@ def _entry(spec: OpSpec, form: _Form, nbytes: int) -> Entry:
 
 def variants(call: Call) -> tuple[str, ...]:
     """The depths, the rule's first."""
-    return _names(len(_views(call)[0]))
+    return _names(len(_operands(call)[1]))
 
 
 @cache
@@ -125,23 +133,26 @@ def _width(call: Call, offsets: Sequence[int], dims: Sequence[Dim], kind: int) -
     return divisor([*offsets, dims[0].extent, *steps], call.elements())
 
 
-def _views(call: Call) -> tuple[list[View], list[View]]:
-    """Inputs and outputs of the functor: a packed array as its halves."""
-    spec, options = call.problem.spec, call.problem.options
-    outs = [call.out(i) for i in range(len(call.problem.outputs))]
-    views = call.views()
-    packed = spec.packed
-    if packed is not None and packed.other not in views:
-        axis, order = options[packed.axis], packed.order(options)
-        views.update(zip(order, _halves(views[packed.array], axis), strict=True))
-        if spec.adjoint_of is not None:
-            halves = dict(zip(order, _halves(outs[0], axis), strict=True))
-            outs = [halves[packed.array], halves[packed.other]]
-    return [views[name] for name in spec.arrays if name in views], outs
+def _operands(call: Call) -> tuple[Shape, list[_Operand], list[_Operand]]:
+    """The shape of the functor's inputs and outputs, and both; a packed array is its two halves."""
+    problem = call.problem
+    spec, given = problem.spec, problem.given
+    inputs = [_Operand(slot, 0, strides_of(x)) for slot, x in enumerate(given)]
+    outputs = [_Operand(len(given) + i, 0, strides) for i, strides in enumerate(call.outs)]
+    shape, packed = given[0].shape, spec.packed
+    if packed is None or given[-1].name == packed.other:
+        return shape, inputs, outputs
+    # The packed array is the last one given.
+    axis, whole = problem.options[packed.axis], given[-1].shape
+    swapped = packed.order(problem.options)[0] == packed.other
+    n = whole[axis] // 2
 
+    def halves(operand: _Operand) -> list[_Operand]:
+        slot, offset, strides = operand
+        both = [operand, _Operand(slot, offset + n * strides[axis], strides)]
+        return both[::-1] if swapped else both
 
-def _halves(view: View, axis: int) -> tuple[View, View]:
-    slot, offset, shape, strides = view
-    n = shape[axis] // 2
-    half = (*shape[:axis], n, *shape[axis + 1 :])
-    return View(slot, offset, half, strides), View(slot, offset + n * strides[axis], half, strides)
+    inputs[-1:] = halves(inputs[-1])
+    if spec.adjoint_of is not None:
+        outputs = halves(outputs[0])
+    return (*whole[:axis], n, *whole[axis + 1 :]), inputs, outputs
