@@ -50,20 +50,9 @@ template <class A, int P, bool COARSE = false> struct Norm {
   }
 
   HD A extract_real(A sum) const {
-    A roots[1] = {sum};
-    extract_real(roots);
-    return roots[0];
-  }
-  template <int N> HD void extract_real(A (&sums)[N]) const {
-    raise_all(sums, inverse, fused(-p, inverse, A(1)) * inverse);
-  }
-
-  // Numbers from 0 on to the power of exponent + rest, 0 to 0.
-  template <int N> HD void raise_all(A (&x)[N], A exponent, A rest) const {
-    Several<A, N> raised;
-    UNROLL for (int i = 0; i < N; ++i) raised.at[i] = x[i];
-    raised = powers(raised, exponent, rest);
-    UNROLL for (int i = 0; i < N; ++i) x[i] = x[i] == 0 ? A(0) : raised.at[i];
+    const A rest = fused(-p, inverse, A(1)) * inverse;
+    const A root = powers(Several<A, 1>{{sum}}, inverse, rest).at[0];
+    return sum == 0 ? A(0) : root;
   }
 
   // x * |x|^(p-2)
@@ -90,8 +79,7 @@ template <class A, int P, bool COARSE = false> struct Norm {
 template <class A> HD bool finite(A x) { return x - x == 0; }
 
 template <class A, int P, bool COARSE = false> struct LpPool : Norm<A, P, COARSE> {
-  // Whether nothing is called, which takes registers.
-  static constexpr bool inlined = P != REAL || COARSE;
+  static constexpr bool INLINED = P != REAL || COARSE;
   // Bounds of a cell whose power is between `low` and `high`; the logarithm of either bound is as
   // large as `reach`, or larger.
   A least, most, reach;
@@ -99,11 +87,14 @@ template <class A, int P, bool COARSE = false> struct LpPool : Norm<A, P, COARSE
   HD A lift(A x) const { return P == INFINITE ? magnitude(x) : this->raise(magnitude(x)); }
 
   template <int N> HD void lift(A (&x)[N]) const {
-    if constexpr (P == REAL && !COARSE) {
-      UNROLL for (int i = 0; i < N; ++i) x[i] = magnitude(x[i]);
-      this->raise_all(x, this->p, A(0));
-    } else {
+    // So few do not take long.
+    if constexpr (N < 5) {
       UNROLL for (int i = 0; i < N; ++i) x[i] = lift(x[i]);
+    } else {
+      Several<A, N> sizes;
+      UNROLL for (int i = 0; i < N; ++i) sizes.at[i] = magnitude(x[i]);
+      sizes = powers(sizes, this->p, A(0));
+      UNROLL for (int i = 0; i < N; ++i) x[i] = x[i] == 0 ? A(0) : sizes.at[i];
     }
   }
 
@@ -120,15 +111,6 @@ template <class A, int P, bool COARSE = false> struct LpPool : Norm<A, P, COARSE
     }
     if constexpr (P != 1) odd |= !(sum >= this->low) | !(sum <= this->high);
     return this->extract(sum);
-  }
-
-  template <int N> HD void lower(A (&sums)[N], bool& odd) const {
-    if constexpr (P == REAL && !COARSE) {
-      UNROLL for (int i = 0; i < N; ++i) odd |= !(sums[i] >= this->low) | !(sums[i] <= this->high);
-      this->extract_real(sums);
-    } else {
-      UNROLL for (int i = 0; i < N; ++i) sums[i] = lower(sums[i], odd);
-    }
   }
 
   // A sum out of the range is right where this holds for none of its cells: that of zeros.
