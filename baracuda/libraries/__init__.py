@@ -9,10 +9,9 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from baracuda.dtypes import name_of
 from baracuda.layouts import Shape
@@ -25,8 +24,7 @@ TRACED = "traced"
 """The device of an array that stands for one: none in particular."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What `check` reads off an array.
 
     `strides` are in elements, None where there are none; `alignment` is the power of two up to 16
