@@ -160,9 +160,12 @@ class PlanCache:
             self._aliases[alias] = entry
 
     def _shrink(self) -> None:
-        while len(self._entries) > self._maxsize:
-            oldest = min(self._entries, key=lambda key: self._entries[key].used)
-            for alias in self._entries.pop(oldest).aliases:
+        if len(self._entries) <= self._maxsize:
+            return
+        # Several at once: to look for the oldest costs a look at all of them.
+        count = max(self._maxsize // 16, 1)
+        for key in sorted(self._entries, key=lambda key: self._entries[key].used)[:count]:
+            for alias in self._entries.pop(key).aliases:
                 del self._aliases[alias]
 
     def _make(self, key: Hashable, problem: Problem, make: Callable[[Problem], Plan]) -> Plan:

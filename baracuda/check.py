@@ -101,9 +101,12 @@ def arguments(
     """`given` and the defaults, normalised, in the order of `names`."""
     out = {}
     for name, normalise in names.items():
-        if name not in given and name not in spec.defaults:
+        if name in given:
+            out[name] = normalise(spec.name, name, given[name])
+        elif name in spec.usual:
+            out[name] = spec.usual[name]
+        else:
             raise type_error(spec.name, name, "a value", "none", "the keyword is required")
-        out[name] = normalise(spec.name, name, given.get(name, spec.defaults.get(name)))
     return out
 
 
@@ -125,12 +128,11 @@ def problem(
     dtype = _dtypes(spec, facts)
     options = arguments(spec, spec.options, given)
     signature, axes = _bind(spec, facts, options)
-    inputs = tuple(
-        Operand(name, f.dtype, f.shape, layouts.canonical(f.shape, f.strides), f.alignment)
-        if (f := facts.get(name))
-        else None
-        for name in spec.arrays
-    )
+    known = {
+        name: Operand(name, f.dtype, f.shape, layouts.canonical(f.shape, f.strides), f.alignment)
+        for name, f in facts.items()
+    }
+    inputs = tuple(map(known.get, spec.arrays))
     state = library.state([x for x in named.values() if x is not None])
     mode, switch = state or ("", False)
     if choices.deterministic is None:
@@ -143,7 +145,7 @@ def problem(
         mode,
         axes,
         inputs,
-        _outputs(spec, signature, axes, inputs, dtype),
+        _outputs(spec, signature, axes, known, dtype),
         options,
         choices,
     )
@@ -166,20 +168,20 @@ def traced(arrays: Sequence[Array]) -> bool:
 
 def _facts(spec: OpSpec, named: Mapping[str, Array]) -> tuple[Library, dict[str, Facts]]:
     """The library, and the facts of every array given."""
-    facts: dict[str, Facts] = {}
-    libraries: dict[str, Library] = {}
     first = spec.arrays[0]
+    library, fact = described(spec.name, first, named.get(first))
+    facts = {first: fact}
     for name, x in named.items():
-        if x is None and name != first:
+        if x is None or name == first:
             continue
-        libraries[name], facts[name] = described(spec.name, name, x)
+        other, facts[name] = described(spec.name, name, x)
         for what, own, want in (
-            ("an array of library", libraries[name].name, libraries[first].name),
-            ("device", facts[name].device, facts[first].device),
+            ("an array of library", other.name, library.name),
+            ("device", facts[name].device, fact.device),
         ):
             if own != want and TRACED not in (own, want):
                 raise type_error(spec.name, name, f"{what} {want} (as {first})", own)
-    return libraries[first], facts
+    return library, facts
 
 
 def described(op: str, name: str, x: Array) -> tuple[Library, Facts]:
@@ -220,7 +222,7 @@ def _bind(
 ) -> tuple[Signature, Axes]:
     """The form that the arrays fit, and its axes; options are completed in place."""
     shapes = {name: fact.shape for name, fact in facts.items()}
-    forms = [s for s in spec.signatures if set(s.names) == set(shapes)]
+    forms = [s for s in spec.signatures if s.takes(shapes)]
     if not forms:
         takes = " or ".join(f"({', '.join(s.names)})" for s in spec.signatures)
         raise type_error(spec.name, "arrays", takes, f"({', '.join(shapes)})")
@@ -228,9 +230,7 @@ def _bind(
     for form in forms:
         trial = dict(options)
         try:
-            axes = Binder(spec.name, trial, spec.hints).bind(
-                form, shapes, spec.derived, spec.resolve
-            )
+            axes = Binder(spec.name, trial, spec.hints).bind(form, shapes, spec.resolve)
         except ValueError as error:
             ranks = all(p.fits_rank(len(shapes[p.name])) for p in form.inputs if not p.is_option)
             failures.append((not ranks, error))
@@ -245,11 +245,10 @@ def _outputs(
     spec: OpSpec,
     signature: Signature,
     axes: Axes,
-    inputs: Sequence[Operand | None],
+    known: Mapping[str, Operand],
     dtype: str,
 ) -> tuple[Operand, ...]:
     """The outputs, dense: in C order, or as their primal where the op is elementwise."""
-    known = {x.name: x for x in inputs if x is not None}
     out = []
     for pattern in signature.outputs:
         extents = pattern.shape(axes)

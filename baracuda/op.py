@@ -13,7 +13,7 @@ from baracuda.cache import plan_cache
 from baracuda.dispatch import DEFAULT, NAMES, current
 from baracuda.dtypes import FLOATS
 from baracuda.errors import ArgumentTypeError
-from baracuda.libraries import FACTS, STATES, Array, library_of
+from baracuda.libraries import Array, facts_of, library_of
 from baracuda.plan import Plan, make
 from baracuda.spec import Case, Kernel, Misfit, Normaliser, OpSpec, Packed, Resolver, signatures
 
@@ -99,7 +99,8 @@ class Op(Generic[P, R]):
             plan = alias = None
         if plan is None or (routes and state is not None):
             self._signature_check(arrays, {**options, **scalars})
-            route = self._route(arrays)
+            # Where nothing watches the arrays, no route does.
+            route = self._route(arrays) if alias is None or state is not None else None
             if route is not None:
                 return route.call(self, arrays, {**options, **scalars})  # type: ignore[no-any-return]
             plan = plan or self._find(arrays, options, alias)
@@ -154,12 +155,11 @@ class Op(Generic[P, R]):
 
         One of `_UNFIT` where an array or keyword cannot be part of it; `check` says why.
         """
-        state_of = STATES.get(type(arrays[0]))
-        state = None if state_of is None else state_of(arrays)
+        state, facts = facts_of(arrays)
         return (
             self._name,
             state,
-            tuple([FACTS[type(x)](x) for x in arrays]),
+            facts,
             tuple([(k, v, _kind(v)) for k, v in options.items()]) if options else (),
             current.get() if state is None or state[0] != "traced" else DEFAULT,
         )
@@ -211,8 +211,8 @@ class Op(Generic[P, R]):
                 hash(alias)
             except _UNFIT:
                 alias = None
-        matches = problem.library.matcher(arrays)
-        return plan_cache.get(alias, problem, lambda p: make(p, self._sibling, matches, arrays))
+        facts = facts_of(arrays) if alias is None else alias[1:3]
+        return plan_cache.get(alias, problem, lambda p: make(p, self._sibling, facts, arrays))
 
     def _sibling(self, plan: Plan, arrays: Sequence[Any]) -> Plan:
         """The plan for the same problem in the layout of `arrays`."""
@@ -253,6 +253,8 @@ def op(
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Declare an op; see `OpSpec` for what each keyword says.
 
+    `derived` names the axes that `resolve` computes.
+
     The decorated function's signature and docstring are the public ones. Its body is the
     definition in array-API terms, called with arrays in the accumulate dtype and normalised
     options.
@@ -269,7 +271,7 @@ def op(
             name=function.__name__,
             category=category,
             body=function,
-            signatures=signatures(forms),
+            signatures=signatures(forms, derived),
             options=dict(options or {}),
             scalars=dict(scalars or {}),
             defaults={
@@ -280,7 +282,6 @@ def op(
             dtypes=dtypes,
             integers=dict(integers or {}),
             resolve=resolve,
-            derived=derived,
             hints=dict(hints or {}),
             adjoint_of=adjoint_of,
             elementwise=elementwise,

@@ -11,7 +11,7 @@ from baracuda._version import __version__
 from baracuda.check import arguments, described
 from baracuda.dtypes import name_of, named
 from baracuda.errors import UnsupportedError, type_error, value_error
-from baracuda.libraries import Array, Library
+from baracuda.libraries import Array, Library, facts_of
 from baracuda.sku import KernelSku
 from baracuda.spec import Misfit, Operand, Prepared, Problem
 
@@ -25,8 +25,6 @@ class Plan:
 
     Attributes
     ----------
-    sku : KernelSku
-        What runs and what it guarantees.
     why : tuple of (str, str)
         Every backend passed over, with its reason.
     workspace_size : int
@@ -40,12 +38,15 @@ class Plan:
     """
 
     __slots__ = (
+        "_backend",
+        "_facts",
+        "_prepared",
         "_sibling",
+        "_sku",
         "_takes_scalars",
         "matches",
         "problem",
         "run",
-        "sku",
         "why",
         "workspace_size",
     )
@@ -53,23 +54,53 @@ class Plan:
     def __init__(
         self,
         problem: Problem,
+        backend: str,
         prepared: Prepared,
-        sku: KernelSku,
         why: tuple[tuple[str, str], ...],
         sibling: Callable[[Plan, Sequence[Array]], Plan],
-        matches: Callable[[Sequence[Array]], bool],
+        facts: Any,
     ) -> None:
         self.problem = problem
-        self.sku = sku
         self.why = why
         self.workspace_size = prepared.workspace_size
         self.run = prepared.run
+        self.matches: Callable[[Sequence[Array]], bool] = self._are_alike
+        self._backend = backend
+        self._prepared = prepared
         self._sibling = sibling
-        self.matches = matches
+        self._sku: KernelSku | None = None
+        self._facts = facts
         self._takes_scalars = bool(problem.spec.scalars)
 
     def __repr__(self) -> str:
         return f"<Plan {self.sku}>"
+
+    @property
+    def sku(self) -> KernelSku:
+        """What runs and what it guarantees; assembled when it is first asked for."""
+        if self._sku is None:
+            problem, prepared = self.problem, self._prepared
+            self._sku = KernelSku(
+                category=problem.spec.category,
+                op=problem.spec.name,
+                dtype=problem.dtype,
+                index_dtype=problem.index_dtype,
+                layout=problem.layout,
+                backend=self._backend,
+                arch=prepared.arch,
+                kernel=prepared.kernel,
+                variant=prepared.variant,
+                version=__version__,
+                precision=prepared.precision,
+            )
+        return self._sku
+
+    def _are_alike(self, arrays: Sequence[Array]) -> bool:
+        """Compares facts; from the first arrays that fit on, the library's own way is faster."""
+        if facts_of(arrays) != self._facts:
+            return False
+        self.matches = self.problem.library.matcher(arrays)
+        return True
 
     def __call__(
         self, *arrays: Array, out: Any = None, accumulate: bool = False, **scalars: Any
@@ -223,12 +254,13 @@ def _memory(library: Library, x: Array) -> layouts.Memory | None:
 def make(
     problem: Problem,
     sibling: Callable[[Plan, Sequence[Array]], Plan],
-    matches: Callable[[Sequence[Array]], bool],
+    facts: Any,
     arrays: Sequence[Array] = (),
 ) -> Plan:
     """Choose a backend, let it prepare, and record what it will run.
 
-    `arrays` are those of the call; variants are measured on them where that is asked for.
+    `arrays` are those of the call, `facts` what `facts_of` says of them; variants are measured on
+    them where that is asked for.
 
     Raises
     ------
@@ -243,20 +275,8 @@ def make(
     name, prepared, why = backends.choose(problem)
     if prepared.tuned is not None and problem.choices.autotune and wanted is None:
         prepared = prepared.tuned(arrays)
-    sku = KernelSku(
-        category=problem.spec.category,
-        op=problem.spec.name,
-        dtype=problem.dtype,
-        index_dtype=problem.index_dtype,
-        layout=problem.layout,
-        backend=name,
-        arch=prepared.arch,
-        kernel=prepared.kernel,
-        variant=prepared.variant,
-        version=__version__,
-        precision=prepared.precision,
-    )
-    if wanted is not None and sku != wanted:
+    plan = Plan(problem, name, prepared, why, sibling, facts)
+    if wanted is not None and (sku := plan.sku) != wanted:
         differing = [f for f in _SKU_FIELDS if getattr(sku, f) != getattr(wanted, f)]
         raise value_error(
             sku.op,
@@ -264,7 +284,7 @@ def make(
             ", ".join(f"{f} {getattr(wanted, f)}" for f in differing),
             ", ".join(f"{getattr(sku, f)}" for f in differing) + " here",
         )
-    return Plan(problem, prepared, sku, why, sibling, matches)
+    return plan
 
 
 _SKU_FIELDS = tuple(field.name for field in fields(KernelSku))

@@ -9,7 +9,7 @@ parentheses is an option that holds a shape.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -55,6 +55,11 @@ class Pattern:
     def marker(self) -> str | None:
         """The option that points at one of these axes."""
         return next((t.marker for t in self.terms if t.marker), None)
+
+    @cached_property
+    def marked(self) -> int:
+        """Which of these terms that is."""
+        return [t.marker for t in self.terms].index(self.marker)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -109,15 +114,29 @@ class Signature:
     text: str
     inputs: tuple[Pattern, ...]
     outputs: tuple[Pattern, ...]
+    derived: tuple[str, ...] = ()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The arrays that this form takes."""
         return tuple(p.name for p in self.inputs if not p.is_option)
 
+    @cached_property
+    def binding(self) -> tuple[Pattern, ...]:
+        """The inputs in the order in which they are bound: what says how large axes are first."""
 
-def parse(text: str) -> Signature:
-    """Read one signature.
+        def later(pattern: Pattern) -> tuple[bool, bool]:
+            return not pattern.names.isdisjoint(self.derived), pattern.marker is None
+
+        return tuple(sorted(self.inputs, key=later))
+
+    def takes(self, arrays: Collection[str]) -> bool:
+        """Whether these are the arrays of this form."""
+        return len(arrays) == len(self.names) and all(map(arrays.__contains__, self.names))
+
+
+def parse(text: str, derived: Sequence[str] = ()) -> Signature:
+    """Read one signature; the options and the other axes make the `derived` ones.
 
     Raises
     ------
@@ -127,7 +146,7 @@ def parse(text: str) -> Signature:
     left, arrow, right = text.partition("->")
     if not arrow:
         raise ValueError(f"signature {text!r}: expected '->'")
-    return Signature(text, _patterns(text, left), _patterns(text, right))
+    return Signature(text, _patterns(text, left), _patterns(text, right), tuple(derived))
 
 
 def _patterns(text: str, part: str) -> tuple[Pattern, ...]:
@@ -160,13 +179,13 @@ class Binder:
         self._options = options
         self._hints = hints
         # Who said so, for the messages.
-        self._owner: dict[str, str] = {}
+        self._met: list[Pattern] = []
+        self._derived: Mapping[str, int] = {}
 
     def bind(
         self,
         signature: Signature,
         shapes: Mapping[str, Shape],
-        derived: Sequence[str] = (),
         resolve: Callable[[str, Axes, dict[str, Any]], Mapping[str, int]] | None = None,
     ) -> Axes:
         """Bind every input; `resolve` computes the derived axes from the others.
@@ -178,25 +197,27 @@ class Binder:
         ValueError
             For the first array that does not fit, with the axis and both values.
         """
-        patterns = sorted(
-            signature.inputs,
-            key=lambda p: (not p.names.isdisjoint(derived), p.marker is None),
-        )
         resolved = resolve is None
-        for pattern in patterns:
-            if not resolved and not pattern.names.isdisjoint(derived):
+        for pattern in signature.binding:
+            if not resolved and not pattern.names.isdisjoint(signature.derived):
                 resolved = True
                 self._derive(resolve)
             shape = self._options[pattern.name] if pattern.is_option else shapes[pattern.name]
+            self._met.append(pattern)
             self._match(pattern, tuple(shape))
         if not resolved:
             self._derive(resolve)
         return self.axes
 
     def _derive(self, resolve: Any) -> None:
-        for name, value in resolve(self.op, self.axes, self._options).items():
-            self.axes[name] = value
-            self._owner[name] = "by the options"
+        self._derived = resolve(self.op, self.axes, self._options)
+        self.axes.update(self._derived)
+
+    def _owner(self, name: str) -> str:
+        """Who said how large an axis is."""
+        if name in self._derived:
+            return "by the options"
+        return f"as {next(p.name for p in self._met if name in p.names)} has it"
 
     def _fail(self, pattern: Pattern, expected: str, got: object) -> ValueError:
         return value_error(
@@ -214,24 +235,22 @@ class Binder:
             part = shape[axis : axis + lengths[term.name]]
             if term.name not in self.axes and term.bound is None:
                 self.axes[term.name] = part
-                self._owner[term.name] = f"as {pattern.name} has it"
             else:
                 self._group(pattern, term, axis, part)
             axis += len(part)
 
     def _group_lengths(self, pattern: Pattern, shape: Shape) -> dict[str, int]:
         """How many axes each group of `pattern` has in an array of this shape."""
-        groups = pattern.groups
+        groups, axes = pattern.groups, self.axes
         spare = len(shape) - pattern.fixed
         lengths: dict[str, int] = {}
         for term in groups:
-            known = self.axes.get(term.name, self.axes.get(term.bound or ""))
+            known = axes.get(term.name, axes.get(term.bound or ""))
             if known is not None:
                 lengths[term.name] = len(known)  # type: ignore[arg-type]
         if pattern.marker and groups[0].name not in lengths and spare >= 0:
             written = self._options[pattern.marker]
-            before = [t.marker for t in pattern.terms].index(pattern.marker)
-            position = self._position(pattern, len(shape)) - (before - 1)
+            position = self._position(pattern, len(shape)) - (pattern.marked - 1)
             last = len(groups) == 1
             if not (0 <= position <= spare) or (last and position != spare):
                 raise value_error(
@@ -245,7 +264,7 @@ class Binder:
         free = [t.name for t in groups if t.name not in lengths]
         if len(free) == 1:
             lengths[free[0]] = spare - sum(lengths.values())
-        if spare < 0 or any(n < 0 for n in lengths.values()) or sum(lengths.values()) != spare:
+        if spare < 0 or min(lengths.values(), default=0) < 0 or sum(lengths.values()) != spare:
             raise self._fail(pattern, f"{pattern}", f"shape {shape} of rank {len(shape)}")
         return lengths
 
@@ -266,11 +285,10 @@ class Binder:
                 even = "an even extent" if term.factor == 2 else f"a multiple of {term.factor}"
                 raise self._fail(pattern, f"{even} along axis {axis} ({term})", extent)
             self.axes[term.name] = extent // term.factor
-            self._owner[term.name] = f"as {pattern.name} has it"
             return
         want = term.factor * int(known)  # type: ignore[arg-type]
         if extent != want and not (term.or_one and extent == 1):
-            owner = self._owner[term.name]
+            owner = self._owner(term.name)
             either = " or 1" if term.or_one else ""
             expected = f"{term} = {want}{either} along axis {axis} ({owner})"
             raise self._fail(pattern, expected, extent)
@@ -281,15 +299,16 @@ class Binder:
             limit = self.axes[term.bound or ""]
             for i, (n, most) in enumerate(zip(part, limit, strict=True)):  # type: ignore[arg-type]
                 if n > most:
-                    owner = self._owner[term.bound or ""]
+                    owner = self._owner(term.bound or "")
                     raise self._fail(pattern, f"at most {most} along axis {axis + i} ({owner})", n)
             self.axes[term.name] = part
-            self._owner[term.name] = f"as {pattern.name} has it"
+            return
+        if part == known:
             return
         for i, (n, want) in enumerate(zip(part, known, strict=True)):  # type: ignore[arg-type]
             if n != want and not (term.or_one and n == 1):
                 either = " or 1" if term.or_one else ""
-                owner = self._owner[term.name]
+                owner = self._owner(term.name)
                 raise self._fail(
                     pattern,
                     f"{term.name}[{i}] = {want}{either} along axis {axis + i} ({owner})",

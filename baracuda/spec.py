@@ -79,8 +79,8 @@ class OpSpec:
         dtypes of all arrays that are not `integers`.
     integers : mapping
         Integer inputs, each with the axis whose extent bounds its values, or None.
-    resolve, derived
-        Computes the axes named in `derived` from the others and the options.
+    resolve
+        Computes the derived axes of the signatures from the others and the options.
     adjoint_of : str or None
         The forward op whose gradient this is.
     counted : mapping
@@ -99,7 +99,6 @@ class OpSpec:
     dtypes: tuple[str, ...] = FLOATS
     integers: Mapping[str, str | None] = field(default_factory=dict)
     resolve: Resolver | None = None
-    derived: tuple[str, ...] = ()
     hints: Mapping[str, str] = field(default_factory=dict)
     adjoint_of: str | None = None
     elementwise: bool = False
@@ -124,14 +123,19 @@ class OpSpec:
         """All array parameters, in order."""
         return max((s.names for s in self.signatures), key=len)
 
+    @cached_property
+    def usual(self) -> dict[str, Any]:
+        """The defaults, normalised."""
+        normalise = {**self.options, **self.scalars}
+        return {k: normalise[k](self.name, k, value) for k, value in self.defaults.items()}
 
-def signatures(texts: Sequence[str]) -> tuple[Signature, ...]:
+
+def signatures(texts: Sequence[str], derived: Sequence[str] = ()) -> tuple[Signature, ...]:
     """Parse the forms of an op."""
-    return tuple(parse(text) for text in texts)
+    return tuple(parse(text, derived) for text in texts)
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(NamedTuple):
     """One array of a problem. `strides` are canonical: None is C order."""
 
     name: str
@@ -204,7 +208,7 @@ class Problem:
             self.library.name,
             self.device,
             self.mode,
-            tuple([x and (x.name, x.dtype, x.shape, x.strides, x.alignment) for x in self.inputs]),
+            self.inputs,
             tuple(self.options.items()),
             (c.backend, c.deterministic, c.max_workspace_bytes, c.autotune),
             c.sku and c.sku.to_json(),

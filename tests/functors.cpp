@@ -63,12 +63,20 @@ template <class A> struct List {
   }
 };
 
-// One window of n cells: the fast form, whether it gives up, the careful form.
+extern "C" void power_f32(const f32* x, f32* y, i64 n, const f64* p) {
+  for (i64 i = 0; i < n; ++i) y[i] = power(x[i], f32(p[0]), f32(p[0] - f32(p[0])));
+}
+
+// One window of n = CELLS cells: the fast form, whether it gives up, the careful form.
+static constexpr int CELLS = 6;
 template <class A, int P, bool COARSE> static void pool(const A* norm, const A* x, A* y, i64 n) {
   const LpPool<A, P, COARSE> f{{norm[0], norm[1], norm[2], norm[3]}, norm[4], norm[5], norm[6]};
   bool odd = false, extreme = false;
-  A sum = f.lift(x[0]);
-  for (i64 i = 1; i < n; ++i) sum = f.join(sum, f.lift(x[i]));
+  A cells[CELLS];
+  for (i64 i = 0; i < CELLS; ++i) cells[i] = f.INLINED ? f.lift(x[i]) : x[i];
+  if constexpr (!LpPool<A, P, COARSE>::INLINED) f.lift(cells);
+  A sum = cells[0];
+  for (i64 i = 1; i < CELLS; ++i) sum = f.join(sum, cells[i]);
   y[0] = f.lower(sum, odd);
   for (i64 i = 0; i < n; ++i) extreme |= f.extreme(x[i]);
   y[1] = odd && extreme;

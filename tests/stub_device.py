@@ -78,7 +78,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
     describe = Torch.describe
 
     def on_device(self: Any, x: Any) -> Facts:
-        return replace(describe(self, x), device="cuda:0")
+        return describe(self, x)._replace(device="cuda:0")
 
     class Arrays:
         """What the runner asks of torch, on the CPU."""

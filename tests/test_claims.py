@@ -68,5 +68,5 @@ def test_every_form_of_every_op_is_in_the_cases() -> None:
         for case in op.spec.cases:
             for form in op.spec.signatures:
                 for pattern in (*form.inputs, *form.outputs):
-                    names = {term.name for term in pattern.terms} - set(op.spec.derived)
+                    names = {term.name for term in pattern.terms} - set(form.derived)
                     assert names <= set(case.axes), (op.spec.name, case, form.text)

@@ -274,7 +274,7 @@ def test_only_dimensions_that_do_not_merge_count() -> None:
     dense = on_gpu("reglu", (2,) * 14)
     assert BACKEND.refuses(dense) is None
     apart = tuple(3**i for i in reversed(range(14)))
-    problem = replace(dense, inputs=(replace(dense.inputs[0], strides=apart), None))  # type: ignore[type-var]
+    problem = replace(dense, inputs=(dense.inputs[0]._replace(strides=apart), None))  # type: ignore[type-var]
     assert BACKEND.refuses(problem) == "walks over at most 10 dimensions that do not merge (x)"
 
 

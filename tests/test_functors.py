@@ -265,6 +265,26 @@ def test_pairs_turn(functors: ctypes.CDLL, name: str, sign: int, kind: str) -> N
 
 # Pooling.
 
+
+@pytest.mark.parametrize(
+    "p", [-66.9, -3.5, -1, -0.3, 1e-3, 1 / 3, 0.7, 1, 1.5, 2.5, 7.3, 66.9, 1e37]
+)
+def test_powers_keep_two_units_in_the_last_place(functors: ctypes.CDLL, p: float) -> None:
+    ends = [1e-45, 1e-40, 1.2e-38, 0.70710677, 0.7071068, 1, 1.4142135, 1.4142137, 3.4e38]
+    around = np.exp(np.random.default_rng(4).uniform(-1, 1, 3000) * np.repeat([88, 3, 0.01], 1000))
+    x = np.array([*ends, *around], np.float32)
+    want = x.astype(WIDE) ** WIDE(p)
+    got = call(functors, "power", "f32", x, 1, p)[0]
+    calm = normal(want, "f32")
+    assert np.where(calm, errors(got, want, want, "f32"), 0).max() < 2
+    assert calm.any()
+    assert (got[want < 1e-39] == 0).all()
+    assert np.isinf(got[want > 3.5e38]).all()
+    at_ends = call(functors, "power", "f32", [np.inf, np.nan], 1, p)[0]
+    assert at_ends[0] == (np.inf if p > 0 else 0)
+    assert np.isnan(at_ends[1])
+
+
 each_power = pytest.mark.parametrize("p", POWERS)
 CELLS = 6
 

@@ -21,8 +21,6 @@ template <> struct Gradient<f64> {
 // Powers of sizes. The fast forms need every power to stay normal: for cells between `low` and
 // `high` backward, for sums forward. COARSE is for results that are rounded to 16 bits: to 2^-16.
 template <class A, int P, bool COARSE = false> struct Norm {
-  // Whether a power is a few multiplications.
-  static constexpr bool inlined = P != REAL;
   A p, inverse, low, high;
 
   HD A raise(A size) const {
@@ -35,7 +33,9 @@ template <class A, int P, bool COARSE = false> struct Norm {
 
   HD A positive_power(A size, A exponent) const {
     if constexpr (COARSE) return exponential2(exponent * logarithm2(size));
-    else return size == 0 ? A(0) : power(size, exponent);
+    // Chosen afterwards: a branch around each power would keep them from running side by side.
+    const A raised = power(size, exponent);
+    return size == 0 ? A(0) : raised;
   }
 
   HD A extract(A sum) const {
@@ -50,10 +50,9 @@ template <class A, int P, bool COARSE = false> struct Norm {
   }
 
   HD A extract_real(A sum) const {
-    if (sum == 0) return 0;
-    // What the rounding of 1/p leaves comes back with the logarithm of the sum.
-    const A root = power(sum, inverse), rest = fused(-p, inverse, A(1)) * inverse;
-    return fused(root, rest * logarithm(sum), root);
+    const A rest = fused(-p, inverse, A(1)) * inverse;
+    const A root = powers(Several<A, 1>{{sum}}, inverse, rest).at[0];
+    return sum == 0 ? A(0) : root;
   }
 
   // x * |x|^(p-2)
@@ -63,7 +62,8 @@ template <class A, int P, bool COARSE = false> struct Norm {
     else if constexpr (P == 2) return x;
     else if constexpr (P == 3) return x * size;
     else if constexpr (P == 4) return x * (x * x);
-    else return x == 0 ? A(0) : x < 0 ? -positive_power(size, p - 1) : positive_power(size, p - 1);
+    const A raised = positive_power(size, p - 1);
+    return x == 0 ? A(0) : x < 0 ? -raised : raised;
   }
 
   // y^(1-p), for a fast form
@@ -79,11 +79,24 @@ template <class A, int P, bool COARSE = false> struct Norm {
 template <class A> HD bool finite(A x) { return x - x == 0; }
 
 template <class A, int P, bool COARSE = false> struct LpPool : Norm<A, P, COARSE> {
+  static constexpr bool INLINED = P != REAL || COARSE;
   // Bounds of a cell whose power is between `low` and `high`; the logarithm of either bound is as
   // large as `reach`, or larger.
   A least, most, reach;
 
   HD A lift(A x) const { return P == INFINITE ? magnitude(x) : this->raise(magnitude(x)); }
+
+  template <int N> HD void lift(A (&x)[N]) const {
+    // So few do not take long.
+    if constexpr (N < 5) {
+      UNROLL for (int i = 0; i < N; ++i) x[i] = lift(x[i]);
+    } else {
+      Several<A, N> sizes;
+      UNROLL for (int i = 0; i < N; ++i) sizes.at[i] = magnitude(x[i]);
+      sizes = powers(sizes, this->p, A(0));
+      UNROLL for (int i = 0; i < N; ++i) x[i] = x[i] == 0 ? A(0) : sizes.at[i];
+    }
+  }
 
   HD A join(A a, A b) const { return P == INFINITE ? larger(a, b) : a + b; }
 

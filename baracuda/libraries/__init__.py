@@ -9,10 +9,9 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from baracuda.dtypes import name_of
 from baracuda.layouts import Shape
@@ -25,8 +24,7 @@ TRACED = "traced"
 """The device of an array that stands for one: none in particular."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What `check` reads off an array.
 
     `strides` are in elements, None where there are none; `alignment` is the power of two up to 16
@@ -85,17 +83,8 @@ class Library:
 
     def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
         """Tells whether others need the same plan as `arrays`, at the least cost per call."""
-        want = tuple([FACTS[type(x)](x) for x in arrays])
-        state_of = STATES.get(type(arrays[0]))
-        state = state_of and state_of(arrays)
-
-        def fits(others: Sequence[Array]) -> bool:
-            if tuple([FACTS[type(x)](x) for x in others]) != want:
-                return False
-            state_of = STATES.get(type(others[0]))
-            return (state_of and state_of(others)) == state
-
-        return fits
+        want = facts_of(arrays)
+        return lambda others: facts_of(others) == want
 
     def readable(self, x: Array) -> bool:
         """Whether the values of `x` can be looked at without waiting for a device."""
@@ -168,6 +157,17 @@ _BY_TYPE: dict[type, Library] = {}
 # second has only the types whose library has a state at all.
 FACTS: dict[type, Callable[[Array], Hashable]] = {type(None): lambda x: None}
 STATES: dict[type, Callable[[Sequence[Array]], tuple[str, bool] | None]] = {}
+
+
+def facts_of(arrays: Sequence[Array]) -> tuple[tuple[str, bool] | None, tuple[Hashable, ...]]:
+    """What watches the arrays of a call, and the cheapest facts of each.
+
+    One of KeyError, IndexError, TypeError, AttributeError and RuntimeError for what is no array of
+    a library that has been met.
+    """
+    state_of = STATES.get(type(arrays[0]))
+    state = None if state_of is None else state_of(arrays)
+    return state, tuple([FACTS[type(x)](x) for x in arrays])
 
 
 def library(name: str) -> Library:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -37,7 +36,7 @@ class Jax(Library):
     def describe(self, x: Array) -> Facts:
         # Two shardings over the same devices are no difference.
         devices = "" if isinstance(x, jax.core.Tracer) else ",".join(sorted(map(str, x.devices())))
-        return replace(super().describe(x), device=devices or TRACED)
+        return super().describe(x)._replace(device=devices or TRACED)
 
     def readable(self, x: Array) -> bool:
         return not isinstance(x, jax.core.Tracer) and all(

@@ -33,7 +33,7 @@ class CudaBackend:
     def check_errors(self) -> None:
         """Wait for the devices; raise the index that a kernel met out of range."""
         if unavailable() is None:
-            import_module("baracuda.backends.cuda.reports").check()
+            _module("reports").check()
 
     def refuses(self, problem: Problem) -> str | None:
         if problem.spec.kernel is None:
@@ -46,11 +46,9 @@ class CudaBackend:
         return reason or _too_many_dims(problem)
 
     def prepare(self, problem: Problem) -> Prepared:
-        from baracuda.backends.cuda.launch import device_facts
-        from baracuda.backends.cuda.runner import CudaRunner
-
+        CudaRunner = _module("runner").CudaRunner
         arrays = _arrays(problem.library.name)
-        facts = device_facts(arrays.ordinal_of(problem.device))
+        facts = _module("launch").device_facts(arrays.ordinal_of(problem.device))
         runner = CudaRunner(problem, facts, arrays)
         recorded = problem.choices.sku
         if recorded is not None:
@@ -59,9 +57,7 @@ class CudaBackend:
         choices = runner.variants() if problem.choices.autotune else ()
 
         def tuned(given: Sequence[Array]) -> Prepared:
-            from baracuda.backends.cuda.tune import fastest
-
-            variant = fastest(problem, facts, arrays, choices, given)
+            variant = _module("tune").fastest(problem, facts, arrays, choices, given)
             return _prepared(CudaRunner(problem, facts, arrays, variant), problem, facts.arch)
 
         return _prepared(runner, problem, facts.arch, tuned if choices[1:] else None)
@@ -76,11 +72,14 @@ def _prepared(
     """A runner with the facts of it that go into the SKU."""
     steps = runner.steps
     entries = [step.entry for step in steps.kernels]
-    variant = [steps.variant, *[f"{entry.threads} threads" for entry in entries[:1]]]
+    variant = steps.variant
+    if entries:
+        threads = f"{entries[0].threads} threads"
+        variant = f"{variant}, {threads}" if variant else threads
     return Prepared(
         run=runner.shortest(),
         kernel="+".join([entry.symbol for entry in entries]) or "none",
-        variant=", ".join(filter(None, variant)),
+        variant=variant,
         arch=arch,
         precision=_guarantee(problem.compute_dtype, steps.deterministic, steps.stable),
         workspace_size=steps.workspace_size,
@@ -99,9 +98,14 @@ def _recorded(text: str, choices: Sequence[str]) -> str:
 
 
 @cache
+def _module(name: str) -> Any:
+    """A module of this package that needs the driver or an array library, loaded on first use."""
+    return import_module(f"{__name__}.{name}")
+
+
 def _arrays(library: str) -> Any:
     """What the runner asks of an array library."""
-    return import_module(f"baracuda.backends.cuda.{library}")
+    return _module(library)
 
 
 def _too_many_dims(problem: Problem) -> str | None:

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from itertools import product
 from math import gcd, prod
+from operator import gt
 from typing import NamedTuple
 
 from baracuda.layouts import Shape
@@ -62,8 +63,11 @@ def merged(shape: Shape, strides: Sequence[Shape], order: Sequence[int] | None =
     return out
 
 
-def by_stride(shape: Shape, strides: Sequence[Shape]) -> list[int]:
+def by_stride(shape: Shape, strides: Sequence[Shape]) -> Sequence[int]:
     """The axes from the slowest to the fastest of the last operand, ties broken by the others."""
+    last = strides[-1]
+    if all(map(gt, last, (*last[1:], 0))):
+        return range(len(shape))
     keys = [[-abs(s) for s in along] for along in zip(*reversed(strides), strict=True)]
     return sorted(range(len(shape)), key=keys.__getitem__)
 
@@ -72,7 +76,7 @@ def reach(dims: Sequence[Dim]) -> int:
     """The largest offset of any operand, in elements."""
     if not dims:
         return 0
-    spans = [[(d.extent - 1) * abs(s) for s in d.strides] for d in dims]
+    spans = [[(extent - 1) * abs(s) for s in strides] for extent, strides in dims]
     return max(map(sum, zip(*spans, strict=True)))
 
 
@@ -105,11 +109,15 @@ class Packer:
 
     def pointers(self, count: int) -> Packer:
         """Leave room for pointers, which every call fills in."""
-        return self.add("Q", *[0] * count)
+        self._codes += "Q" * count
+        self._values += [0] * count
+        return self
 
     def indices(self, *values: int) -> Packer:
         """Append signed indices or offsets."""
-        return self.add(self.index, *values)
+        self._codes += self.index * len(values)
+        self._values += values
+        return self
 
     def extents(self, *sizes: int, code: str = "") -> Packer:
         """Append extents with what division by them takes."""
@@ -118,7 +126,8 @@ class Packer:
         for size in sizes:
             shift = (size - 1).bit_length()
             magic = ((1 << bits) * ((1 << shift) - size)) // size + 1
-            self.add(code, size, magic, shift)
+            self._values += (size, magic, shift)
+        self._codes += 3 * len(sizes) * code
         return self
 
     def walk(self, dims: Sequence[Dim], operands: int, kind: int = 0) -> Packer:
@@ -145,13 +154,13 @@ def split(dims: Sequence[Dim], width: int) -> list[Dim]:
     if width == 1 or not dims:
         return list(dims)
     first = dims[0]
-    inner = Dim(first.extent // width, tuple(s * width for s in first.strides))
+    inner = Dim(first.extent // width, tuple([s * width for s in first.strides]))
     return [inner, *dims[1:]]
 
 
 def count(dims: Sequence[Dim]) -> int:
     """How many elements there are."""
-    return prod(d.extent for d in dims)
+    return prod([extent for extent, _ in dims])
 
 
 def visited(dims: Sequence[Dim], operand: int) -> list[int]:

@@ -11,7 +11,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from cuda.bindings import driver
@@ -165,8 +165,8 @@ class Launch:
 
     def room(self) -> tuple[Any, int, Any]:
         """An argument struct, and the address of the array that points at it."""
-        room = ctypes.create_string_buffer(self._arguments, len(self._arguments))
-        pointer = (ctypes.c_void_p * 1)(ctypes.addressof(room))
+        room = _bytes(len(self._arguments)).from_buffer_copy(self._arguments)
+        pointer = _POINTER(ctypes.addressof(room))
         return room, ctypes.addressof(pointer), pointer
 
     def __call__(self, stream: Any, words: Sequence[Any]) -> None:
@@ -182,6 +182,15 @@ class Launch:
                 status = launch_kernel(self.function, *self.fixed, stream, room[1], 0)[0]
             checked((status,))
         free.append(room)
+
+
+_POINTER = ctypes.c_void_p * 1
+
+
+@cache
+def _bytes(count: int) -> Any:
+    """The type of so many bytes; ctypes itself makes it again when nothing of it is left."""
+    return ctypes.c_char * count
 
 
 @lru_cache(maxsize=64)

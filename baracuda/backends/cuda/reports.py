@@ -98,10 +98,11 @@ class Ticket:
 
 def listener(ordinal: int) -> Listener:
     """The record of a device, made when it is first needed."""
-    with _lock:
-        if ordinal not in _listeners:
-            _listeners[ordinal] = Listener(ordinal)
-        return _listeners[ordinal]
+    found = _listeners.get(ordinal)
+    if found is None:
+        with _lock:
+            found = _listeners.get(ordinal) or _listeners.setdefault(ordinal, Listener(ordinal))
+    return found
 
 
 def check() -> None:

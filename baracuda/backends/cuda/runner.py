@@ -50,6 +50,24 @@ class CudaRunner:
         What most calls launch.
     """
 
+    __slots__ = (
+        "_alignment",
+        "_arrays",
+        "_empty",
+        "_facts",
+        "_listener",
+        "_lock",
+        "_ordinal",
+        "_outputs",
+        "_problem",
+        "_programs",
+        "_state",
+        "_ticket",
+        "_usual",
+        "_variant",
+        "steps",
+    )
+
     def __init__(
         self,
         problem: Problem,
@@ -59,19 +77,17 @@ class CudaRunner:
         listens: bool = True,
     ) -> None:
         self._problem, self._facts, self._arrays = problem, facts, arrays
-        self._pointer, self._current = arrays.pointer, arrays.current_device
-        self._stream = arrays.current_stream
         self._ordinal = facts.ordinal
-        self._outputs = tuple((x.shape, strides_of(x)) for x in problem.outputs)
+        self._outputs = tuple([(x.shape, strides_of(x)) for x in problem.outputs])
         self._listener = reports.listener(facts.ordinal)
         self._state = self._listener.state
         self._variant = variant
         checked = listens and problem.options.get("mode") == "raise"
         self._ticket = reports.Ticket(problem) if checked else None
-        self._empty = all(x.size == 0 for x in problem.outputs)
+        self._empty = all(0 in x.shape for x in problem.outputs)
         self._programs: dict[_Key, _Program] = {}
         self._lock = threading.Lock()
-        self._alignment = min((x.alignment for x in problem.given), default=WIDEST)
+        self._alignment = min([x.alignment for x in problem.given], default=WIDEST)
         self._usual: _Key = (self._alignment, None, False)
         self.steps = self._plan(self._usual)
 
@@ -84,11 +100,10 @@ class CudaRunner:
     ) -> Any:
         if self._state[0]:
             self._listener.raise_pending()
-        if self._current() != self._ordinal:
+        if self._arrays.current_device() != self._ordinal:
             with self._arrays.on_device(self._ordinal):
                 return self(arrays, outs, accumulate, scalars)
-        pointer = self._pointer
-        layout = None
+        pointer, layout = self._arrays.pointer, None
         if outs is None:
             results: Sequence[Array] = self._allocate()
         else:
@@ -106,7 +121,7 @@ class CudaRunner:
             for shape, dtype in workspaces
         ]
         words += [pointer(x) for x in held]
-        stream = stream_of(self._stream(self._ordinal))
+        stream = stream_of(self._arrays.current_stream(self._ordinal))
         for launch, front, takes in launches:
             given = [words[slot] + offset for slot, offset in front]
             if takes:

@@ -11,7 +11,7 @@ from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.geometry import View
 from baracuda.dtypes import named
 from baracuda.layouts import Shape
-from baracuda.spec import Operand, Problem
+from baracuda.spec import Operand, OpSpec, Problem
 
 THREADS = 256
 # What the grid may have in y and z, and the bytes of the widest access.
@@ -126,12 +126,6 @@ class Call(NamedTuple):
         return kernel.functor if kernel else ""
 
     @property
-    def file(self) -> str:
-        """The family's source file."""
-        kernel = self.problem.spec.kernel
-        return kernel.file if kernel else ""
-
-    @property
     def schedule(self) -> str:
         """The schedule that maps the functor."""
         kernel = self.problem.spec.kernel
@@ -183,8 +177,8 @@ class Call(NamedTuple):
         self, schedule: str, nbytes: int, *tags: object, threads: int = 0, cluster: int = 1
     ) -> Entry:
         """The entry point of `schedule`; `tags` are what tells its variants apart."""
-        symbol = "_".join([self.problem.spec.name, self.type, *map(str, tags)])
-        return Entry(self.file, symbol, schedule, threads or THREADS, nbytes, cluster)
+        spec, sizes = self.problem.spec, {"threads": threads, "cluster": cluster}
+        return entry_of(spec, self.type, schedule, nbytes, *tags, **sizes)
 
 
 Planner: TypeAlias = Callable[[Call], Steps]
@@ -192,6 +186,21 @@ Planner: TypeAlias = Callable[[Call], Steps]
 
 Variants: TypeAlias = Callable[[Call], tuple[str, ...]]
 """The names of the variants that a schedule has for a call, that of its rule first."""
+
+
+def entry_of(
+    spec: OpSpec,
+    dtype: str,
+    schedule: str,
+    nbytes: int,
+    *tags: object,
+    threads: int = 0,
+    cluster: int = 1,
+) -> Entry:
+    """The entry point of a schedule for an op; `tags` are what tells its variants apart."""
+    symbol = "_".join([spec.name, dtype, *map(str, tags)])
+    file = spec.kernel.file if spec.kernel else ""
+    return Entry(file, symbol, schedule, threads or THREADS, nbytes, cluster)
 
 
 def strides_of(x: Operand) -> Shape:

@@ -88,7 +88,7 @@ struct CoveringStrip {
   // More blocks at once where that costs no spill: what is in flight is what limits these.
   static constexpr bool ALONE = DOWN == 1 && ALONG == 1 && XA > 1 && V < 9;
   static constexpr bool SHARING =
-      XA > 1 && V < 9 && DOWN > 1 && KH * KW < 10 && F::inlined && sizeof(I) == 4 && !ADD;
+      XA > 1 && V < 9 && DOWN > 1 && KH * KW < 10 && sizeof(I) == 4 && !ADD;
   static constexpr int RESIDENT =
       sizeof(T) == 8 ? 1 : SHARING && sizeof(T) == 4 ? 4 : ALONE || SHARING ? 3 : 2;
   // Rows of windows, beside the next one, that are on their way to L2. On an H200 k3 s2 in bf16

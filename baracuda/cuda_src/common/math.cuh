@@ -16,6 +16,25 @@ HD f32 reciprocal(f32 x) {
 #endif
 }
 
+HD i32 bits_of(f32 x) {
+#ifdef __CUDA_ARCH__
+  return __float_as_int(x);
+#else
+  i32 bits;
+  memcpy(&bits, &x, 4);
+  return bits;
+#endif
+}
+HD f32 of_bits(i32 bits) {
+#ifdef __CUDA_ARCH__
+  return __int_as_float(bits);
+#else
+  f32 x;
+  memcpy(&x, &bits, 4);
+  return x;
+#endif
+}
+
 HD f32 exponential(f32 x) { return expf(x); }
 HD f64 exponential(f64 x) { return exp(x); }
 // 2^x; 0 where the result would be subnormal.
@@ -103,11 +122,43 @@ HD f32 coarse_root2(f32 x) {
 #endif
 }
 HD f64 root3(f64 x) { return cbrt(x); }
-HD f32 logarithm(f32 x) { return logf(x); }
-HD f64 logarithm(f64 x) { return log(x); }
+// x^(p + rest) for x above 0, where p is rounded and `rest` what that left: to two units in the last
+// place, and 0 where it would be subnormal.
+HD f32 power(f32 x, f32 p, f32 rest = 0) {
+  // x is 2^e m with m from sqrt(1/2) to sqrt(2).
+  const bool small = x < 1.17549435e-38f;
+  const i32 bits = bits_of(small ? x * 16777216.0f : x), scale = (bits - 0x3f3504f3) & 0xff800000;
+  const f32 m = of_bits(bits - scale), e = fused(f32(scale), 1.1920929e-07f, small ? -24.0f : 0.0f);
+  // log2 m is 2/ln(2) atanh((m - 1)/(m + 1)), kept as a sum of two, for p may multiply its error.
+  const f32 f = m - 1, inverse = reciprocal(m + 1), s = f * inverse, square = s * s;
+  const f32 s_rest = fused(-s, f, fused(s, -2.0f, f)) * inverse;
+  const f32 series = fused(fused(0.43095803f, square, 0.57675403f), square, 0.96179825f);
+  const f32 first = s * 2.88539f, most = fused(s * square, series, first);
+  const f32 log = bits < 0x7f800000 ? e + most : x;
+  f32 log_rest = fused(s_rest, 2.88539f, fused(s, 3.851926e-08f, fused(s, 2.88539f, -first)));
+  log_rest += fused(s * square, series, first - most) + (most - (log - e));
+  const f32 t = p * log, t_rest = fused(rest, log, fused(p, log_rest, fused(p, log, -t)));
+  const f32 y = exponential2(t);
+  return magnitude(t) < 128 ? fused(y, t_rest * 0.6931472f, y) : y;
+}
 // Not inlined: the many copies that unrolled loops would have take most of a second to compile.
-APART f32 power(f32 x, f32 p) { return powf(x, p); }
 APART f64 power(f64 x, f64 p) { return pow(x, p); }
+HD f64 power(f64 x, f64 p, f64 rest) {
+  const f64 y = power(x, p);
+  return fused(y, rest * log(x), y);
+}
+// Nor are these, several at a time, lest the calls cost as much as the work.
+template <class A, int N> struct Several {
+  A at[N];
+};
+template <int N> APART Several<f32, N> powers(Several<f32, N> x, f32 p, f32 rest) {
+  UNROLL for (int i = 0; i < N; ++i) x.at[i] = power(x.at[i], p, rest);
+  return x;
+}
+template <int N> HD Several<f64, N> powers(Several<f64, N> x, f64 p, f64 rest) {
+  UNROLL for (int i = 0; i < N; ++i) x.at[i] = rest == 0 ? power(x.at[i], p) : power(x.at[i], p, rest);
+  return x;
+}
 
 // A function of the gate and what it is at the negative gate, or its slope.
 template <class A> struct Pair {

@@ -2,7 +2,8 @@
 //
 // A functor F has `lift(x)`, what a cell adds, `join(sum, cell)`, `lower(sum, odd)`, which says
 // whether the sum is out of the range of the fast form, `extreme(x)`, whether this cell may be why,
-// and `careful(cells)`, which holds for any values.
+// and `careful(cells)`, which holds for any values. One that is not INLINED calls what takes long
+// to compile, and lifts several cells at once: `lift(cells)`.
 #pragma once
 #include "index.cuh"
 #include "vec.cuh"
@@ -119,7 +120,7 @@ struct WindowTile {
   // On an H200 what a block more in flight brings exceeds what fewer registers cost: k3 s1 p3 in
   // bf16 goes from 0.78 to 0.84 of the copy ceiling with 4.
   static constexpr bool SMALL =
-      KH * KW < 10 && XA > 1 && sizeof(T) < 8 && sizeof(I) == 4 && F::inlined;
+      KH * KW < 10 && XA > 1 && sizeof(T) < 8 && sizeof(I) == 4 && F::INLINED;
   static constexpr int RESIDENT =
       SMALL ? (LINES > 7 ? 3 : 4) : sizeof(T) == 8 ? 1 : LINES > 4 ? 2 : 3;
 
@@ -175,9 +176,15 @@ struct WindowTile {
     A down[R][MAIN + HALO];  // joined over the rows of a window
     bool odd = false;
     UNROLL for (int l = 0; l < LINES; ++l) {
+      if (!row_used(l)) continue;
+      A cells[MAIN + HALO];
+      if constexpr (!F::INLINED) {
+        UNROLL for (int i = 0; i < MAIN + HALO; ++i) cells[i] = used(i) ? line[l].cell(i) : A(0);
+        args.f.lift(cells);
+      }
       UNROLL for (int i = 0; i < MAIN + HALO; ++i) {
-        if (!row_used(l) || !used(i)) continue;
-        const A cell = args.f.lift(line[l].cell(i));
+        if (!used(i)) continue;
+        const A cell = F::INLINED ? args.f.lift(line[l].cell(i)) : cells[i];
         UNROLL for (int r = 0; r < R; ++r) {
           const int k = l - r * SH;
           if (k >= 0 && k < KH) down[r][i] = k ? args.f.join(down[r][i], cell) : cell;

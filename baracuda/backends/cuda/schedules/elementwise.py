@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 
+from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.geometry import (
     Dim,
     Packer,
-    View,
     by_stride,
     count,
     divisor,
@@ -17,7 +18,19 @@ from baracuda.backends.cuda.geometry import (
     split,
     wide,
 )
-from baracuda.backends.cuda.steps import PAST_CACHES, Call, DeviceFacts, Step, Steps, blocks, flag
+from baracuda.backends.cuda.steps import (
+    PAST_CACHES,
+    Call,
+    DeviceFacts,
+    Step,
+    Steps,
+    blocks,
+    entry_of,
+    flag,
+    strides_of,
+)
+from baracuda.layouts import Shape
+from baracuda.spec import OpSpec
 
 # Vectors of each input in flight per thread, by the number of inputs. Of lerp_backward 1, 2 and 4
 # have 0.957, 0.925, 0.917 of the copy ceiling of an H200 in bf16.
@@ -32,40 +45,72 @@ _AHEAD = 5 << 19
 _LAYOUTS = {0: "strided", 1: "flat", 2: "rows"}
 
 
+class _Operand(NamedTuple):
+    """Which array of a call, and the first element and the strides of what is meant of it."""
+
+    slot: int
+    offset: int
+    strides: Shape
+
+
+class _Form(NamedTuple):
+    """What tells apart the kernels of an op."""
+
+    functor: str
+    options: tuple[str, ...]
+    dtype: str
+    width: int
+    depth: int
+    kind: int
+    integer: str
+    add: bool
+
+
 def plan(call: Call) -> Steps:
     """One kernel over all views."""
-    inputs, outputs = _views(call)
-    views = [*inputs, *outputs]
-    shape, strides = views[0].shape, [v.strides for v in views]
+    shape, inputs, outputs = _operands(call)
+    operands = [*inputs, *outputs]
+    offsets, strides = [o.offset for o in operands], [o.strides for o in operands]
     dims = merged(shape, strides, by_stride(shape, strides))
-    flat = len(dims) < 2 and all(s == 1 for d in dims for s in d.strides)
-    width = _width(call, views, dims, flat)
-    rows = len(dims) == 2 and all(s == 1 for s in dims[0].strides)
-    kind = 1 if flat else 2 if rows else 0
-    items, tail = divmod(count(dims), width)
+    # Side by side along the innermost dimension, so that vectors can be loaded.
+    beside = not dims or dims[0].strides == (1,) * len(operands)
+    kind = 0 if not beside or len(dims) > 2 else max(len(dims), 1)
+    width = _width(call, offsets, dims, kind) if beside else 1
+    elements, itemsize = count(dims), call.itemsize
+    items, tail = divmod(elements, width)
     variant, scalars = call.variant or _names(len(inputs))[0], len(call.problem.spec.scalars)
     depth = int(variant.removeprefix("depth "))
-    packer = Packer(wide(count(dims), reach(dims)))
-    early = len(inputs) < len(outputs) and flat and not call.add and call.nbytes > PAST_CACHES
-    ahead = _AHEAD // (width * call.itemsize) if early else items
-    packer.pointers(len(views)).add("d", *[0.0] * scalars).indices(items, tail, ahead, 0)
-    arguments = packer.walk(split(dims, width), len(views), kind).done()
-    options = _options(call)
-    schedule = (
-        f"Elementwise<{call.functor}{''.join(options)}, {call.type}, {width}, {depth}, {kind}, "
-        f"{packer.type}, {flag(call.add)}>"
-    )
-    tags = (_LAYOUTS[kind], f"v{width}", f"d{depth}", packer.type, *["add"] * call.add)
-    entry = call.entry(schedule, len(arguments), *options, *tags)
-    front = [(v.slot, v.offset * call.itemsize) for v in views]
+    packer = Packer(wide(elements, reach(dims)))
+    early = len(inputs) < len(outputs) and kind == 1 and not call.add and call.nbytes > PAST_CACHES
+    ahead = _AHEAD // (width * itemsize) if early else items
+    packer.pointers(len(operands)).add("d", *[0.0] * scalars).indices(items, tail, ahead, 0)
+    arguments = packer.walk(split(dims, width), len(operands), kind).done()
+    options = tuple([v for v in call.problem.options.values() if isinstance(v, str)])
+    form = _Form(call.functor, options, call.type, width, depth, kind, packer.type, call.add)
+    entry = _entry(call.problem.spec, form, len(arguments))
+    front = [(o.slot, o.offset * itemsize) for o in operands]
     grid = blocks(items + tail, depth), 1
     shared = _reserved(call.facts) if early else 0
     return Steps((Step(entry, grid, arguments, front, scalars, shared),), variant=variant)
 
 
+@lru_cache(maxsize=4096)
+def _entry(spec: OpSpec, form: _Form, nbytes: int) -> Entry:
+    """The kernel of a form; new shapes ask for the same ones again and again."""
+    # The options that choose among functors are named ones other than "none".
+    functor, options, dtype, width, depth, kind, integer, add = form
+    names = [name.title() for name in options if name != "none"]
+    schedule = (
+        f"Elementwise<{functor}{''.join(names)}, {dtype}, {width}, {depth}, {kind}, {integer}, "
+        f"{flag(add)}>"
+    )
+    tags = (*names, _LAYOUTS[kind], f"v{width}", f"d{depth}", integer, *["add"] * add)
+    return entry_of(spec, dtype, schedule, nbytes, *tags)
+
+
 def variants(call: Call) -> tuple[str, ...]:
     """The depths, the rule's first."""
-    return _names(len(_views(call)[0]))
+    return _names(len(_operands(call)[1]))
 
 
 @cache
@@ -80,39 +125,34 @@ def _reserved(facts: DeviceFacts) -> int:
     return max((facts.shared_per_block + 1024) // 4 - 1024, 0)
 
 
-def _width(call: Call, views: Sequence[View], dims: Sequence[Dim], flat: bool) -> int:
-    """Elements per access: as many as the addresses and strides of all views allow."""
-    if any(s != 1 for d in dims[:1] for s in d.strides):
-        return 1
-    numbers = [v.offset for v in views]
-    if not flat:
-        numbers += [dims[0].extent, *(s for d in dims[1:] for s in d.strides)]
-    return divisor(numbers, call.elements())
+def _width(call: Call, offsets: Sequence[int], dims: Sequence[Dim], kind: int) -> int:
+    """Elements per access, as many as addresses, extents and strides allow."""
+    if kind == 1:
+        return divisor(offsets, call.elements())
+    steps = [s for d in dims[1:] for s in d.strides]
+    return divisor([*offsets, dims[0].extent, *steps], call.elements())
 
 
-def _options(call: Call) -> list[str]:
-    """The options that choose among functors: named ones other than "none"."""
-    values = call.problem.options.values()
-    return [v.title() for v in values if isinstance(v, str) and v != "none"]
+def _operands(call: Call) -> tuple[Shape, list[_Operand], list[_Operand]]:
+    """The shape of the functor's inputs and outputs, and both; a packed array is its two halves."""
+    problem = call.problem
+    spec, given = problem.spec, problem.given
+    inputs = [_Operand(slot, 0, strides_of(x)) for slot, x in enumerate(given)]
+    outputs = [_Operand(len(given) + i, 0, strides) for i, strides in enumerate(call.outs)]
+    shape, packed = given[0].shape, spec.packed
+    if packed is None or given[-1].name == packed.other:
+        return shape, inputs, outputs
+    # The packed array is the last one given.
+    axis, whole = problem.options[packed.axis], given[-1].shape
+    swapped = packed.order(problem.options)[0] == packed.other
+    n = whole[axis] // 2
 
+    def halves(operand: _Operand) -> list[_Operand]:
+        slot, offset, strides = operand
+        both = [operand, _Operand(slot, offset + n * strides[axis], strides)]
+        return both[::-1] if swapped else both
 
-def _views(call: Call) -> tuple[list[View], list[View]]:
-    """Inputs and outputs of the functor: a packed array as its halves."""
-    spec, options = call.problem.spec, call.problem.options
-    outs = [call.out(i) for i in range(len(call.problem.outputs))]
-    known = {name: call.given(name) for name in spec.arrays}
-    packed = spec.packed
-    if packed is not None and known[packed.other] is None:
-        axis, order = options[packed.axis], packed.order(options)
-        known.update(zip(order, _halves(call.view(packed.array), axis), strict=True))
-        if spec.adjoint_of is not None:
-            halves = dict(zip(order, _halves(outs[0], axis), strict=True))
-            outs = [halves[packed.array], halves[packed.other]]
-    return [v for v in known.values() if v is not None], outs
-
-
-def _halves(view: View, axis: int) -> tuple[View, View]:
-    n = view.shape[axis] // 2
-    shape = (*view.shape[:axis], n, *view.shape[axis + 1 :])
-    first = View(view.slot, view.offset, shape, view.strides)
-    return first, View(view.slot, view.offset + n * view.strides[axis], shape, view.strides)
+    inputs[-1:] = halves(inputs[-1])
+    if spec.adjoint_of is not None:
+        outputs = halves(outputs[0])
+    return (*whole[:axis], n, *whole[axis + 1 :]), inputs, outputs
