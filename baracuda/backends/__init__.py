@@ -33,7 +33,7 @@ class Entry:
 
 
 _ENTRIES: dict[str, Entry] = {
-    "cuda": Entry("baracuda.backends.cuda", ("torch",), device="cuda"),
+    "cuda": Entry("baracuda.backends.cuda", ("torch", "jax"), device="cuda"),
     "torch": Entry("baracuda.backends.torch", ("torch",), ("numpy",)),
     "numpy": Entry("baracuda.backends.numpy", ("numpy",)),
     "array_api": Entry("baracuda.backends.array_api", None),

@@ -48,6 +48,12 @@ class Jax(Library):
         # While jit traces, JAX's own functions would be recorded, of constants too.
         return np.asarray(x)
 
+    def compiled_for(self) -> str:
+        chosen = jax.config.jax_default_device
+        return str(
+            chosen if isinstance(chosen, jax.Device) else jax.local_devices(backend=chosen)[0]
+        )
+
     def sigmoid(self, x: Array) -> Array:
         return jax.nn.sigmoid(x)
 
