@@ -34,7 +34,9 @@ def _launch(program: Any, words: list[int], scalars: Sequence[float], stream: in
     arrays = [x and _array(next(left), x.shape, x.dtype) for x in problem.inputs]
     outs = [_array(next(left), x.shape, x.dtype) for x in problem.outputs]
     if problem.options.get("mode") == "raise":
-        problem = problem.__class__(**{**_fields(problem), "options": {**problem.options, "mode": "drop"}})
+        problem = problem.__class__(
+            **{**_fields(problem), "options": {**problem.options, "mode": "drop"}}
+        )
     values = dict(zip(problem.spec.scalars, scalars, strict=True))
     plan = registry[problem.spec.name].plan(*arrays, **problem.options, backend="array_api")
     plan(*arrays, out=tuple(outs), **values)

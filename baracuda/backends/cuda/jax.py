@@ -113,13 +113,15 @@ class JaxRunner(CudaRunner):
         """As a jitted function."""
         if self._empty:
             return body.runner(self.problem)
-        call = _Call(self.problem, _program(self))
-
-        @lru_cache(_MOST_PROGRAMS)
-        def compiled(*scalars: float) -> Callable[..., Any]:
-            return call.function(scalars)
-
-        state, listener, every = self._state, self._listener, None not in self.problem.inputs
+        problem, program = self.problem, _program(self)
+        function = (
+            program.late()
+            if problem.spec.scalars and not problem.mode and "," not in problem.device
+            else None
+        )
+        compiled = lru_cache(_MOST_PROGRAMS)(_Call(problem, program).function)
+        state, listener, every = self._state, self._listener, None not in problem.inputs
+        plain = None if problem.spec.scalars else compiled(())
 
         def run(
             arrays: Sequence[Array],
@@ -130,7 +132,10 @@ class JaxRunner(CudaRunner):
             if state[0]:
                 listener.raise_pending()
             given = arrays if every else [x for x in arrays if x is not None]
-            return compiled(*scalars.values())(*given)
+            if plain is not None:
+                return plain(*given)
+            values = tuple(scalars.values())
+            return function(values, *given) if function else compiled(values)(*given)
 
         return run
 
@@ -154,11 +159,60 @@ class Program:
         self._first = runner
         workspaces = runner.program(WIDEST)[1]
         self.results = (*[(x.shape, x.dtype) for x in problem.outputs], *workspaces)
-        self._handler = Handler(
-            len(problem.given), len(self.results), len(problem.spec.scalars), self.launch
-        )
-        target = jax.ffi.pycapsule(self._handler.address)
+        operands, scalars = len(problem.given), len(problem.spec.scalars)
+        self._handlers = [Handler(operands, len(self.results), scalars, self.launch)]
+        self._register(name)
+        self._late: Callable[..., Any] | None = None
+
+    def _register(self, name: str) -> None:
+        target = jax.ffi.pycapsule(self._handlers[-1].address)
         jax.ffi.register_ffi_target(name, target, platform=PLATFORM)
+
+    def foreign(self, name: str, given: Sequence[Array], **attributes: Any) -> tuple[Array, ...]:
+        """The custom call of target `name`; its outputs."""
+        problem, varying = self._first.problem, _varying(given)
+        dtype = problem.library.dtype
+        results = [
+            jax.ShapeDtypeStruct(shape, dtype(kind), **varying) for shape, kind in self.results
+        ]
+        out = jax.ffi.ffi_call(name, results)(*given, **attributes)
+        return tuple(out[: len(problem.outputs)])
+
+    def late(self) -> Callable[..., Any]:
+        """``(scalars, *arrays)``: one program for all run-time values.
+
+        They do not pass through XLA. One more operand, that no kernel reads, says by its address
+        which call this is; it is taken for one call at a time.
+        """
+        if self._late is None:
+            problem, name = self._first.problem, f"{self.name}_late"
+            at = len(problem.given)
+            waiting: dict[int, tuple[Array, Sequence[float]]] = {}
+            free: list[tuple[Array, int]] = []
+
+            def launch(words: list[int], none: Sequence[float], stream: int) -> None:
+                address = words.pop(at)
+                mark, scalars = waiting.pop(address)
+                self.launch(words, scalars, stream)
+                free.append((mark, address))
+
+            count = len(self.results)
+            self._handlers.append(Handler(at + 1, count, 0, launch, replayed=False))
+            self._register(name)
+            program = jax.jit(lambda *given: _one_or_many(self.foreign(name, given)))
+
+            def call(scalars: Sequence[float], *given: Array) -> Any:
+                try:
+                    mark, address = free.pop()
+                except IndexError:
+                    with jax.default_device(given[0].device):
+                        mark = jax.numpy.zeros((), jax.numpy.int32)
+                    address = pointer(mark)
+                waiting[address] = mark, scalars
+                return program(*given, mark)
+
+            self._late = call
+        return self._late
 
     def launch(self, words: list[int], scalars: Sequence[float], stream: int) -> None:
         """Launch on the arrays at the addresses `words`."""
@@ -199,7 +253,7 @@ class _Call:
     def __init__(self, problem: Problem, program: Program) -> None:
         self._problem, self._program = problem, program
 
-    def function(self, scalars: Sequence[float]) -> Callable[..., Any]:
+    def function(self, scalars: tuple[float, ...]) -> Callable[..., Any]:
         """The jitted function, with these run-time values."""
         problem = self._problem
         kernel, values = (
@@ -227,8 +281,7 @@ class _Call:
             return out, (True,) * len(out)
 
         def single(*given: Array) -> Any:
-            out = batched(*given)
-            return out if len(out) > 1 else out[0]
+            return _one_or_many(batched(*given))
 
         single.__name__ = problem.spec.name
         return jax.jit(single)
@@ -239,7 +292,8 @@ class _Call:
         values = dict(zip(self._problem.spec.scalars, scalars, strict=True))
 
         def kernel(*given: Array) -> tuple[Array, ...]:
-            return self._foreign(scalars, given)
+            attributes = {"scalars": np.asarray(scalars, np.float64)} if scalars else {}
+            return self._program.foreign(self._program.name, given, **attributes)
 
         def partition(mesh: Any, given: Sequence[Any], results: Sequence[Any]) -> Any:
             places = axes.places([*results, *given])
@@ -265,19 +319,13 @@ class _Call:
         )
         return spread  # type: ignore[no-any-return]
 
-    def _foreign(self, scalars: Sequence[float], given: Sequence[Array]) -> tuple[Array, ...]:
-        dtype, axes = self._problem.library.dtype, _varying(given)
-        results = [
-            jax.ShapeDtypeStruct(shape, dtype(name), **axes)
-            for shape, name in self._program.results
-        ]
-        attributes = {"scalars": np.asarray(scalars, np.float64)} if scalars else {}
-        out = jax.ffi.ffi_call(self._program.name, results)(*given, **attributes)
-        return tuple(out[: len(self._problem.outputs)])
-
     @cached_property
     def _axes(self) -> _Axes:
         return _Axes(self._problem)
+
+
+def _one_or_many(results: tuple[Array, ...]) -> Any:
+    return results if len(results) > 1 else results[0]
 
 
 def _varying(given: Sequence[Array]) -> dict[str, Any]:

@@ -71,6 +71,8 @@ class Handler:
         How many float64 values the only attribute holds, an array; 0 for no attribute.
     launch : callable
         What to do; an exception becomes the error of the program.
+    replayed : bool, optional
+        Whether the launches of one call may stand for those of others, in a CUDA graph.
 
     Attributes
     ----------
@@ -78,11 +80,13 @@ class Handler:
         The C function.
     """
 
-    def __init__(self, operands: int, results: int, scalars: int, launch: LaunchAll) -> None:
+    def __init__(
+        self, operands: int, results: int, scalars: int, launch: LaunchAll, replayed: bool = True
+    ) -> None:
         self._operands = struct.Struct(f"<{operands}Q").unpack_from
         self._results = struct.Struct(f"<{results}Q").unpack_from
         self._scalars = struct.Struct(f"<{scalars}d").unpack_from if scalars else None
-        self._launch = launch
+        self._launch, self._traits = launch, COMMAND_BUFFER_COMPATIBLE * replayed
         self._free: list[_StreamGet] = []
         self._function = _HANDLER(self._call)
         self.address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
@@ -91,7 +95,7 @@ class Handler:
         extension, api = _pair(_memory, frame + FRAME_EXTENSION)
         try:
             if extension:
-                return _describe(extension, api)
+                return _describe(extension, api, self._traits)
             (args,) = _word(_memory, frame + FRAME_ARGS)
             (rets,) = _word(_memory, frame + FRAME_RETS)
             buffers = (*self._operands(_memory, args), *self._results(_memory, rets))
@@ -124,7 +128,7 @@ def _function(at: int) -> Any:
     return found
 
 
-def _describe(extension: int, api: int) -> int:
+def _describe(extension: int, api: int, traits: int) -> int:
     """Answer what XLA asks of a handler before it is ever used."""
     if _kind(_memory, extension + EXTENSION_TYPE)[0] != IS_METADATA:
         return 0
@@ -133,7 +137,7 @@ def _describe(extension: int, api: int) -> int:
         raise RuntimeError(f"needs version {MAJOR}.x of XLA's FFI, found {major}.{minor}")
     (metadata,) = _word(_memory, extension + EXTENSION_METADATA)
     _version.pack_into(_memory, metadata + METADATA_VERSION, MAJOR, min(MINOR, minor))
-    _traits.pack_into(_memory, metadata + METADATA_TRAITS, COMMAND_BUFFER_COMPATIBLE)
+    _traits.pack_into(_memory, metadata + METADATA_TRAITS, traits)
     return 0
 
 
