@@ -22,7 +22,8 @@ class Jax(Library):
     writable = False
 
     def facts(self, x: Array) -> Hashable:
-        return ("jax", x.dtype, x.shape, _place(x))
+        place = None if isinstance(x, jax.core.Tracer) else x.sharding
+        return ("jax", x.dtype, x.shape, place)
 
     def device_of(self, x: Array) -> Any:
         """None unless `x` has been put on one device: constants follow what they meet."""
@@ -72,6 +73,13 @@ class Jax(Library):
 def _place(x: Array) -> Any:
     """The device of `x`, or its sharding over several; None while it is traced."""
     return None if isinstance(x, jax.core.Tracer) else x.device
+
+
+def varies_along(x: Array) -> frozenset[Any]:
+    """The mesh axes along which `x` varies under `shard_map`; JAX has had two names for them."""
+    kind = jax.typeof(x)
+    manual = getattr(kind, "manual_axis_type", None)
+    return frozenset(manual.varying if manual is not None else getattr(kind, "vma", ()))
 
 
 ADAPTER = Jax()

@@ -19,10 +19,11 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from cuda.bindings import driver
 from cuda.core import Device
@@ -35,15 +36,16 @@ from baracuda._version import __version__
 from baracuda.backends import choose
 from baracuda.backends.cuda.launch import OK, device_facts, stream_of
 from baracuda.backends.cuda.runner import CudaRunner, aligned, launch_all
+from baracuda.backends.cuda.shares import Shares, batch
 from baracuda.backends.cuda.steps import WIDEST, DeviceFacts
 from baracuda.backends.cuda.xla import Handler
 from baracuda.dtypes import named
 from baracuda.layouts import Shape
 from baracuda.libraries import TRACED, Array
-from baracuda.libraries.jax import ADAPTER
-from baracuda.spec import Problem, Runner, independent
+from baracuda.libraries.jax import ADAPTER, varies_along
+from baracuda.spec import Problem, Runner
 
-PLATFORM = "cuda"
+PLATFORM, TARGETS = "cuda", "CUDA"
 # Run-time values are constants of a program; so many of the programs of a plan are kept.
 _MOST_PROGRAMS = 32
 
@@ -114,11 +116,9 @@ class JaxRunner(CudaRunner):
         if self._empty:
             return body.runner(self.problem)
         problem, program = self.problem, _program(self)
-        function = (
-            program.late()
-            if problem.spec.scalars and not problem.mode and "," not in problem.device
-            else None
-        )
+        # Run-time values are constants of what is traced, and of what is divided over devices.
+        constant = not problem.spec.scalars or bool(problem.mode) or "," in problem.device
+        late = None if constant else program.late()
         compiled = lru_cache(_MOST_PROGRAMS)(_Call(problem, program).function)
         state, listener, every = self._state, self._listener, None not in problem.inputs
         plain = None if problem.spec.scalars else compiled(())
@@ -135,7 +135,7 @@ class JaxRunner(CudaRunner):
             if plain is not None:
                 return plain(*given)
             values = tuple(scalars.values())
-            return function(values, *given) if function else compiled(values)(*given)
+            return late(values, *given) if late else compiled(values)(*given)
 
         return run
 
@@ -157,7 +157,7 @@ class Program:
         self._runners: dict[int, JaxRunner] = {runner.facts.ordinal: runner}
         self._only = None if jax.local_device_count(PLATFORM) > 1 else runner
         self._first = runner
-        workspaces = runner.program(WIDEST)[1]
+        self._usual, workspaces = runner.program(WIDEST)
         self.results = (*[(x.shape, x.dtype) for x in problem.outputs], *workspaces)
         operands, scalars = len(problem.given), len(problem.spec.scalars)
         self._handlers = [Handler(operands, len(self.results), scalars, self.launch)]
@@ -166,17 +166,22 @@ class Program:
 
     def _register(self, name: str) -> None:
         target = jax.ffi.pycapsule(self._handlers[-1].address)
-        jax.ffi.register_ffi_target(name, target, platform=PLATFORM)
+        jax.ffi.register_ffi_target(name, target, platform=TARGETS)
 
     def foreign(self, name: str, given: Sequence[Array], **attributes: Any) -> tuple[Array, ...]:
         """The custom call of target `name`; its outputs."""
-        problem, varying = self._first.problem, _varying(given)
+        problem = self._first.problem
         dtype = problem.library.dtype
-        results = [
-            jax.ShapeDtypeStruct(shape, dtype(kind), **varying) for shape, kind in self.results
-        ]
+        results = [jax.ShapeDtypeStruct(shape, dtype(kind)) for shape, kind in self.results]
         out = jax.ffi.ffi_call(name, results)(*given, **attributes)
-        return tuple(out[: len(problem.outputs)])
+        # Under `shard_map` results vary along the mesh axes along which all operands do.
+        axes = tuple(varies_along(given[0]))
+        return tuple(
+            [
+                jax.lax.pcast(y, axes, to="varying") if axes else y
+                for y in out[: len(problem.outputs)]
+            ]
+        )
 
     def late(self) -> Callable[..., Any]:
         """``(scalars, *arrays)``: one program for all run-time values.
@@ -206,7 +211,7 @@ class Program:
                     mark, address = free.pop()
                 except IndexError:
                     with jax.default_device(given[0].device):
-                        mark = jax.numpy.zeros((), jax.numpy.int32)
+                        mark = jnp.zeros((), jnp.int32)
                     address = pointer(mark)
                 waiting[address] = mark, scalars
                 return program(*given, mark)
@@ -216,11 +221,19 @@ class Program:
 
     def launch(self, words: list[int], scalars: Sequence[float], stream: int) -> None:
         """Launch on the arrays at the addresses `words`."""
-        runner = self._only or self._here()
-        launches, workspaces = runner.program(aligned(words))
-        if workspaces and (*workspaces,) != self.results[len(runner.problem.outputs) :]:
-            raise RuntimeError("arrays so little aligned need another workspace")
+        bits = 0
+        for address in words:
+            bits |= address
+        usual = self._only is not None and not bits % WIDEST
+        launches = self._usual if usual else self._launches(aligned(words))
         launch_all(launches, words, scalars, stream_of(stream))
+
+    def _launches(self, alignment: int) -> Any:
+        runner = self._only or self._here()
+        launches, workspaces = runner.program(alignment)
+        if (*workspaces,) != self.results[len(runner.problem.outputs) :]:
+            raise RuntimeError("arrays so little aligned need another workspace")
+        return launches
 
     def _here(self) -> JaxRunner:
         ordinal = current_device()
@@ -256,11 +269,9 @@ class _Call:
     def function(self, scalars: tuple[float, ...]) -> Callable[..., Any]:
         """The jitted function, with these run-time values."""
         problem = self._problem
-        kernel, values = (
-            self._spread(scalars),
-            dict(zip(problem.spec.scalars, scalars, strict=True)),
-        )
-        plain = _of_given(problem, body.runner(problem), values)
+        kernel = self._spread(scalars)
+        values = dict(zip(problem.spec.scalars, scalars, strict=True))
+        plain = body.of_given(problem, body.runner(problem), values)
 
         def whole(*given: Array) -> tuple[Array, ...]:
             if not problem.mode:
@@ -271,46 +282,58 @@ class _Call:
 
         batched = custom_vmap(whole)
 
-        @batched.def_vmap
+        @batched.def_vmap  # type: ignore[untyped-decorator]
         def rule(size: int, along: Sequence[bool], *given: Array) -> Any:
-            again = _batched(problem, size, along, given)
-            if again is None:
-                out = jax.vmap(plain, [0 if there else None for there in along])(*given)
-            else:
-                out = _again(problem, *again, values)
+            found = batch(problem, size, along)
+            if found is None:
+                out = jax.vmap(plain, [0 if differs else None for differs in along])(*given)
+                return out, (True,) * len(out)
+            shapes, options = found
+            all_of_it = [
+                x.reshape(shape) if differs else jnp.broadcast_to(x, shape)
+                for x, differs, shape in zip(given, along, shapes, strict=True)
+            ]
+            out = _again(problem, all_of_it, options, values)
             return out, (True,) * len(out)
 
         def single(*given: Array) -> Any:
             return _one_or_many(batched(*given))
 
         single.__name__ = problem.spec.name
-        return jax.jit(single)
+        return jax.jit(single)  # type: ignore[no-any-return]
 
     def _spread(self, scalars: Sequence[float]) -> Function:
         """The custom call, and how it is divided over several devices."""
-        axes = self._axes
-        values = dict(zip(self._problem.spec.scalars, scalars, strict=True))
+        problem, shares = self._problem, Shares(self._problem)
+        values = dict(zip(problem.spec.scalars, scalars, strict=True))
+        attributes = {"scalars": np.asarray(scalars, np.float64)} if scalars else {}
 
         def kernel(*given: Array) -> tuple[Array, ...]:
-            attributes = {"scalars": np.asarray(scalars, np.float64)} if scalars else {}
             return self._program.foreign(self._program.name, given, **attributes)
 
+        def partitions(arrays: Sequence[Any]) -> list[Any]:
+            return [getattr(x.sharding, "spec", ()) for x in arrays]
+
+        def shardings(mesh: Any, rows: Any, places: Mapping[str, Any]) -> tuple[Any, ...]:
+            return tuple(NamedSharding(mesh, PartitionSpec(*map(places.get, row))) for row in rows)
+
         def partition(mesh: Any, given: Sequence[Any], results: Sequence[Any]) -> Any:
-            places = axes.places([*results, *given])
-            options = axes.options(mesh, places)
+            rows = (*shares.outputs, *shares.inputs)
+            places = shares.places(rows, partitions([*results, *given]))
+            options = shares.options(places, mesh.shape)
 
             def share(*parts: Array) -> tuple[Array, ...]:
-                return _again(self._problem, parts, options, values)
+                return _again(problem, parts, options, values)
 
-            shardings = axes.shardings(mesh, places)
-            n = len(given)
-            return mesh, share, shardings[n:], shardings[:n]
+            outs = shardings(mesh, shares.outputs, places)
+            return mesh, share, outs, shardings(mesh, shares.inputs, places)
 
         def infer(mesh: Any, given: Sequence[Any], results: Sequence[Any]) -> Any:
-            return axes.shardings(mesh, axes.places(given))[len(given) :]
+            places = shares.places(shares.inputs, partitions(given))
+            return shardings(mesh, shares.outputs, places)
 
         spread = custom_partitioning(kernel)
-        rule, whole = axes.rule()
+        rule, whole = shares.rule()
         spread.def_partition(
             partition,
             infer_sharding_from_operands=infer,
@@ -319,165 +342,16 @@ class _Call:
         )
         return spread  # type: ignore[no-any-return]
 
-    @cached_property
-    def _axes(self) -> _Axes:
-        return _Axes(self._problem)
-
 
 def _one_or_many(results: tuple[Array, ...]) -> Any:
     return results if len(results) > 1 else results[0]
-
-
-def _varying(given: Sequence[Array]) -> dict[str, Any]:
-    """Along which mesh axes results vary under `shard_map`: those along which an operand does."""
-    axes = frozenset().union(*(getattr(jax.typeof(x), "vma", ()) for x in given))
-    return {"vma": axes} if axes else {}
-
-
-def _of_given(problem: Problem, run: Runner, scalars: Mapping[str, Any]) -> Function:
-    """`run` as a function of the arrays that are there."""
-    there = [x is not None for x in problem.inputs]
-
-    def call(*given: Array) -> tuple[Array, ...]:
-        left = iter(given)
-        result = run([next(left) if is_there else None for is_there in there], None, False, scalars)
-        return result if type(result) is tuple else (result,)
-
-    return call
 
 
 def _again(
     problem: Problem, given: Sequence[Array], options: Mapping[str, Any], scalars: Mapping[str, Any]
 ) -> tuple[Array, ...]:
     """The op of `problem` on arrays of other shapes, by whichever backend takes them."""
-    left = iter(given)
-    arrays = [None if x is None else next(left) for x in problem.inputs]
+    arrays = body.slots(problem, given)
     other = check.problem(problem.spec, arrays, options, problem.choices)
     _, prepared, _ = choose(other)
-    return _of_given(other, prepared.run, scalars)(*given)
-
-
-def _batched(
-    problem: Problem, size: int, along: Sequence[bool], given: Sequence[Array]
-) -> tuple[list[Array], dict[str, Any]] | None:
-    """Arrays and options with a batch as the first axis; None where the forms have no room."""
-    spec, form, out = problem.spec, problem.signature, []
-    patterns = {p.name: p for p in form.inputs}
-    groups = [p.terms[0] for p in (*form.inputs, *form.outputs) if p.terms and p.terms[0].group]
-    if len({t.bound or t.name for t in groups}) != 1 or not all(
-        p.terms and p.terms[0].group for p in form.outputs
-    ):
-        return None
-    for operand, has, x in zip(problem.given, along, given, strict=True):
-        first = patterns[operand.name].terms[0]
-        if first.group and not has:
-            x = x[None] if first.or_one else jax.numpy.broadcast_to(x, (size, *x.shape))
-        elif has and not first.group:
-            # What all of a batch shared has a form with axes of its own.
-            known = {t.name for t in patterns[operand.name].terms}
-            every = [p for s in spec.signatures for p in s.inputs if p.name == operand.name]
-            wide = next((p for p in every if p.terms[0].or_one and p.names > known), None)
-            if wide is None:
-                return None
-            kept = iter(x.shape[1:])
-            inner = [
-                n
-                for t in wide.terms
-                for n in ([1] * len(problem.axes[t.name]) if t.group else [next(kept)])  # type: ignore[arg-type]
-            ]
-            x = x.reshape(size, *inner)
-        out.append(x)
-    options = dict(problem.options)
-    for pattern in form.inputs:
-        if pattern.marker:
-            options[pattern.marker] = problem.options[pattern.marker] + 1
-        if pattern.is_option:
-            options[pattern.name] = (size, *problem.options[pattern.name])
-    return out, options
-
-
-class _Axes:
-    """How a problem falls apart: the axes along which no element depends on another.
-
-    An axis has the same name in all arrays that are cut together along it, "" where it is whole.
-    """
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem, form = problem, problem.signature
-        shapes = {x.name: x.shape for x in (*problem.given, *problem.outputs)}
-        patterns = (*form.inputs, *form.outputs)
-        bounds = {t.name: t.bound for p in patterns for t in p.terms if t.bound}
-        free = {bounds.get(name, name) for name in independent(problem.spec, form)}
-        extents: dict[str, int] = {}
-        rows: dict[str, list[str]] = {}
-        uneven = set()
-        for p in patterns:
-            shape = shapes[p.name] if not p.is_option else p.shape(problem.axes)
-            rows[p.name] = row = []
-            for label, extent in zip(p.labels(problem.axes), shape, strict=True):
-                group = label.term.name
-                outer = bounds.get(group, group)
-                name = outer + label.name.removeprefix(group)
-                shared = label.term.or_one and extent == 1
-                row.append(name if outer in free and not shared else "")
-                if row[-1] and extents.setdefault(name, extent) != extent:
-                    uneven.add(name)
-        self._rows = {
-            name: tuple(["" if axis in uneven else axis for axis in row])
-            for name, row in rows.items()
-        }
-        operands = [*problem.given, *problem.outputs]
-        self._arrays = [self._rows[x.name] for x in operands]
-        self._results = self._arrays[len(problem.given) :]
-
-    def rule(self) -> tuple[str, tuple[str, ...]]:
-        """For Shardy: the factor of every axis, and those that stay whole."""
-        count, texts = 0, []
-        for row in self._arrays:
-            words = []
-            for axis in row:
-                count += not axis
-                words.append(axis or f"whole{count}")
-            texts.append(" ".join(words))
-        n = len(self._problem.given)
-        rule = f"{', '.join(texts[:n])} -> {', '.join(texts[n:])}"
-        return rule, tuple(f"whole{i + 1}" for i in range(count))
-
-    def places(self, shapes: Sequence[Any]) -> dict[str, Any]:
-        """Over which axes of the mesh each axis is spread, by the shardings of these arrays."""
-        n = len(self._problem.given)
-        rows = self._arrays if len(shapes) == n else [*self._results, *self._arrays[:n]]
-        out: dict[str, Any] = {}
-        taken: set[str] = set()
-        for row, x in zip(rows, shapes, strict=False):
-            for axis, place in zip(row, getattr(x.sharding, "spec", ()), strict=False):
-                names = {place} if isinstance(place, str) else set(place or ())
-                if axis and axis not in out and names and not names & taken:
-                    out[axis] = place
-                    taken |= names
-        return out
-
-    def shardings(self, mesh: Any, places: Mapping[str, Any]) -> tuple[NamedSharding, ...]:
-        """Of every input, then of every output."""
-        return tuple(
-            NamedSharding(mesh, PartitionSpec(*[places.get(axis) for axis in row]))
-            for row in self._arrays
-        )
-
-    def options(self, mesh: Any, places: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of one device's share: shapes among them shrink."""
-        options = dict(self._problem.options)
-        for pattern in self._problem.signature.inputs:
-            if pattern.is_option:
-                options[pattern.name] = tuple(
-                    -(-extent // _count(mesh, places.get(axis)))
-                    for extent, axis in zip(
-                        options[pattern.name], self._rows[pattern.name], strict=True
-                    )
-                )
-        return options
-
-
-def _count(mesh: Any, place: Any) -> int:
-    names = (place,) if isinstance(place, str) else place or ()
-    return math.prod(mesh.shape[name] for name in names)
+    return body.of_given(other, prepared.run, scalars)(*given)

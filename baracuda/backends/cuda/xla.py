@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 LaunchAll: TypeAlias = Callable[[list[int], Sequence[float], int], Any]
 """``(addresses of operands and results, scalars, stream)``: what a handler does."""
 
-# Offsets in bytes on a 64-bit machine, those of every version 0.x of the interface.
-FRAME_EXTENSION, FRAME_CTX, FRAME_ARGS, FRAME_RETS, FRAME_ATTRS = 8, 24, 72, 112, 160
+# Offsets in bytes on a 64-bit machine, those of every version 0.x of the interface. Of a frame:
+# extension, api, context, operands, results, attributes.
+FRAME, FRAME_FORMAT = 8, "<QQQ40xQ32xQ40xQ"
 BUFFER_DATA, ARRAY_DATA = 24, 16
 EXTENSION_TYPE, EXTENSION_METADATA = 8, 24
 METADATA_VERSION, METADATA_TRAITS = 24, 32
@@ -31,7 +32,7 @@ INTERNAL_ERROR = 13
 # All memory, to read a field at an address without making an object for it.
 _memory = (ctypes.c_char * sys.maxsize).from_address(0)
 _word = struct.Struct("<Q").unpack_from
-_pair = struct.Struct("<QQ").unpack_from
+_frame = struct.Struct(FRAME_FORMAT).unpack_from
 _version = struct.Struct("<ii")
 _traits = struct.Struct("<I")
 _kind = struct.Struct("<I").unpack_from
@@ -92,28 +93,27 @@ class Handler:
         self.address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
     def _call(self, frame: int) -> int:
-        extension, api = _pair(_memory, frame + FRAME_EXTENSION)
+        extension, api, ctx, args, rets, attrs = _frame(_memory, frame + FRAME)
         try:
             if extension:
                 return _describe(extension, api, self._traits)
-            (args,) = _word(_memory, frame + FRAME_ARGS)
-            (rets,) = _word(_memory, frame + FRAME_RETS)
-            buffers = (*self._operands(_memory, args), *self._results(_memory, rets))
-            words = [_word(_memory, buffer + BUFFER_DATA)[0] for buffer in buffers]
+            words = [
+                _word(_memory, buffer + BUFFER_DATA)[0]
+                for buffer in self._operands(_memory, args) + self._results(_memory, rets)
+            ]
             scalars: Sequence[float] = ()
             if self._scalars is not None:
-                (attrs,) = _word(_memory, frame + FRAME_ATTRS)
                 (array,) = _word(_memory, attrs)
                 (data,) = _word(_memory, array + ARRAY_DATA)
                 scalars = self._scalars(_memory, data)
-            self._launch(words, scalars, self._stream(frame, api))
+            self._launch(words, scalars, self._stream(api, ctx))
         except BaseException as error:
             return _failed(api, f"{type(error).__name__}: {error}")
         return 0
 
-    def _stream(self, frame: int, api: int) -> int:
+    def _stream(self, api: int, ctx: int) -> int:
         room = self._free.pop() if self._free else _StreamGet(ctypes.sizeof(_StreamGet))
-        (room.ctx,) = _word(_memory, frame + FRAME_CTX)
+        room.ctx = ctx
         if _function(api + API_STREAM_GET)(ctypes.addressof(room)):
             raise RuntimeError("XLA has no stream for this call")
         self._free.append(room)
