@@ -34,7 +34,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from baracuda import body, check
 from baracuda._version import __version__
 from baracuda.backends import choose
-from baracuda.backends.cuda.launch import OK, device_facts, stream_of
+from baracuda.backends.cuda.launch import OK, checked, device_facts, stream_of
 from baracuda.backends.cuda.runner import CudaRunner, aligned, launch_all
 from baracuda.backends.cuda.shares import Shares, batch
 from baracuda.backends.cuda.steps import WIDEST, DeviceFacts
@@ -91,16 +91,27 @@ def current_stream(ordinal: int) -> int:
     return 0
 
 
-def empty(shape: Shape, strides: Shape, dtype: str, ordinal: int) -> Any:
+class Memory:
     """Memory of no array."""
-    return Device(ordinal).allocate(max(math.prod(shape) * named(dtype).itemsize, 1))
+
+    def __init__(self, nbytes: int) -> None:
+        self.address = int(checked(driver.cuMemAlloc(max(nbytes, 1))))
+
+    def __del__(self) -> None:
+        # Waits for what still uses it.
+        driver.cuMemFree(self.address)
+
+
+def empty(shape: Shape, strides: Shape, dtype: str, ordinal: int) -> Memory:
+    """Memory for an array, on the current device."""
+    return Memory(math.prod(shape) * named(dtype).itemsize)
 
 
 def pointer(x: Any) -> int:
     """The address of an array that has been computed, or of such memory."""
-    if isinstance(x, jax.Array):
-        return int(x.block_until_ready().unsafe_buffer_pointer())
-    return int(x.handle)
+    if isinstance(x, Memory):
+        return x.address
+    return int(x.block_until_ready().unsafe_buffer_pointer())
 
 
 class JaxRunner(CudaRunner):
