@@ -139,6 +139,18 @@ def test_run_time_values_compile_nothing() -> None:
     np.testing.assert_allclose(np.stack(got)[:, 7], np.arange(500) / 500, rtol=1e-6)
 
 
+def test_variants_are_measured_on_arrays_and_not_while_traced() -> None:
+    dout, index = jnp.ones((64, 512)), jnp.zeros((64, 512), jnp.int32)
+    options = {"axis": 1, "src_shape": (64, 4096)}
+    plan = bc.gather_backward.plan(dout, index, **options, autotune=True)
+    want = np.zeros((64, 4096))
+    want[:, 0] = 512
+    np.testing.assert_array_equal(plan(dout, index), want)
+    assert bc.gather_backward.plan(dout, index, **options, sku=plan.sku).sku == plan.sku
+    tuned = jax.jit(lambda d, i: bc.gather_backward(d, i, **options, autotune=True))
+    np.testing.assert_array_equal(tuned(dout, index), want)
+
+
 def test_an_index_out_of_range_surfaces_later() -> None:
     src, bad = jnp.ones((2, 3)), jnp.asarray([[0], [7]])
     out = bc.gather(src, bad, axis=1)

@@ -6,6 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -18,8 +19,8 @@ Task = Callable[[], Any]
 
 LOOP = 1000
 """Turns of the compiled loop."""
-CALLS = 9
-"""Of the longer of two programs, whose difference is free of what a program costs."""
+ROWS = 4, 20
+"""Calls in a short row and in a long one."""
 
 
 def available() -> bool:
@@ -75,10 +76,10 @@ def _per_turn(jax: Any, one: Callable[[Any], Any], x: Any, calls: int) -> float:
         return x
 
     loop = jax.jit(lambda x: jax.lax.fori_loop(0, LOOP, turn, x))
-    return _seconds(jax, lambda: loop(x), 20) / LOOP * 1e6
+    return _median(jax, lambda: loop(x), 20) / LOOP * 1e6
 
 
-def _seconds(jax: Any, task: Task, times: int) -> float:
+def _median(jax: Any, task: Task, times: int) -> float:
     jax.block_until_ready(task())
     found = []
     for _ in range(times):
@@ -88,11 +89,19 @@ def _seconds(jax: Any, task: Task, times: int) -> float:
     return statistics.median(found)
 
 
-def seconds_in_a_program(row: Row, arrays: Sequence[Any]) -> float:
-    """Seconds of one call among others in a compiled program, on copies of torch's arrays."""
+def seconds(row: Row, arrays: Sequence[Any]) -> float:
+    """Seconds of a jitted call in a row of others, on copies of torch's arrays.
+
+    The time of a long row less that of a short one: free of the wait at its end.
+    """
     jax, op = import_module("jax"), registry[row.op]
-    # Each call has arrays of its own, else the compiler would make it once.
-    every = [[jax.numpy.array(jax.dlpack.from_dlpack(x)) for x in arrays] for _ in range(CALLS)]
-    program = jax.jit(lambda every: [op(*given, **row.options) for given in every])
-    once, all_of_them = (_seconds(jax, lambda n=n: program(every[:n]), 9) for n in (1, CALLS))
-    return (all_of_them - once) / (CALLS - 1)
+    given = [jax.numpy.array(jax.dlpack.from_dlpack(x)) for x in arrays]
+    program = jax.jit(lambda *given: op(*given, **row.options))
+
+    def calls(count: int) -> Any:
+        for _ in range(count):
+            last = program(*given)
+        return last
+
+    short, long = (_median(jax, partial(calls, count), 9) for count in ROWS)
+    return (long - short) / (ROWS[1] - ROWS[0])

@@ -263,11 +263,11 @@ def jax_figures(
             continue
         done.add((row.op, dtype))
         arrays = peers.arrays_of(row, getattr(torch, dtype))
-        seconds = programs.seconds_in_a_program(row, arrays)
+        seconds = programs.seconds(row, arrays)
         shares[f"{ours.op} {ours.label} {dtype}"] = ours.ideal_bytes / seconds / ceiling
         del arrays
         torch.cuda.empty_cache()
-    return {"host cost, µs": programs.costs(), "share of the ceiling in a program": shares}
+    return {"host cost, µs": programs.costs(), "share of the ceiling": shares}
 
 
 def small_sizes(torch: Any, peers: Any) -> dict[str, float]:
