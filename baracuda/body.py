@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from baracuda.check import indices
@@ -77,6 +77,24 @@ def runner(problem: Problem) -> Runner:
         return results if len(results) > 1 else results[0]
 
     return run
+
+
+def slots(problem: Problem, given: Iterable[Array]) -> list[Array]:
+    """The arrays that are there, in the places of all that the op takes, None elsewhere."""
+    left = iter(given)
+    return [None if x is None else next(left) for x in problem.inputs]
+
+
+def of_given(
+    problem: Problem, run: Runner, scalars: Mapping[str, Any]
+) -> Callable[..., tuple[Array, ...]]:
+    """`run` as a function of the arrays that are there, its results a tuple."""
+
+    def call(*given: Array) -> tuple[Array, ...]:
+        result = run(slots(problem, given), None, False, scalars)
+        return result if type(result) is tuple else (result,)
+
+    return call
 
 
 def ordered(problem: Problem) -> bool:

@@ -236,6 +236,26 @@ class Problem:
         return "strided" if "strided" in kinds else "dense" if kinds else "contiguous"
 
 
+def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
+    """The axes and groups of the outputs along which no element depends on another.
+
+    Groups are batches. Of single axes, those along which positions are given, those of which every
+    index is looked up on its own, and those of elementwise ops where no array holds two halves.
+    """
+    given, terms = set(form.names), [t for p in (*form.inputs, *form.outputs) for t in p.terms]
+    packed = {t.name for t in terms if t.factor != 1}
+    counted = {axis for name, axis in spec.counted.items() if name in given}
+    looked_up = {
+        t.name for p in form.inputs if spec.integers.get(p.name) for t in p.terms if not t.group
+    }
+    return frozenset(
+        t.name
+        for p in form.outputs
+        for t in p.terms
+        if t.group or t.name in counted | looked_up or (spec.elementwise and t.name not in packed)
+    )
+
+
 Runner: TypeAlias = Callable[
     [Sequence[Array], "tuple[Array, ...] | None", bool, Mapping[str, Any]], Any
 ]

@@ -1,6 +1,7 @@
 """A program of its own, since JAX counts its devices once: an op over 4 devices of the host.
 
-Prints what each check found wrong with the op that is its argument, as JSON.
+Prints what each check found wrong with the op that is its argument, as JSON; with a second argument
+for the op as a custom call, of which XLA sees only what is said of it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from baracuda.spec import Case
 from baracuda.testing.cases import Call, Subject, draw
 
 DEVICES = 4
+AS_KERNELS = len(sys.argv) > 2
 COLLECTIVE = re.compile(r"all-gather|all-reduce|all-to-all|collective-\w+|reduce-scatter|\bwhile\b")
 
 
@@ -147,6 +149,8 @@ def collectives(this: Sharded, mesh: Mesh) -> None:
         program = jax.jit(function).lower(*given).compile()
         found = sorted(set(COLLECTIVE.findall(program.as_text())))
         assert not found, f"{function.__name__}: {found}"
+        if function == this.function:
+            assert ("baracuda_" in program.as_text()) == AS_KERNELS, "what runs"
         got = program(*given)
         near(got, right)
         # A gradient that is 0 throughout may be a constant.
@@ -205,4 +209,9 @@ def problems(op: str, mesh: Mesh) -> dict[str, list[str]]:
 if __name__ == "__main__":
     devices = np.asarray(jax.devices())
     assert len(devices) == DEVICES
+    if AS_KERNELS:
+        import jax_stand_in
+        import pytest
+
+        jax_stand_in.install(pytest.MonkeyPatch())
     print(json.dumps(problems(sys.argv[1], Mesh(devices, ("devices",)))))

@@ -33,7 +33,7 @@ class Entry:
 
 
 _ENTRIES: dict[str, Entry] = {
-    "cuda": Entry("baracuda.backends.cuda", ("torch", "cupy"), device="cuda"),
+    "cuda": Entry("baracuda.backends.cuda", ("torch", "cupy", "jax"), device="cuda"),
     "cupy": Entry("baracuda.backends.cupy", ("cupy",), ("torch",), device="cuda"),
     "torch": Entry("baracuda.backends.torch", ("torch",), ("numpy",)),
     "numpy": Entry("baracuda.backends.numpy", ("numpy",)),

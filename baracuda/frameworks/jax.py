@@ -10,7 +10,8 @@ An op is a `jax.custom_jvp` whose tangents are one linear call that transposes i
   the two transposes into the other.
 - Tangents of other ops are those of the body, and so are second derivatives through a backward.
 
-Batching and partitioning are left to JAX and XLA: what they see is the body.
+Batching and partitioning are left to JAX and XLA where what they see is the body; a kernel comes
+with rules of its own (`backends.cuda.jax`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from baracuda import body, check
 from baracuda.dispatch import NAMES
 from baracuda.dtypes import FLOATS
 from baracuda.libraries import Array
+from baracuda.libraries.jax import varies_along
 from baracuda.op import Op, registry, routes
 from baracuda.plan import Plan
 from baracuda.spec import OpSpec, Runner
@@ -145,22 +147,16 @@ class JaxRoute:
 def device_call(plan: Plan, scalars: Mapping[str, Any]) -> Function:
     """What computes a planned op within a compiled program, from the arrays that are there.
 
-    The one place where a program meets the kernels of its device; JAX neither differentiates nor
-    partitions what is behind it. On every platform so far it is the plan's runner, the body.
+    The one place where a program meets the kernels of its device; JAX does not differentiate what
+    is behind it. Where no kernel takes the problem it is the body.
     """
     return _on_given(plan, plan.run, scalars)
 
 
 def _on_given(plan: Plan, run: Runner, scalars: Mapping[str, Any]) -> Function:
-    there = [x is not None for x in plan.problem.inputs]
-
-    def call(*given: Array) -> tuple[Array, ...]:
-        # Derivatives may be taken at, and along, NumPy arrays.
-        left = map(jnp.asarray, given)
-        result = run([next(left) if is_there else None for is_there in there], None, False, scalars)
-        return result if type(result) is tuple else (result,)
-
-    return call
+    call = body.of_given(plan.problem, run, scalars)
+    # Derivatives may be taken at, and along, NumPy arrays.
+    return lambda *given: call(*map(jnp.asarray, given))
 
 
 def _differentiable(
@@ -260,19 +256,12 @@ def _varying(arrays: Sequence[Array]) -> list[Array]:
 
     The gradient of one that did not vary is then summed over the devices, where it should be.
     """
-    axes = [_axes(x) for x in arrays]
+    axes = [varies_along(x) for x in arrays]
     union: frozenset[Any] = frozenset().union(*axes)
     return [
         x if own == union else jax.lax.pcast(x, tuple(union - own), to="varying")
         for x, own in zip(arrays, axes, strict=True)
     ]
-
-
-def _axes(x: Array) -> frozenset[Any]:
-    """The mesh axes along which `x` varies, by whichever name this version of JAX has."""
-    kind = jax.typeof(x)
-    manual = getattr(kind, "manual_axis_type", None)
-    return frozenset(manual.varying if manual is not None else getattr(kind, "vma", ()))
 
 
 routes["jax"] = JaxRoute()

@@ -144,6 +144,10 @@ class Library:
         """The architecture that computes on `device`, for the SKU."""
         return platform.machine() if "cpu" in device.lower() else device
 
+    def compiled_for(self) -> str:
+        """The device for which programs are compiled while arrays of it are traced."""
+        return TRACED
+
     def running(self, device: str) -> AbstractContextManager[Any]:
         """A block that computes on `device`; floating-point exceptions neither warn nor raise."""
         return nullcontext()

@@ -21,7 +21,8 @@ class Jax(Library):
     writable = False
 
     def facts(self, x: Array) -> Hashable:
-        return ("jax", x.dtype, x.shape, _place(x))
+        place = None if isinstance(x, jax.core.Tracer) else x.sharding
+        return ("jax", x.dtype, x.shape, place)
 
     def device_of(self, x: Array) -> Any:
         """None unless `x` has been put on one device: constants follow what they meet."""
@@ -47,6 +48,12 @@ class Jax(Library):
         # While jit traces, JAX's own functions would be recorded, of constants too.
         return np.asarray(x)
 
+    def compiled_for(self) -> str:
+        chosen = jax.config.jax_default_device
+        return str(
+            chosen if isinstance(chosen, jax.Device) else jax.local_devices(backend=chosen)[0]
+        )
+
     def sigmoid(self, x: Array) -> Array:
         return jax.nn.sigmoid(x)
 
@@ -65,6 +72,13 @@ class Jax(Library):
 def _place(x: Array) -> Any:
     """The device of `x`, or its sharding over several; None while it is traced."""
     return None if isinstance(x, jax.core.Tracer) else x.device
+
+
+def varies_along(x: Array) -> frozenset[Any]:
+    """The mesh axes along which `x` varies under `shard_map`; JAX has had two names for them."""
+    kind = jax.typeof(x)
+    manual = getattr(kind, "manual_axis_type", None)
+    return frozenset(manual.varying if manual is not None else getattr(kind, "vma", ()))
 
 
 ADAPTER = Jax()

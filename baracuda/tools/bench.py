@@ -173,6 +173,7 @@ def device(arguments: argparse.Namespace, seconds: float) -> Report:
     across = across_libraries(torch, peers, arguments, ceiling, seconds)
     costs = device_costs(torch)
     small = small_sizes(torch, peers)
+    jax = jax_figures(torch, peers, ceiling, found, rows)
     table(
         ("op", "problem", "dtype", "call", "±", "share", "best peer", "its ms", "ratio"),
         [
@@ -191,11 +192,13 @@ def device(arguments: argparse.Namespace, seconds: float) -> Report:
         )
     table(("small, swiglu_backward float32", "µs"), [(k, f"{v:.2f}") for k, v in small.items()])
     table(("host cost", "µs"), [(k, f"{v:.2f}") for k, v in costs.items()])
+    for title, figures in jax.items():
+        table((f"JAX: {title}", ""), [(k, f"{v:.3f}") for k, v in figures.items()])
     table(("cold start", "ms"), [(k, f"{v:.2f}") for k, v in cold.items()])
     return found, ceiling, {
         "device": name, "torch": torch.__version__, "ceiling": ceiling, "host": costs,
         "rows": [asdict(t) | {"share": t.share(ceiling)} for t in found], "small": small,
-        "cold": cold, "across": across,
+        "cold": cold, "across": across, "jax": jax,
     }  # fmt: skip
 
 
@@ -288,6 +291,28 @@ def device_costs(torch: Any) -> dict[str, float]:
     out["1,000 calls of swiglu_backward [1024, 2·4096] float32, each"] = wall * 1e6
     out["of that the GPU is busy, percent"] = min(busy, 1.0) * 100
     return out
+
+
+def jax_figures(
+    torch: Any, peers: Any, ceiling: float, found: Sequence[Timing], rows: Sequence[tuple[Row, str]]
+) -> dict[str, dict[str, float]]:
+    """What JAX's calls cost, and the share of the ceiling beside torch's; none without JAX."""
+    programs = import_module("baracuda.testing.device_jax")
+    if not programs.available():
+        return {}
+    shares: dict[str, float] = {}
+    done = set()
+    for ours, (row, dtype) in zip(found, rows, strict=True):
+        # The first problem of each op; an index that is broadcast is no array of JAX.
+        if registry[row.op].spec.integers.get("index") or (row.op, dtype) in done:
+            continue
+        done.add((row.op, dtype))
+        arrays = peers.arrays_of(row, getattr(torch, dtype))
+        seconds = programs.seconds(row, arrays)
+        shares[f"{ours.op} {ours.label} {dtype}"] = ours.ideal_bytes / seconds / ceiling
+        del arrays
+        torch.cuda.empty_cache()
+    return {"host cost, µs": programs.costs(), "share of the ceiling": shares}
 
 
 def small_sizes(torch: Any, peers: Any) -> dict[str, float]:

@@ -364,6 +364,9 @@ def _ready(arguments: argparse.Namespace) -> Any:
         xp.zeros(1, **({"device": arguments.device} if arguments.device else {}))
     except Exception as error:
         raise CannotRun(f"{library} cannot make an array: {error}") from error
+    if library == "jax":
+        # Else a GPU rounds the operands of float32 matrix products to 10 bits.
+        import_module("jax").config.update("jax_default_matmul_precision", "highest")
     if arguments.plot:
         can_plot(arguments.plot)
     return xp

@@ -1,4 +1,4 @@
-"""Bespoke kernels on NVIDIA devices, for torch tensors and CuPy arrays. Loaded when first asked."""
+"""Bespoke kernels on NVIDIA devices. Loaded when first asked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from baracuda.backends.cuda.geometry import MOST_DIMS, merged
-from baracuda.libraries import Array
+from baracuda.libraries import TRACED, Array
 from baracuda.sku import PrecisionGuarantee
 from baracuda.spec import OpSpec, Prepared, Problem
 
@@ -38,9 +38,11 @@ class CudaBackend:
     def refuses(self, problem: Problem) -> str | None:
         if problem.spec.kernel is None:
             return f"has no kernel for {problem.spec.name}"
-        if not problem.device.startswith("cuda"):
-            return f"takes arrays on NVIDIA devices, not on {problem.device}"
-        if problem.mode:
+        traced = problem.device == TRACED
+        device = problem.library.compiled_for() if traced else problem.device
+        if not device.startswith("cuda"):
+            return f"takes arrays on NVIDIA devices, not on {device}"
+        if problem.mode and not traced:
             return f"{problem.mode} arrays need functions that can be differentiated and traced"
         reason = unavailable() or _arrays(problem.library.name).refuses()
         return reason or _too_many_dims(problem)
@@ -49,16 +51,20 @@ class CudaBackend:
         CudaRunner = _module("runner").CudaRunner
         arrays = _arrays(problem.library.name)
         facts = _module("launch").device_facts(arrays.ordinal_of(problem.device))
-        runner = CudaRunner(problem, facts, arrays)
+        # Called by JAX, where others call.
+        build = getattr(arrays, "JaxRunner", CudaRunner)
+        runner = build(problem, facts, arrays)
         recorded = problem.choices.sku
         if recorded is not None:
             variant = _recorded(recorded.variant, runner.variants())
-            runner = CudaRunner(problem, facts, arrays, variant)
-        choices = runner.variants() if problem.choices.autotune else ()
+            runner = build(problem, facts, arrays, variant)
+        # There is nothing to measure on while a framework traces, or on several devices.
+        measured = problem.choices.autotune and not problem.mode and "," not in problem.device
+        choices = runner.variants() if measured else ()
 
         def tuned(given: Sequence[Array]) -> Prepared:
             variant = _module("tune").fastest(problem, facts, arrays, choices, given)
-            return _prepared(CudaRunner(problem, facts, arrays, variant), problem, facts.arch)
+            return _prepared(build(problem, facts, arrays, variant), problem, facts.arch)
 
         return _prepared(runner, problem, facts.arch, tuned if choices[1:] else None)
 

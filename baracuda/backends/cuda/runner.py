@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from baracuda import layouts
@@ -21,13 +21,24 @@ _Launch: TypeAlias = tuple[Any, Sequence[tuple[int, int]], bool]
 _Program: TypeAlias = tuple[list[_Launch], Sequence[tuple[Shape, str]]]
 
 
-def _aligned(addresses: Sequence[int]) -> int:
+def aligned(addresses: Sequence[int]) -> int:
     """The power of two up to the widest access that divides all of them."""
     bits = 0
     for address in addresses:
         bits |= address
     bits &= WIDEST - 1
     return bits & -bits or WIDEST
+
+
+def launch_all(
+    launches: Iterable[_Launch], words: Sequence[int], scalars: Iterable[float], stream: Any
+) -> None:
+    """Launch a program on the arrays at the addresses `words`."""
+    for launch, front, takes in launches:
+        given = [words[slot] + offset for slot, offset in front]
+        if takes:
+            given += scalars  # type: ignore[arg-type]
+        launch(stream, given)
 
 
 class CudaRunner:
@@ -46,25 +57,27 @@ class CudaRunner:
 
     Attributes
     ----------
+    problem, facts, arrays
+        As given.
     steps : Steps
         What most calls launch.
     """
 
     __slots__ = (
         "_alignment",
-        "_arrays",
         "_empty",
-        "_facts",
         "_listener",
         "_lock",
         "_ordinal",
         "_outputs",
-        "_problem",
         "_programs",
         "_state",
         "_ticket",
         "_usual",
         "_variant",
+        "arrays",
+        "facts",
+        "problem",
         "steps",
     )
 
@@ -76,7 +89,7 @@ class CudaRunner:
         variant: str = "",
         listens: bool = True,
     ) -> None:
-        self._problem, self._facts, self._arrays = problem, facts, arrays
+        self.problem, self.facts, self.arrays = problem, facts, arrays
         self._ordinal = facts.ordinal
         self._outputs = tuple([(x.shape, strides_of(x)) for x in problem.outputs])
         self._listener = reports.listener(facts.ordinal)
@@ -100,10 +113,10 @@ class CudaRunner:
     ) -> Any:
         if self._state[0]:
             self._listener.raise_pending()
-        if self._arrays.current_device() != self._ordinal:
-            with self._arrays.on_device(self._ordinal):
+        if self.arrays.current_device() != self._ordinal:
+            with self.arrays.on_device(self._ordinal):
                 return self(arrays, outs, accumulate, scalars)
-        pointer, layout = self._arrays.pointer, None
+        pointer, layout = self.arrays.pointer, None
         if outs is None:
             results: Sequence[Array] = self._allocate()
         else:
@@ -111,27 +124,23 @@ class CudaRunner:
         if self._empty:
             return results[0] if len(results) == 1 else tuple(results)
         words = [pointer(x) for x in arrays if x is not None]
-        if _aligned(words) < self._alignment:
+        if aligned(words) < self._alignment:
             raise Misfit
         words += [pointer(x) for x in results]
-        key = (min(_aligned(words), self._alignment), layout, accumulate)
+        key = (min(aligned(words), self._alignment), layout, accumulate)
         launches, workspaces = self._programs.get(key) or self._program(key)
         held = [
-            self._arrays.empty(shape, layouts.contiguous(shape), dtype, self._ordinal)
+            self.arrays.empty(shape, layouts.contiguous(shape), dtype, self._ordinal)
             for shape, dtype in workspaces
         ]
         words += [pointer(x) for x in held]
-        stream = stream_of(self._arrays.current_stream(self._ordinal))
-        for launch, front, takes in launches:
-            given = [words[slot] + offset for slot, offset in front]
-            if takes:
-                given += scalars.values()
-            launch(stream, given)
+        stream = stream_of(self.arrays.current_stream(self._ordinal))
+        launch_all(launches, words, scalars.values(), stream)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _allocate(self) -> list[Array]:
-        dtype = self._problem.dtype
-        return [self._arrays.empty(*output, dtype, self._ordinal) for output in self._outputs]
+        dtype = self.problem.dtype
+        return [self.arrays.empty(*output, dtype, self._ordinal) for output in self._outputs]
 
     def shortest(self) -> Runner:
         """This runner, with the way of most calls written out where one kernel is all there is."""
@@ -142,21 +151,26 @@ class CudaRunner:
         if len(launches) > 1 or workspaces or not isinstance(launch, Launch):
             return self
         return hot.compiled(
-            launch, front, tuple(self._problem.spec.scalars),
-            tuple([x is not None for x in self._problem.inputs]), self._outputs, self._arrays,
-            self._problem.dtype, self._alignment, self._state, self._ordinal, self,
+            launch, front, tuple(self.problem.spec.scalars),
+            tuple([x is not None for x in self.problem.inputs]), self._outputs, self.arrays,
+            self.problem.dtype, self._alignment, self._state, self._ordinal, self,
         )  # fmt: skip
+
+    def program(self, alignment: int) -> _Program:
+        """The launches into new outputs, for addresses that are multiples of `alignment`."""
+        key = (min(alignment, self._alignment), None, False)
+        return self._programs.get(key) or self._program(key)
 
     def _layout(self, outs: Sequence[Array]) -> tuple[Shape, ...] | None:
         """The strides of given outputs, None where they are those of new ones."""
-        describe = self._problem.library.strides
-        planned = [x.strides for x in self._problem.outputs]
+        describe = self.problem.library.strides
+        planned = [x.strides for x in self.problem.outputs]
         have = [layouts.canonical(x.shape, describe(x)) for x in outs]
         if have == planned:
             return None
         return tuple(
             s if s is not None else layouts.contiguous(x.shape)
-            for s, x in zip(have, self._problem.outputs, strict=True)
+            for s, x in zip(have, self.problem.outputs, strict=True)
         )
 
     def variants(self) -> tuple[str, ...]:
@@ -168,9 +182,7 @@ class CudaRunner:
         outs = layout or tuple(strides for _, strides in self._outputs)
         ticket = self._ticket.number if self._ticket else 0
         address = self._listener.address if self._ticket else 0
-        return Call(
-            self._problem, self._facts, outs, add, alignment, address, ticket, self._variant
-        )
+        return Call(self.problem, self.facts, outs, add, alignment, address, ticket, self._variant)
 
     def _plan(self, key: _Key) -> Steps:
         if self._empty:
@@ -189,7 +201,7 @@ class CudaRunner:
                 try:
                     steps = self.steps if key == self._usual else self._plan(key)
                 except Refusal as refusal:
-                    op = self._problem.spec.name
+                    op = self.problem.spec.name
                     raise UnsupportedError(f"{op}: the planned kernel {refusal}") from None
                 found = self._programs[key] = (
                     [self._launch(step) for step in steps.steps],
@@ -201,5 +213,5 @@ class CudaRunner:
         if not isinstance(step, Step):
             return Clear(step.nbytes), ((step.slot, 0),), False
         front = "<" + "Q" * len(step.front) + "d" * step.scalars
-        launch = Launch(step.entry, self._facts, step.grid, step.shared, step.arguments, front)
+        launch = Launch(step.entry, self.facts, step.grid, step.shared, step.arguments, front)
         return launch, tuple(step.front), bool(step.scalars)

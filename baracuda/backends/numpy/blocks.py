@@ -19,7 +19,7 @@ import numpy as np
 from baracuda import body
 from baracuda.libraries import Array
 from baracuda.shapes import Label, Pattern
-from baracuda.spec import Prepared, Problem, Runner
+from baracuda.spec import Prepared, Problem, Runner, independent
 
 # Elements per block. Temporaries of 512 KiB fit a core's own cache, and the interpreter's cost per
 # block (some 50 us) stays small: a quarter of it costs 10% on swiglu_backward, 80% on pooling.
@@ -78,14 +78,7 @@ class _Form:
                 self.halves[name] = _Half(axis, shape[axis] // 2, bool(second))
         forms = (problem.signature, *spec.signatures)
         self.signature = next(s for s in forms if set(s.names) == wanted)
-        self.free = {
-            term.name
-            for pattern in self.signature.outputs
-            for term in pattern.terms
-            if term.group
-            or term.name in spec.counted.values()
-            or (spec.elementwise and term.factor == 1)
-        }
+        self.free = independent(spec, self.signature)
 
     def arrays(self, given: Sequence[Array]) -> list[Array]:
         """The inputs, in the order of the op's parameters, absent ones None."""

@@ -35,8 +35,8 @@ _WORDS = {"bf16": 2, "f16": 2, "f32": 3, "f64": 5}
 _OWN_WORDS = {"f32": 3, "f64": 5}
 _LEAST_BITS, _MOST_BITS = {"f32": 13, "f64": 14}, 21
 _WIDE_WORDS = {"f32": 1, "f64": 2}
-# Threads of a block, two of which share a multiprocessor, and vectors of each in flight: the best of
-# 2, 4 and 8 on an H200, by the size of an element. 1024 threads are slower.
+# Threads of a block, two of which share a multiprocessor, and vectors of each in flight: the best
+# of 2, 4 and 8 on an H200, by the size of an element. 1024 threads are slower.
 _THREADS = 512
 _DEPTH = {("ALONE", 2): 2, ("ALONE", 4): 8, ("ACROSS", 4): 2}
 # Blocks that read the same elements, each for some of the bins.

@@ -1,0 +1,368 @@
+"""Kernels on JAX arrays: custom calls of compiled programs, on the buffers that XLA gives them.
+
+A plan is a jitted function. Called with arrays it is the whole program, called while JAX traces it
+becomes part of one. It tells JAX all that is hidden inside a custom call:
+
+- under `vmap` a batch is one more axis of the op's batch group, so another plan of the same op;
+- over several devices the problem falls apart along the axes that the shape string leaves
+  independent, each device running the plan of its share;
+- compiled for another platform, the call is the op's body, unless the backend was forced.
+
+A target is named after all that decides what is launched, so that a program from JAX's own
+compilation cache finds what it was compiled with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from cuda.bindings import driver
+from cuda.core import Device
+from jax.custom_batching import custom_vmap
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+from baracuda import body, check
+from baracuda._version import __version__
+from baracuda.backends import choose
+from baracuda.backends.cuda.launch import OK, checked, device_facts, stream_of
+from baracuda.backends.cuda.runner import CudaRunner, aligned, launch_all
+from baracuda.backends.cuda.shares import Shares, batch
+from baracuda.backends.cuda.steps import WIDEST, DeviceFacts
+from baracuda.backends.cuda.xla import Handler
+from baracuda.dtypes import named
+from baracuda.layouts import Shape
+from baracuda.libraries import TRACED, Array
+from baracuda.libraries.jax import ADAPTER, varies_along
+from baracuda.spec import Problem, Runner
+
+PLATFORM, TARGETS = "cuda", "CUDA"
+# Run-time values are constants of a program; so many of the programs of a plan are kept.
+_MOST_PROGRAMS = 32
+
+Function = Callable[..., tuple[Array, ...]]
+
+
+def refuses() -> str | None:
+    """Why these arrays cannot be taken at all."""
+    return None
+
+
+def ordinal_of(device: str) -> int:
+    """The number of the device called `device` (``cuda:1``), of the first of several."""
+    first = (ADAPTER.compiled_for() if device == TRACED else device).partition(",")[0]
+    found = next(d for d in jax.local_devices(backend=PLATFORM) if str(d) == first)
+    return int(found.local_hardware_id)
+
+
+def current_device() -> int:
+    """The device of this thread, -1 where it has none yet."""
+    status, ordinal = driver.cuCtxGetDevice()
+    return int(ordinal) if status == OK else -1
+
+
+@contextmanager
+def on_device(ordinal: int) -> Iterator[None]:
+    """A block in which `ordinal` is the current device."""
+    before = current_device()
+    Device(ordinal).set_current()
+    try:
+        yield
+    finally:
+        if before >= 0:
+            Device(before).set_current()
+
+
+# What measuring the variants of a kernel asks: JAX shows no stream, so they run on the default one,
+# into memory of our own, once the arrays are there.
+
+
+def current_stream(ordinal: int) -> int:
+    """The default stream."""
+    return 0
+
+
+class Memory:
+    """Memory of no array."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.address = int(checked(driver.cuMemAlloc(max(nbytes, 1))))
+
+    def __del__(self) -> None:
+        # Waits for what still uses it.
+        driver.cuMemFree(self.address)
+
+
+def empty(shape: Shape, strides: Shape, dtype: str, ordinal: int) -> Memory:
+    """Memory for an array, on the current device."""
+    return Memory(math.prod(shape) * named(dtype).itemsize)
+
+
+def pointer(x: Any) -> int:
+    """The address of an array that has been computed, or of such memory."""
+    if isinstance(x, Memory):
+        return x.address
+    return int(x.block_until_ready().unsafe_buffer_pointer())
+
+
+class JaxRunner(CudaRunner):
+    """Runs one problem; what its index has out of range is dropped where JAX traces."""
+
+    def __init__(
+        self, problem: Problem, facts: DeviceFacts, arrays: Any, variant: str = ""
+    ) -> None:
+        super().__init__(problem, facts, arrays, variant, listens=not problem.mode)
+
+    def shortest(self) -> Runner:
+        """As a jitted function."""
+        if self._empty:
+            return body.runner(self.problem)
+        problem, program = self.problem, _program(self)
+        # Run-time values are constants of what is traced, and of what is divided over devices.
+        constant = not problem.spec.scalars or bool(problem.mode) or "," in problem.device
+        late = None if constant else program.late()
+        compiled = lru_cache(_MOST_PROGRAMS)(_Call(problem, program).function)
+        state, listener, every = self._state, self._listener, None not in problem.inputs
+        plain = None if problem.spec.scalars else compiled(())
+
+        def run(
+            arrays: Sequence[Array],
+            outs: tuple[Array, ...] | None,
+            accumulate: bool,
+            scalars: Mapping[str, Any],
+        ) -> Any:
+            if state[0]:
+                listener.raise_pending()
+            given = arrays if every else [x for x in arrays if x is not None]
+            if plain is not None:
+                return plain(*given)
+            values = tuple(scalars.values())
+            return late(values, *given) if late else compiled(values)(*given)
+
+        return run
+
+
+class Program:
+    """What a custom call launches, on whichever device it is called.
+
+    Attributes
+    ----------
+    name : str
+        The target's.
+    results : tuple of (tuple of int, str)
+        Shapes and dtypes of the outputs, then of the workspaces.
+    """
+
+    def __init__(self, name: str, runner: JaxRunner) -> None:
+        problem = runner.problem
+        self.name = name
+        self._runners: dict[int, JaxRunner] = {runner.facts.ordinal: runner}
+        self._only = None if jax.local_device_count(PLATFORM) > 1 else runner
+        self._first = runner
+        self._usual, workspaces = runner.program(WIDEST)
+        self.results = (*[(x.shape, x.dtype) for x in problem.outputs], *workspaces)
+        operands, scalars = len(problem.given), len(problem.spec.scalars)
+        self._handlers = [Handler(operands, len(self.results), scalars, self.launch)]
+        self._register(name)
+        self._late: Callable[..., Any] | None = None
+
+    def _register(self, name: str) -> None:
+        target = jax.ffi.pycapsule(self._handlers[-1].address)
+        jax.ffi.register_ffi_target(name, target, platform=TARGETS)
+
+    def foreign(self, name: str, given: Sequence[Array], **attributes: Any) -> tuple[Array, ...]:
+        """The custom call of target `name`; its outputs."""
+        problem = self._first.problem
+        dtype = problem.library.dtype
+        results = [jax.ShapeDtypeStruct(shape, dtype(kind)) for shape, kind in self.results]
+        out = jax.ffi.ffi_call(name, results)(*given, **attributes)
+        # Under `shard_map` results vary along the mesh axes along which all operands do.
+        axes = tuple(varies_along(given[0]))
+        return tuple(
+            [
+                jax.lax.pcast(y, axes, to="varying") if axes else y
+                for y in out[: len(problem.outputs)]
+            ]
+        )
+
+    def late(self) -> Callable[..., Any]:
+        """``(scalars, *arrays)``: one program for all run-time values.
+
+        They do not pass through XLA. One more operand, that no kernel reads, says by its address
+        which call this is; it is taken for one call at a time.
+        """
+        if self._late is None:
+            problem, name = self._first.problem, f"{self.name}_late"
+            at = len(problem.given)
+            waiting: dict[int, tuple[Array, Sequence[float]]] = {}
+            free: list[tuple[Array, int]] = []
+
+            def launch(words: list[int], none: Sequence[float], stream: int) -> None:
+                address = words.pop(at)
+                mark, scalars = waiting.pop(address)
+                self.launch(words, scalars, stream)
+                free.append((mark, address))
+
+            count = len(self.results)
+            self._handlers.append(Handler(at + 1, count, 0, launch, replayed=False))
+            self._register(name)
+            program = jax.jit(lambda *given: _one_or_many(self.foreign(name, given)))
+
+            def call(scalars: Sequence[float], *given: Array) -> Any:
+                try:
+                    mark, address = free.pop()
+                except IndexError:
+                    with jax.default_device(given[0].device):
+                        mark = jnp.zeros((), jnp.int32)
+                    address = pointer(mark)
+                waiting[address] = mark, scalars
+                return program(*given, mark)
+
+            self._late = call
+        return self._late
+
+    def launch(self, words: list[int], scalars: Sequence[float], stream: int) -> None:
+        """Launch on the arrays at the addresses `words`."""
+        bits = 0
+        for address in words:
+            bits |= address
+        usual = self._only is not None and not bits % WIDEST
+        launches = self._usual if usual else self._launches(aligned(words))
+        launch_all(launches, words, scalars, stream_of(stream))
+
+    def _launches(self, alignment: int) -> Any:
+        runner = self._only or self._here()
+        launches, workspaces = runner.program(alignment)
+        if (*workspaces,) != self.results[len(runner.problem.outputs) :]:
+            raise RuntimeError("arrays so little aligned need another workspace")
+        return launches
+
+    def _here(self) -> JaxRunner:
+        ordinal = current_device()
+        found = self._runners.get(ordinal)
+        if found is None:
+            one = self._first
+            made = JaxRunner(one.problem, device_facts(ordinal), one.arrays, one.steps.variant)
+            found = self._runners[ordinal] = made
+        return found
+
+
+_programs: dict[str, Program] = {}
+_lock = threading.Lock()
+
+
+def _program(runner: JaxRunner) -> Program:
+    """The program of a runner, registered once in the life of a process, as XLA wants it."""
+    what = repr((runner.problem.key, runner.steps.variant, __version__))
+    digest = hashlib.sha256(what.encode()).hexdigest()[:16]
+    name = f"baracuda_{runner.problem.spec.name}_{digest}"
+    with _lock:
+        if name not in _programs:
+            _programs[name] = Program(name, runner)
+        return _programs[name]
+
+
+class _Call:
+    """A problem as a function of JAX."""
+
+    def __init__(self, problem: Problem, program: Program) -> None:
+        self._problem, self._program = problem, program
+
+    def function(self, scalars: tuple[float, ...]) -> Callable[..., Any]:
+        """The jitted function, with these run-time values."""
+        problem = self._problem
+        kernel = self._spread(scalars)
+        values = dict(zip(problem.spec.scalars, scalars, strict=True))
+        plain = body.of_given(problem, body.runner(problem), values)
+
+        def whole(*given: Array) -> tuple[Array, ...]:
+            if not problem.mode:
+                return kernel(*given)
+            # A forced backend never falls back: without a default, another platform is an error.
+            default = None if problem.choices.backend else plain
+            return jax.lax.platform_dependent(*given, default=default, **{PLATFORM: kernel})  # type: ignore[no-any-return]
+
+        batched = custom_vmap(whole)
+
+        @batched.def_vmap  # type: ignore[untyped-decorator]
+        def rule(size: int, along: Sequence[bool], *given: Array) -> Any:
+            found = batch(problem, size, along)
+            if found is None:
+                out = jax.vmap(plain, [0 if differs else None for differs in along])(*given)
+                return out, (True,) * len(out)
+            shapes, options = found
+            all_of_it = [
+                x.reshape(shape) if differs else jnp.broadcast_to(x, shape)
+                for x, differs, shape in zip(given, along, shapes, strict=True)
+            ]
+            out = _again(problem, all_of_it, options, values)
+            return out, (True,) * len(out)
+
+        def single(*given: Array) -> Any:
+            return _one_or_many(batched(*given))
+
+        single.__name__ = problem.spec.name
+        return jax.jit(single)  # type: ignore[no-any-return]
+
+    def _spread(self, scalars: Sequence[float]) -> Function:
+        """The custom call, and how it is divided over several devices."""
+        problem, shares = self._problem, Shares(self._problem)
+        values = dict(zip(problem.spec.scalars, scalars, strict=True))
+        attributes = {"scalars": np.asarray(scalars, np.float64)} if scalars else {}
+
+        def kernel(*given: Array) -> tuple[Array, ...]:
+            return self._program.foreign(self._program.name, given, **attributes)
+
+        def partitions(arrays: Sequence[Any]) -> list[Any]:
+            return [getattr(x.sharding, "spec", ()) for x in arrays]
+
+        def shardings(mesh: Any, rows: Any, places: Mapping[str, Any]) -> tuple[Any, ...]:
+            return tuple(NamedSharding(mesh, PartitionSpec(*map(places.get, row))) for row in rows)
+
+        def partition(mesh: Any, given: Sequence[Any], results: Sequence[Any]) -> Any:
+            rows = (*shares.outputs, *shares.inputs)
+            places = shares.places(rows, partitions([*results, *given]))
+            options = shares.options(places, mesh.shape)
+
+            def share(*parts: Array) -> tuple[Array, ...]:
+                return _again(problem, parts, options, values)
+
+            outs = shardings(mesh, shares.outputs, places)
+            return mesh, share, outs, shardings(mesh, shares.inputs, places)
+
+        def infer(mesh: Any, given: Sequence[Any], results: Sequence[Any]) -> Any:
+            places = shares.places(shares.inputs, partitions(given))
+            return shardings(mesh, shares.outputs, places)
+
+        spread = custom_partitioning(kernel)
+        rule, whole = shares.rule()
+        spread.def_partition(
+            partition,
+            infer_sharding_from_operands=infer,
+            sharding_rule=rule,
+            need_replication_factors=whole,
+        )
+        return spread  # type: ignore[no-any-return]
+
+
+def _one_or_many(results: tuple[Array, ...]) -> Any:
+    return results if len(results) > 1 else results[0]
+
+
+def _again(
+    problem: Problem, given: Sequence[Array], options: Mapping[str, Any], scalars: Mapping[str, Any]
+) -> tuple[Array, ...]:
+    """The op of `problem` on arrays of other shapes, by whichever backend takes them."""
+    arrays = body.slots(problem, given)
+    other = check.problem(problem.spec, arrays, options, problem.choices)
+    _, prepared, _ = choose(other)
+    return body.of_given(other, prepared.run, scalars)(*given)

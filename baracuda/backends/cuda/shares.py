@@ -1,0 +1,182 @@
+"""What a problem has to do with larger and smaller ones: a batch of it, and shares of it.
+
+Both follow from the shape string alone, for whoever hides a kernel from the framework that batches
+and divides its programs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from baracuda.layouts import Shape
+from baracuda.shapes import Pattern
+from baracuda.spec import OpSpec, Problem, independent
+
+Place: TypeAlias = str | tuple[str, ...] | None
+"""The axes of a mesh of devices over which one axis of an array is spread."""
+
+
+def batch(
+    problem: Problem, size: int, along: Sequence[bool]
+) -> tuple[list[Shape], dict[str, Any]] | None:
+    """Shapes and options of a batch of `problem`, as the first axis of a group of the op.
+
+    Parameters
+    ----------
+    problem : Problem
+    size : int
+        How many there are.
+    along : sequence of bool
+        Whether each input differs from one to another; it then begins with that axis.
+
+    Returns
+    -------
+    shapes, options
+        To what the inputs are to be reshaped, or broadcast where they do not differ. None where
+        the forms of the op have no room for a batch.
+    """
+    form = problem.signature
+    patterns = {p.name: p for p in form.inputs}
+    first = {p.name: p.terms[0] if p.terms else None for p in (*form.inputs, *form.outputs)}
+    bounds = _bounds(problem)
+    groups = {bounds.get(t.name, t.name) for t in first.values() if t is not None and t.group}
+    if len(groups) != 1 or not all((t := first[p.name]) and t.group for p in form.outputs):
+        return None
+    shapes: list[Shape] = []
+    for x, differs in zip(problem.given, along, strict=True):
+        term = first[x.name]
+        if term is not None and term.group:
+            shapes.append((size if differs or not term.or_one else 1, *x.shape))
+        elif not differs:
+            shapes.append(x.shape)
+        else:
+            inner = _with_groups(problem, patterns[x.name])
+            if inner is None:
+                return None
+            shapes.append((size, *inner))
+    options = dict(problem.options)
+    for pattern in form.inputs:
+        if pattern.marker:
+            options[pattern.marker] += 1
+        if pattern.is_option:
+            options[pattern.name] = (size, *options[pattern.name])
+    return shapes, options
+
+
+def _with_groups(problem: Problem, pattern: Pattern) -> Shape | None:
+    """The shape of an input in the form in which it may have batch axes too, here of extent 1."""
+    for signature in problem.spec.signatures:
+        for wide in signature.inputs:
+            groups = {t.name for t in wide.groups}
+            known = wide.name == pattern.name and wide.names - groups == pattern.names
+            if known and wide.terms[0].group and all(t.or_one for t in wide.groups):
+                return tuple(
+                    extent
+                    for t in wide.terms
+                    for extent in (
+                        [1] * len(_group(problem, t.name)) if t.group else [_axis(problem, t.name)]
+                    )
+                )
+    return None
+
+
+def _group(problem: Problem, name: str) -> Shape:
+    value = problem.axes[name]
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _axis(problem: Problem, name: str) -> int:
+    return math.prod(_group(problem, name))
+
+
+class Shares:
+    """The axes along which a problem falls apart into problems of the same op.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of tuple of str
+        For every array a name for each axis. Axes of one name are cut together; "" stays whole.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        form = problem.signature
+        self._options = problem.options
+        self._shapes = [p for p in form.inputs if p.is_option]
+        shapes = {x.name: x.shape for x in (*problem.given, *problem.outputs)}
+        shapes |= {p.name: problem.options[p.name] for p in self._shapes}
+        free, bounds = _free(problem.spec, problem), _bounds(problem)
+        extents: dict[str, int] = {}
+        uneven: set[str] = set()
+        rows: dict[str, list[str]] = {}
+        for pattern in (*form.inputs, *form.outputs):
+            rows[pattern.name] = row = []
+            labels = pattern.labels(problem.axes)
+            for label, extent in zip(labels, shapes[pattern.name], strict=True):
+                outer = bounds.get(label.term.name, label.term.name)
+                name = outer + label.name.removeprefix(label.term.name)
+                shared = label.term.or_one and extent == 1
+                row.append("" if shared or outer not in free else name)
+                # A group within another one is cut with it only where they are the same.
+                if row[-1] and extents.setdefault(name, extent) != extent:
+                    uneven.add(name)
+        self._rows = {k: tuple(["" if n in uneven else n for n in v]) for k, v in rows.items()}
+        self.inputs = tuple([self._rows[x.name] for x in problem.given])
+        self.outputs = tuple([self._rows[x.name] for x in problem.outputs])
+
+    def rule(self) -> tuple[str, tuple[str, ...]]:
+        """In the notation of Shardy: a factor for every axis, and those that are not to be cut."""
+        whole: list[str] = []
+
+        def factor(axis: str) -> str:
+            if axis:
+                return axis
+            whole.append(f"whole{len(whole)}")
+            return whole[-1]
+
+        sides = [
+            ", ".join([" ".join(map(factor, row)) for row in rows])
+            for rows in (self.inputs, self.outputs)
+        ]
+        return " -> ".join(sides), tuple(whole)
+
+    def places(
+        self, rows: Sequence[Sequence[str]], specs: Sequence[Sequence[Place]]
+    ) -> dict[str, Place]:
+        """Where each name is spread, by the partitions of arrays; the first that says so counts."""
+        out: dict[str, Place] = {}
+        taken: set[str] = set()
+        for row, spec in zip(rows, specs, strict=True):
+            for name, place in zip(row, spec, strict=False):
+                over = {place} if isinstance(place, str) else set(place or ())
+                if name and name not in out and over and not over & taken:
+                    out[name] = place
+                    taken |= over
+        return out
+
+    def options(self, places: Mapping[str, Place], mesh: Mapping[str, int]) -> dict[str, Any]:
+        """The options of one share: shapes among them shrink."""
+        options = dict(self._options)
+        for pattern in self._shapes:
+            options[pattern.name] = tuple(
+                -(-extent // _parts(places.get(name), mesh))
+                for extent, name in zip(
+                    self._options[pattern.name], self._rows[pattern.name], strict=True
+                )
+            )
+        return options
+
+
+def _bounds(problem: Problem) -> dict[str, str]:
+    form = problem.signature
+    return {t.name: t.bound for p in (*form.inputs, *form.outputs) for t in p.terms if t.bound}
+
+
+def _free(spec: OpSpec, problem: Problem) -> set[str]:
+    bounds = _bounds(problem)
+    return {bounds.get(name, name) for name in independent(spec, problem.signature)}
+
+
+def _parts(place: Place, mesh: Mapping[str, int]) -> int:
+    return math.prod(mesh[name] for name in ((place,) if isinstance(place, str) else place or ()))

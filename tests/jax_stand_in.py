@@ -1,0 +1,66 @@
+"""The kernels of JAX programs without a device: the CPU's own custom calls, computed by NumPy.
+
+All is as on an NVIDIA device, the plan, the custom call, its rules for batches and for several
+devices, but for the launch itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baracuda.dtypes import named
+from baracuda.op import registry
+from baracuda.testing.cases import adapter
+
+calls: list[str] = []
+"""The ops that were launched."""
+
+
+def _array(address: int, shape: Sequence[int], dtype: str) -> Any:
+    raw = (ctypes.c_char * (math.prod(shape) * named(dtype).itemsize)).from_address(address)
+    return np.frombuffer(raw, adapter("numpy").dtype(dtype)).reshape(shape)
+
+
+def _launch(program: Any, words: list[int], scalars: Sequence[float], stream: int) -> None:
+    problem = program._first.problem
+    calls.append(problem.spec.name)
+    left = iter(words)
+    arrays = [x and _array(next(left), x.shape, x.dtype) for x in problem.inputs]
+    outs = [_array(next(left), x.shape, x.dtype) for x in problem.outputs]
+    # A kernel skips what is out of range.
+    options = {k: "drop" if v == "raise" else v for k, v in problem.options.items()}
+    values = dict(zip(problem.spec.scalars, scalars, strict=True))
+    plan = registry[problem.spec.name].plan(*arrays, **options, backend="array_api")
+    plan(*arrays, out=tuple(outs), **values)
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Put NumPy in the place of the driver; the ops launched are listed in what it returns."""
+    pytest.importorskip("cuda.core", reason="needs pip install 'baracuda[cuda]'")
+    from types import SimpleNamespace
+
+    from baracuda.backends import cuda
+    from baracuda.backends.cuda import jax as arrays
+    from baracuda.backends.cuda import launch, runner, steps, xla
+    from baracuda.libraries.jax import Jax
+
+    listener = SimpleNamespace(address=0, state=memoryview(bytearray(4)).cast("I"))
+    facts = steps.DeviceFacts(0, "sm_90", 132, 232448)
+    monkeypatch.setattr(Jax, "compiled_for", lambda self: "cuda:0")
+    monkeypatch.setattr(cuda, "unavailable", lambda: None)
+    monkeypatch.setattr(launch, "device_facts", lambda ordinal: facts)
+    monkeypatch.setattr(launch, "loaded", lambda entry, facts, shared: entry)
+    monkeypatch.setattr(runner.reports, "listener", lambda ordinal: listener)
+    monkeypatch.setattr(arrays, "PLATFORM", "cpu")
+    monkeypatch.setattr(arrays, "TARGETS", "cpu")
+    monkeypatch.setattr(arrays, "ordinal_of", lambda device: 0)
+    monkeypatch.setattr(arrays.Program, "launch", _launch)
+    monkeypatch.setattr(xla.Handler, "_stream", lambda self, api, ctx: 0)
+    calls.clear()
+    return calls

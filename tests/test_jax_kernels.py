@@ -1,0 +1,273 @@
+"""Kernels as custom calls of JAX programs, without a device: NumPy computes in their place."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from emulator import compiler
+from test_jax import OPS, ROOT, close, every_op, every_pair, given
+
+import baracuda as bc
+from baracuda.op import registry
+
+pytest.importorskip("cuda.core", reason="needs pip install 'baracuda[cuda]'")
+import jax_stand_in
+
+from baracuda.backends.cuda import xla
+from baracuda.backends.cuda.shares import Shares, batch
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What was launched; plans made here are forgotten afterwards."""
+    bc.plan_cache.clear()
+    yield jax_stand_in.install(monkeypatch)
+    bc.plan_cache.clear()
+
+
+def same(got: Any, want: Any, label: Any) -> None:
+    close(got, want, label, 2e-5)
+
+
+# The interface.
+
+
+def test_offsets_are_those_of_the_header() -> None:
+    offsets = {
+        "offsetof(XLA_FFI_CallFrame, extension_start)": xla.FRAME,
+        "offsetof(XLA_FFI_CallFrame, api)": xla.FRAME + 8,
+        "offsetof(XLA_FFI_CallFrame, ctx)": xla.FRAME + 16,
+        "offsetof(XLA_FFI_CallFrame, args) + offsetof(XLA_FFI_Args, args)": xla.FRAME + 64,
+        "offsetof(XLA_FFI_CallFrame, rets) + offsetof(XLA_FFI_Rets, rets)": xla.FRAME + 104,
+        "offsetof(XLA_FFI_CallFrame, attrs) + offsetof(XLA_FFI_Attrs, attrs)": xla.FRAME + 152,
+        "offsetof(XLA_FFI_Buffer, data)": xla.BUFFER_DATA,
+        "offsetof(XLA_FFI_Array, data)": xla.ARRAY_DATA,
+        "offsetof(XLA_FFI_Metadata_Extension, metadata)": xla.EXTENSION_METADATA,
+        "offsetof(XLA_FFI_Metadata, api_version.major_version)": xla.METADATA_VERSION,
+        "offsetof(XLA_FFI_Metadata, traits)": xla.METADATA_TRAITS,
+        "offsetof(XLA_FFI_Api, api_version.major_version)": xla.API_VERSION,
+        "offsetof(XLA_FFI_Api, XLA_FFI_Error_Create)": xla.API_ERROR_CREATE,
+        "offsetof(XLA_FFI_Api, XLA_FFI_Stream_Get)": xla.API_STREAM_GET,
+        "offsetof(XLA_FFI_Stream_Get_Args, stream)": xla._StreamGet.stream.offset,
+        "offsetof(XLA_FFI_Error_Create_Args, errc)": xla._ErrorCreate.code.offset,
+        "XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE": xla.COMMAND_BUFFER_COMPATIBLE,
+        "XLA_FFI_API_MAJOR": xla.MAJOR,
+        "XLA_FFI_Error_Code_INTERNAL": xla.INTERNAL_ERROR,
+    }
+    assert xla._frame.__self__.size == 152 + 8
+    checks = "\n".join(f'static_assert({a} == {b}, "{b}");' for a, b in offsets.items())
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "offsets.cpp")
+        file.write_text(f'#include "xla/ffi/api/c_api.h"\n{checks}\n')
+        command = [*compiler(), "-std=c++17", "-fsyntax-only", "-I", jax.ffi.include_dir(), file]
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_exception_is_the_error_of_the_program(
+    launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from baracuda.backends.cuda.jax import Program
+
+    def broken(program: Any, words: Any, scalars: Any, stream: int) -> None:
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr(Program, "launch", broken)
+    x = jnp.ones((3, 10))
+    with pytest.raises(Exception, match="ValueError: no such luck"):
+        jax.block_until_ready(jax.jit(bc.reglu)(x))
+
+
+def test_a_target_is_named_by_all_that_is_launched(launched: list[str]) -> None:
+    from baracuda.backends.cuda.jax import _programs
+
+    x = jnp.ones((2, 8))
+
+    def targets(function: Any) -> set[str]:
+        text = jax.jit(function).lower(x).as_text()
+        return {name for name in _programs if f"@{name}(" in text}
+
+    first = targets(lambda x: bc.swiglu(x))
+    bc.plan_cache.clear()
+    assert targets(lambda x: bc.swiglu(x)) == first
+    assert len(first) == 1
+    for other in (lambda x: bc.swiglu(x, gate_first=True), lambda x: bc.swiglu(x[:1]), bc.reglu):
+        found = targets(other)
+        assert len(found) == 1
+        assert found != first
+    # Run-time values are attributes: no target for each.
+    assert targets(lambda x: bc.lerp(x, x, weight=0.1)) == targets(
+        lambda x: bc.lerp(x, x, weight=0.2)
+    )
+
+
+# Programs.
+
+
+@every_op
+def test_a_program_launches_the_kernel(op: str, launched: list[str]) -> None:
+    for g in given(op, "float32"):
+        got = jax.jit(g.op)(*g.arrays)
+        empty = any(x.size == 0 for x in jax.tree.leaves(got))
+        assert launched == ([] if empty else [op]), g.call.case
+        same(got, g.plain(*g.arrays), g.call.form.text)
+        # Untraced gradients, and the like, are as eager as they were.
+        launched.clear()
+
+
+@every_op
+def test_a_batch_is_one_launch(op: str, launched: list[str]) -> None:
+    for g in given(op, "float32", most=2):
+        n = len(g.arrays)
+        for which in [*([i] for i in range(n)), *([range(n)] if n > 1 else [])]:
+            batched = [
+                jnp.stack([jnp.roll(x, k) for k in range(3)]) if i in which else x
+                for i, x in enumerate(g.arrays)
+            ]
+            axes = tuple(0 if i in which else None for i in range(n))
+            got = jax.jit(jax.vmap(g.op, axes))(*batched)
+            assert launched == [op], f"{g.call.case} {g.call.form.text} {axes}"
+            launched.clear()
+            same(got, jax.vmap(g.plain, axes)(*batched), f"{g.call.form.text} {axes}")
+
+
+@every_op
+def test_nested_batches_along_any_axis(op: str, launched: list[str]) -> None:
+    g = next(given(op, "float32"))
+    arrays = [jnp.stack([jnp.stack([x, jnp.roll(x, 1)], -1)] * 3, 1) for x in g.arrays]
+    way = jax.vmap(jax.vmap(g.op, 1), -1)
+    same(jax.jit(way)(*arrays), jax.vmap(jax.vmap(g.plain, 1), -1)(*arrays), op)
+    assert launched == [op]
+
+
+@every_pair
+def test_a_gradient_launches_the_backward(forward: str, backward: str, launched: list[str]) -> None:
+    for g in given(forward, "float32", most=2):
+        same(jax.jit(g.grad(g.op))(*g.inputs), g.grad(g.plain)(*g.inputs), g.call.form.text)
+        assert backward in launched
+        launched.clear()
+
+
+def test_second_derivatives_are_those_of_the_body(launched: list[str]) -> None:
+    for op in ("swiglu", "lp_pool1d", "rope"):
+        g = next(given(op, "float32"))
+        got, want = (jax.jit(g.second(f))(*g.inputs) for f in (g.op, g.plain))
+        same(got, want, op)
+
+
+def test_run_time_values_keep_their_precision(launched: list[str]) -> None:
+    with jax.enable_x64(True):
+        a, b = jnp.zeros(3, jnp.float64), jnp.ones(3, jnp.float64)
+        got = jax.jit(lambda a, b: bc.lerp(a, b, weight=0.1))(a, b)
+    assert launched == ["lerp"]
+    assert got.tolist() == [0.1] * 3
+
+
+def test_loops_launch_each_time(launched: list[str]) -> None:
+    x = jnp.linspace(-1, 1, 16).reshape(2, 8)
+    jax.block_until_ready(jax.jit(lambda x: jax.lax.fori_loop(0, 7, lambda i, c: bc.rope(c), x))(x))
+    assert launched == ["rope"] * 7
+
+
+def test_an_index_out_of_range_is_dropped_while_traced(launched: list[str]) -> None:
+    src, bad = jnp.ones((2, 3)), jnp.asarray([[0], [7]])
+    got = jax.jit(lambda s, i: bc.gather(s, i, axis=1))(src, bad)
+    np.testing.assert_array_equal(got, [[1.0], [0.0]])
+    assert launched == ["gather"]
+
+
+# Who runs, and why.
+
+
+def test_what_is_compiled_for_the_host_says_so() -> None:
+    bc.plan_cache.clear()
+    plans = []
+    jax.jit(lambda x: plans.append(bc.swiglu.plan(x)) or x)(jnp.ones((2, 4)))
+    host = str(jax.devices()[0])
+    assert plans[0].sku.backend == "array_api"
+    assert dict(plans[0].why)["cuda"] == f"takes arrays on NVIDIA devices, not on {host}"
+    with pytest.raises(NotImplementedError, match="cuda: takes arrays on NVIDIA devices, not on"):
+        jax.jit(lambda x: bc.swiglu(x, backend="cuda"))(jnp.ones((2, 4)))
+
+
+def test_another_platform_runs_the_body_unless_the_backend_is_forced(
+    launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from baracuda.backends.cuda import jax as kernels
+
+    # The kernels are on a device, the program is for the host.
+    monkeypatch.setattr(kernels, "PLATFORM", "cuda")
+    monkeypatch.setattr(kernels.jax, "local_device_count", lambda backend: 1)
+    x = jnp.linspace(-1, 1, 24).reshape(3, 8)
+    same(jax.jit(lambda x: bc.geglu(x))(x), bc.geglu(np.asarray(x)), "body")
+    assert launched == []
+    with pytest.raises(NotImplementedError, match="cpu"):
+        jax.jit(lambda x: bc.geglu(x, backend="cuda"))(x)
+
+
+# The shape string.
+
+
+def traced_problem(op: str, *shapes: tuple[int, ...], **options: Any) -> Any:
+    arrays = [
+        jnp.zeros(s, jnp.int32 if i and op in ("gather", "gather_backward", "rope") else None)
+        for i, s in enumerate(shapes)
+    ]
+    return registry[op].plan(*arrays, **options).problem
+
+
+def test_batches_by_the_shape_string() -> None:
+    problem = traced_problem("gather_backward", (2, 5), (2, 5), axis=1, src_shape=(2, 9))
+    shapes, options = batch(problem, 7, (True, False))
+    assert shapes == [(7, 2, 5), (7, 2, 5)]
+    assert (options["axis"], options["src_shape"]) == (2, (7, 2, 9))
+    # Positions that all share stay as they are; those that differ have a form of their own.
+    problem = traced_problem("rope", (2, 3, 5, 4), (5,))
+    assert batch(problem, 7, (True, False))[0] == [(7, 2, 3, 5, 4), (5,)]
+    assert batch(problem, 7, (True, True))[0] == [(7, 2, 3, 5, 4), (7, 1, 1, 5)]
+    problem = traced_problem("rope", (2, 3, 5, 4), (1, 3, 5))
+    assert batch(problem, 7, (True, False))[0] == [(7, 2, 3, 5, 4), (1, 1, 3, 5)]
+
+
+def test_shares_by_the_shape_string() -> None:
+    def rule(*arguments: Any, **options: Any) -> str:
+        return Shares(traced_problem(*arguments, **options)).rule()[0]
+
+    assert rule("swiglu", (2, 8)) == "b0 whole0 -> b0 whole1"
+    assert rule("swiglu", (2, 8), (2, 8)) == "b0 n, b0 n -> b0 n"
+    # Tokens are looked up one by one; a table of another size is not cut with them.
+    assert rule("gather", (9, 4), (5, 4), axis=0) == "whole0 c0, k c0 -> k c0"
+    assert rule("gather", (9, 4), (5, 2), axis=0) == "whole0 whole1, k whole2 -> k whole3"
+    # Positions that are counted begin at 0 on each device: so the sequence stays whole.
+    assert rule("rope", (2, 5, 4)) == "b0 whole0 whole1 -> b0 whole2 whole3"
+    assert rule("rope", (2, 5, 4), (5,)) == "b0 s whole0, s -> b0 s whole1"
+    assert rule("rope", (2, 5, 4), (1, 5)) == "b0 s whole0, whole1 s -> b0 s whole2"
+
+
+def test_a_share_has_smaller_options_and_each_mesh_axis_once() -> None:
+    problem = traced_problem("gather_backward", (4, 5, 2), (4, 5, 2), axis=1, src_shape=(4, 9, 2))
+    shares = Shares(problem)
+    places = shares.places((*shares.outputs, *shares.inputs), [("x", None, None), (), ("y", "x")])
+    assert places == {"b0": "x"}
+    assert shares.options(places, {"x": 2, "y": 3})["src_shape"] == (2, 9, 2)
+    assert shares.options({"c0": ("x", "y")}, {"x": 2, "y": 3})["src_shape"] == (4, 9, 1)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_over_four_devices(op: str) -> None:
+    """Opaque as a custom call is, shards run where they are, without a collective."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "jax_devices.py"), op, "kernels"],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert found == {"eager": [], "collectives": [], "shard_map": [], "replicated": []}
