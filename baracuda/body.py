@@ -62,7 +62,7 @@ def runner(problem: Problem) -> Runner:
     ) -> Any:
         if checked:
             indices(problem, arrays)
-        with library.quiet():
+        with library.running(problem.device):
             results = evaluate(arrays, scalars)
             if outs is None:
                 results = tuple(

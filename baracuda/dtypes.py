@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal
+
+import numpy as np
 
 Kind = Literal["float", "int", "uint", "bool", "complex"]
 
@@ -59,3 +62,20 @@ def name_of(dtype: Any) -> str:
     other byte order prints otherwise (``>f4``) and keeps that spelling, which no op accepts.
     """
     return str(dtype).rpartition(".")[2]
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype object called `name`; CuPy has the same ones.
+
+    Raises
+    ------
+    TypeError
+        For bfloat16, which is that of ml-dtypes, where that is not installed.
+    """
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        bfloat16: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
+        return bfloat16
+    except ImportError:
+        raise TypeError("bfloat16 needs ml-dtypes: pip install 'baracuda[bf16]'") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ MARKS = [
     pytest.mark.usefixtures("nothing_is_pending"),
 ]
 
-EVERY = list(subjects(libraries=["torch"], device="cuda"))
-KERNELS = [s for s in EVERY if s.backend == "cuda"]
+LIBRARIES = [name for name in ("torch", "cupy") if find_spec(name)]
+EVERY = list(subjects(libraries=LIBRARIES, device="cuda"))
+KERNELS = [s for s in EVERY if s.backend == "cuda" and s.library == "torch"]
 SINGLE = [s for s in KERNELS if s.dtype == "float32"]
 SHORT = [s for s in KERNELS if s.dtype in ("float32", "bfloat16")]
 each_kernel = pytest.mark.parametrize("subject", KERNELS, ids=str)

@@ -29,6 +29,11 @@ _INSTEAD = (
     (r'_Pragma\("unroll[^"]*"\)', ""),
     (r"extern __shared__ __align__\(16\) (\w+) (\w+)\[\];", r"\1* \2 = emulated::shared<\1>();"),
     (r"__shared__ (\w+) (\w+)((?:\[\d+\])+);", r"auto& \2 = *emulated::fixed<\1\3>();"),
+    (r"__shared__ ([\w<>]+) (\w+);", r"auto& \2 = *emulated::fixed<\1>();"),
+    (
+        r"__shared__ (typename [\w:]+) (\w+)\[(.+)\];",
+        r"using \2_array = \1[\3]; auto& \2 = *emulated::fixed<\2_array>();",
+    ),
     (r'asm\("cvt\.f32\.f16 [^;]*;"[^;]*;', "y = emulated::from_f16(x.bits);"),
     (r'asm\("cvt\.rn\.bf16\.f32 [^;]*;"[^;]*;', "y.bits = emulated::to_bf16(x);"),
     (r'asm\("cvt\.rn\.f16\.f32 [^;]*;"[^;]*;', "y.bits = emulated::to_f16(x);"),
@@ -38,11 +43,6 @@ _INSTEAD = (
     ),
     (r'asm volatile\("prefetch[^;]*;"[^;]*;', ""),
     (r'asm volatile\("prefetch[^;]*;', ""),
-    (r'asm volatile\("barrier\.cluster\.(\w+)\.\w+;"[^;]*;', r"emulated::cluster_\1();"),
-    (
-        r'u64 there;\s*asm\("mapa[^;]*;[^;]*;\s*return [^;]*;',
-        "return emulated::of_block(p, block);",
-    ),
 )
 
 
@@ -60,6 +60,9 @@ def source(entries: Sequence[Entry]) -> str:
     """A C function for each entry of one file."""
     (file,) = {entry.file for entry in entries}
     text = flattened(file)
+    cluster = flattened("common/cluster.cuh").removeprefix(flattened("common/vec.cuh"))
+    cluster = cluster[cluster.index("namespace baracuda {\n\n// All threads") :]
+    text = text.replace(cluster, (HERE / "emulated_cluster.hpp").read_text() + "#endif\n")
     for pattern, instead in _INSTEAD:
         text = re.sub(pattern, instead, text)
     parts = ['#include "emulator.hpp"', text, "using namespace baracuda;"]
@@ -102,7 +105,11 @@ def empty(shape: Sequence[int], dtype: str) -> NDArray[Any]:
 
 
 def run(
-    entries: tuple[Entry, ...], steps: Steps, arrays: Sequence[NDArray[Any]], seed: int = 0
+    entries: tuple[Entry, ...],
+    steps: Steps,
+    arrays: Sequence[NDArray[Any]],
+    seed: int = 0,
+    scalars: Sequence[float] = (),
 ) -> None:
     """Run `steps` on inputs and outputs; `entries` are what is compiled together."""
     built = library(entries)
@@ -113,5 +120,6 @@ def run(
             continue
         words = [every[slot].ctypes.data + offset for slot, offset in step.front]
         front = np.asarray(words, np.uint64).tobytes()
+        front += np.asarray(scalars[: step.scalars], np.float64).tobytes()
         arguments = ctypes.create_string_buffer(front + step.arguments[len(front) :])
         getattr(built, step.entry.symbol)(arguments, *step.grid, step.shared, seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import sys
@@ -9,6 +10,7 @@ import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from baracuda.op import registry
 from baracuda.testing.peers import EXPRESSIONS
 from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
 from baracuda.testing.timing import Queued, on_device, on_host
-from baracuda.tools import progress
+from baracuda.tools import bench, progress
 from baracuda.tools.bench import Timing, save_plot, time_row
 
 POOL = {"norm_type": 3.0, "kernel_size": 3, "stride": 2}
@@ -196,6 +198,30 @@ def test_bench_prints_a_table_and_writes_its_figures(
     assert row["ideal_bytes"] == 3 * 4 * 1024 * 1024
     assert row["ours"] > 0
     assert record["host"]["misses of lerp with 500 weights"] == 1
+
+
+def test_shares_are_taken_from_the_arrays_of_every_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[type] = []
+
+    def on_device(task: Any, seconds: float) -> tuple[float, float]:
+        seen.append(type(task()))
+        return (2.0 if seen[-1] is torch.Tensor else 4.0), 0.0
+
+    monkeypatch.setattr(bench, "takers", lambda: {"torch": torch.from_numpy, "numpy": lambda x: x})
+    rows = [small("rope"), small("rope_backward"), small("rope"), small("swiglu_backward")]
+    monkeypatch.setattr(bench, "device_rows", lambda dtype: rows)
+    monkeypatch.setattr(bench, "DTYPES", ("float32",))
+    monkeypatch.setattr(bench.timing, "on_device", on_device)
+    peers = SimpleNamespace(
+        arrays_of=lambda row, dtype: row.arrays(np.random.default_rng(0), np.float32)
+    )
+    every = bench.across_libraries(torch, peers, argparse.Namespace(ops=None), 10.0, 0.1)
+    # Read x, write y: 4 bytes for each of 2·2·5·8 elements, in 2 or 4 s at 10 bytes a second.
+    assert every["rope small float32"] == {"torch": 32.0, "numpy": 16.0}
+    assert list(every) == ["swiglu_backward small float32", "rope small float32"]
+    assert seen == [torch.Tensor, np.ndarray] * 2
+    only = bench.across_libraries(torch, peers, argparse.Namespace(ops=["rope"]), 10.0, 0.1)
+    assert list(only) == ["rope small float32"]
 
 
 def timed(op: str, dtype: str, ours: float, **peers: float) -> Timing:

@@ -139,7 +139,7 @@ def test_arrays_elsewhere_are_refused() -> None:
     assert dict(plan.why)["cuda"] == "takes arrays on NVIDIA devices, not on cpu"
     with pytest.raises(NotImplementedError, match="cuda: takes arrays on NVIDIA devices, not on"):
         bc.swiglu(x, backend="cuda")
-    with pytest.raises(NotImplementedError, match="cuda: takes arrays of torch, not of numpy"):
+    with pytest.raises(NotImplementedError, match="cuda: takes arrays of torch, cupy, not"):
         bc.swiglu(np.ones((2, 4)), backend="cuda")
 
 

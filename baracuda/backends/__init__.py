@@ -33,7 +33,8 @@ class Entry:
 
 
 _ENTRIES: dict[str, Entry] = {
-    "cuda": Entry("baracuda.backends.cuda", ("torch",), device="cuda"),
+    "cuda": Entry("baracuda.backends.cuda", ("torch", "cupy"), device="cuda"),
+    "cupy": Entry("baracuda.backends.cupy", ("cupy",), ("torch",), device="cuda"),
     "torch": Entry("baracuda.backends.torch", ("torch",), ("numpy",)),
     "numpy": Entry("baracuda.backends.numpy", ("numpy",)),
     "array_api": Entry("baracuda.backends.array_api", None),
@@ -90,7 +91,11 @@ def claims(spec: OpSpec, library: str, device: str = "cpu") -> dict[str, tuple[s
         if entry.device not in ("", device):
             continue
         if entry.libraries is None or library in (*entry.libraries, *entry.on_request):
-            out[name] = tuple(load(name).claims(spec, library))
+            try:
+                out[name] = tuple(load(name).claims(spec, library))
+            except ImportError:
+                # What is not installed claims nothing.
+                continue
     return out
 
 

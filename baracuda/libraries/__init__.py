@@ -120,6 +120,14 @@ class Library:
         """Address of the first element and strides in bytes, None where there is no such thing."""
         return None
 
+    def stream(self, x: Array) -> int:
+        """The handle of the current stream of the device of `x`."""
+        return 0
+
+    def shared(self, x: Array) -> Array:
+        """`x` as another library may look at its memory."""
+        return x
+
     def frozen(self, x: Array) -> bool:
         """Whether writing to `x` is forbidden."""
         return False
@@ -136,12 +144,12 @@ class Library:
         """The architecture that computes on `device`, for the SKU."""
         return platform.machine() if "cpu" in device.lower() else device
 
-    def quiet(self) -> AbstractContextManager[Any]:
-        """A block in which floating-point exceptions neither warn nor raise."""
+    def running(self, device: str) -> AbstractContextManager[Any]:
+        """A block that computes on `device`; floating-point exceptions neither warn nor raise."""
         return nullcontext()
 
 
-_ADAPTERS = {"numpy": "numpy", "torch": "torch", "jax": "jax", "jaxlib": "jax"}
+_ADAPTERS = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}
 _LOADED: dict[str, Library] = {}
 _BY_TYPE: dict[type, Library] = {}
 
@@ -163,7 +171,7 @@ def facts_of(arrays: Sequence[Array]) -> tuple[tuple[str, bool] | None, tuple[Ha
 
 
 def library(name: str) -> Library:
-    """The adapter called `name` (``numpy``, ``torch``, ``jax``); imports the library."""
+    """The adapter called `name` (``numpy``, ``torch``, ``cupy``, ``jax``); imports the library."""
     if name not in _LOADED:
         _LOADED[name] = import_module(f"baracuda.libraries.{name}").ADAPTER
     return _LOADED[name]
@@ -186,6 +194,11 @@ def library_of(x: Array) -> Library:
         FACTS[kind] = found.facts
         _BY_TYPE[kind] = found
     return found
+
+
+def adopt(kind: type, adapter: Library) -> None:
+    """Let what stands for an array while something is traced belong to `adapter`."""
+    _BY_TYPE[kind] = adapter
 
 
 def _detect(x: Array) -> Library:

@@ -26,7 +26,7 @@ class ArrayAPI(Library):
             return None
         return view.__array_interface__["data"][0], view.strides
 
-    def quiet(self) -> Any:
+    def running(self, device: str) -> Any:
         # Namespaces that compute through NumPy inherit its floating-point warnings.
         return np.errstate(all="ignore")
 

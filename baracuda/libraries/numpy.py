@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
-from importlib import import_module
 from typing import Any
 
 import array_api_compat.numpy
 import numpy as np
 
+from baracuda.dtypes import numpy_dtype
 from baracuda.layouts import Shape, dense_order
 from baracuda.libraries import Array, Library
 
@@ -34,9 +34,7 @@ class NumPy(Library):
         return "cpu"
 
     def dtype(self, name: str) -> Any:
-        if name == "bfloat16":
-            return np.dtype(_ml_dtypes().bfloat16)
-        return np.dtype(name)
+        return numpy_dtype(name)
 
     def empty(self, shape: Shape, dtype: str, like: Array, strides: Shape | None) -> Array:
         if strides is None:
@@ -61,15 +59,8 @@ class NumPy(Library):
     def frozen(self, x: Array) -> bool:
         return not x.flags.writeable
 
-    def quiet(self) -> AbstractContextManager[Any]:
+    def running(self, device: str) -> AbstractContextManager[Any]:
         return np.errstate(all="ignore")
-
-
-def _ml_dtypes() -> Any:
-    try:
-        return import_module("ml_dtypes")
-    except ImportError:
-        raise TypeError("bfloat16 in NumPy needs ml-dtypes: pip install 'baracuda[bf16]'") from None
 
 
 ADAPTER = NumPy()

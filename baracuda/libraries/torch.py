@@ -113,6 +113,12 @@ class Torch(Library):
         size = x.element_size()
         return x.data_ptr(), tuple(s * size for s in x.stride())
 
+    def stream(self, x: Array) -> int:
+        return torch.cuda.current_stream(x.device).cuda_stream
+
+    def shared(self, x: Array) -> Array:
+        return x.detach()
+
     def sigmoid(self, x: Array) -> Array:
         return torch.sigmoid(x)
 

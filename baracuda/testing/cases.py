@@ -87,7 +87,7 @@ def holds(lib: str, dtype: str) -> bool:
 @cache
 def adapter(lib: str) -> Library:
     """The library's adapter, also for a plain array-API namespace."""
-    if lib in ("numpy", "torch", "jax"):
+    if lib in ("numpy", "torch", "cupy", "jax"):
         return library(lib)
     from baracuda.libraries import library_of
 
@@ -112,6 +112,8 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
     if type(x).__module__.startswith("torch"):
         x = x.detach().cpu()
         x = (x.float() if "bfloat16" in str(x.dtype) else x).numpy()
+    elif type(x).__module__.startswith("cupy"):
+        x = x.get()
     elif type(x).__module__.startswith("array_api_strict"):
         x = np.array(np.from_dlpack(x))
     host: np.ndarray[Any, Any] = np.asarray(x)

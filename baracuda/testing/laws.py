@@ -150,8 +150,9 @@ def _views(call: Call, plain: Sequence[Array]) -> dict[str, list[Array]]:
         return out
     out["offset and strided"] = [_strided(x, lib) for x in plain]
     out["transposed"] = [_permuted(x, lib) for x in plain]
-    if lib == "numpy":
+    if lib in ("numpy", "cupy"):
         out["reversed"] = [_reversed(x, lib) for x in plain]
+    if lib == "numpy":
         out["misaligned"] = [_misaligned(x) for x in plain]
         out["read-only"] = [_read_only(x) for x in plain]
     return out
@@ -160,9 +161,8 @@ def _views(call: Call, plain: Sequence[Array]) -> dict[str, list[Array]]:
 def _strided(x: Array, lib: str) -> Array:
     if x is None or x.ndim == 0:
         return x
-    host = np.asarray(x) if lib == "numpy" else None
     shape = (*x.shape[:-1], 2 * x.shape[-1] + 3)
-    wide = np.zeros(shape, host.dtype) if host is not None else x.new_zeros(shape)
+    wide = x.new_zeros(shape) if lib == "torch" else adapter(lib).xp.zeros(shape, dtype=x.dtype)
     view = wide[..., 3::2]
     view[...] = x
     return view
@@ -172,16 +172,16 @@ def _permuted(x: Array, lib: str) -> Array:
     if x is None or x.ndim < 2:
         return x
     order = tuple(reversed(range(x.ndim)))
-    if lib == "numpy":
-        return np.ascontiguousarray(x.transpose(order)).transpose(order)
+    if lib != "torch":
+        return x.transpose(order).copy(order="C").transpose(order)
     return x.permute(order).contiguous().permute(order)
 
 
 def _reversed(x: Array, lib: str) -> Array:
     if x is None or x.ndim == 0:
         return x
-    if lib == "numpy":
-        return np.ascontiguousarray(x[::-1])[::-1]
+    if lib != "array_api_strict":
+        return x[::-1].copy(order="C")[::-1]
     return to_library(np.ascontiguousarray(to_numpy(x)[::-1]), lib)[::-1, ...]
 
 
@@ -203,9 +203,9 @@ def _read_only(x: Array) -> Array:
 @law
 def broadcast_inputs_agree(subject: Subject) -> None:
     """An input of stride 0 gives what its copy gives."""
-    if subject.library not in ("numpy", "torch"):
+    if subject.library not in ("numpy", "torch", "cupy"):
         return
-    broadcast = np.broadcast_to if subject.library == "numpy" else lambda x, shape: x.expand(shape)
+    broadcast = adapter(subject.library).xp.broadcast_to
     for call in subject.calls():
         plain = call.given()
         ranks = {x.ndim for x in plain if x is not None}
@@ -277,7 +277,7 @@ def outputs_may_be_given(subject: Subject) -> None:
         poison = 1 if subject.spec.moves else float("nan")
         for layout in ("contiguous", "strided"):
             outs = tuple(_filled(x, poison) for x in want)
-            if layout == "strided" and subject.library in ("numpy", "torch"):
+            if layout == "strided" and subject.library in ("numpy", "torch", "cupy"):
                 outs = tuple(_strided(x, subject.library) for x in outs)
             result = plan(*arrays, out=outs if len(outs) > 1 else outs[0], **call.scalars)
             result = result if isinstance(result, tuple) else (result,)

@@ -11,9 +11,8 @@ from typing import Any
 
 Task = Callable[[], Any]
 
-# Seconds of a call that two measure well enough, and of a first one that no compiler explains.
+# Seconds of a call that two measure well enough.
 _SLOW = 0.1
-_HOPELESS = 20.0
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,10 @@ def on_device(task: Task, seconds: float) -> tuple[float, float]:
     """
     torch = import_module("torch")
     queued = task if isinstance(task, Queued) else Queued(task, lambda _: torch.cuda.synchronize())
+    queued()
     once = queued.timed(1)
-    if once < _HOPELESS:
-        once = queued.timed(1)
     if once > _SLOW:
-        return _median([once, once if once > _HOPELESS else queued.timed(1)])
+        return _median([once, queued.timed(1)])
     if queued is task:
         calls = max(int(seconds / 5 / once), 1)
         return _median([queued.timed(calls) for _ in range(5)])

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
@@ -28,6 +29,8 @@ from baracuda.tools import CannotRun, can_plot, progress, table
 
 DTYPES = ("bfloat16", "float32")
 SMALL = (2**10, 2**13, 2**16)
+# One row of each, from the arrays of every library that the kernels take.
+ACROSS = ("swiglu_backward", "rope", "lp_pool2d_backward", "gather_backward")
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,7 @@ def device(arguments: argparse.Namespace, seconds: float) -> Report:
             found.append(time_row(row, dtype, arrays, tasks, timing.on_device, seconds))
             del arrays, tasks
             torch.cuda.empty_cache()
+    across = across_libraries(torch, peers, arguments, ceiling, seconds)
     costs = device_costs(torch)
     small = small_sizes(torch, peers)
     table(
@@ -179,13 +183,19 @@ def device(arguments: argparse.Namespace, seconds: float) -> Report:
             for t in found
         ],
     )  # fmt: skip
+    if across:
+        libraries = list(next(iter(across.values())))
+        table(
+            ("share of the ceiling from", *libraries),
+            [(k, *[f"{v[name]:.3f}" for name in libraries]) for k, v in across.items()],
+        )
     table(("small, swiglu_backward float32", "µs"), [(k, f"{v:.2f}") for k, v in small.items()])
     table(("host cost", "µs"), [(k, f"{v:.2f}") for k, v in costs.items()])
     table(("cold start", "ms"), [(k, f"{v:.2f}") for k, v in cold.items()])
     return found, ceiling, {
         "device": name, "torch": torch.__version__, "ceiling": ceiling, "host": costs,
         "rows": [asdict(t) | {"share": t.share(ceiling)} for t in found], "small": small,
-        "cold": cold,
+        "cold": cold, "across": across,
     }  # fmt: skip
 
 
@@ -221,8 +231,36 @@ def cold_start(torch: Any) -> dict[str, float]:
     return out
 
 
+def takers() -> dict[str, Callable[[Any], Any]]:
+    """How each library whose arrays the kernels take looks at the memory of a tensor."""
+    out: dict[str, Callable[[Any], Any]] = {"torch": lambda x: x}
+    with suppress(ImportError):
+        out["cupy"] = import_module("cupy").from_dlpack
+    return out
+
+
+def across_libraries(
+    torch: Any, peers: Any, arguments: argparse.Namespace, ceiling: float, seconds: float
+) -> dict[str, dict[str, float]]:
+    """The share of the copy ceiling that some rows reach from the arrays of each library."""
+    out: dict[str, dict[str, float]] = {}
+    for dtype in DTYPES:
+        first = {row.op: row for row in reversed(_wanted(device_rows(dtype), arguments))}
+        for row in [first[op] for op in ACROSS if op in first]:
+            tensors, op = peers.arrays_of(row, getattr(torch, dtype)), registry[row.op]
+            size = ideal_bytes(op.plan(*tensors, **row.keywords).problem)
+            shares = out[f"{row.op} {row.label} {dtype}"] = {}
+            for name, take in takers().items():
+                task = partial(op, *[take(x) for x in tensors], **row.keywords)
+                shares[name] = size / timing.on_device(task, seconds)[0] / ceiling
+                del task
+            del tensors
+            torch.cuda.empty_cache()
+    return out
+
+
 def device_costs(torch: Any) -> dict[str, float]:
-    """Host time of a call on tiny tensors, and the GPU's idle share when they follow closely."""
+    """Host time of a call on tiny arrays, and the GPU's idle share when they follow closely."""
     x, dy = torch.randn(4, 64, device="cuda"), torch.randn(4, 32, device="cuda")
     z, plan = torch.empty_like(x), bc.swiglu_backward.plan(dy, x)
     out = {
@@ -230,6 +268,13 @@ def device_costs(torch: Any) -> dict[str, float]:
         "swiglu_backward, cached call": timing.per_call(lambda: bc.swiglu_backward(dy, x)),
         "swiglu_backward, plan call": timing.per_call(lambda: plan(dy, x)),
     }
+    for name, take in takers().items():
+        if name != "torch":
+            its = take(dy), take(x)
+            its_plan = bc.swiglu_backward.plan(*its)
+            call, planned = partial(bc.swiglu_backward, *its), partial(its_plan, *its)
+            out[f"swiglu_backward from {name}, cached call"] = timing.per_call(call)
+            out[f"swiglu_backward from {name}, plan call"] = timing.per_call(planned)
     torch.cuda.synchronize()
     big, grad = torch.randn(1024, 8192, device="cuda"), torch.randn(1024, 4096, device="cuda")
     bc.swiglu_backward(grad, big)

@@ -1,4 +1,4 @@
-"""Bespoke kernels on NVIDIA devices, for plain torch tensors. Loaded when first asked."""
+"""Bespoke kernels on NVIDIA devices, for torch tensors and CuPy arrays. Loaded when first asked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CudaBackend:
     name = "cuda"
 
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
-        return spec.dtypes if spec.kernel is not None and library == "torch" else ()
+        return spec.dtypes if spec.kernel is not None else ()
 
     def check_errors(self) -> None:
         """Wait for the devices; raise the index that a kernel met out of range."""

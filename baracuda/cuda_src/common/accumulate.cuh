@@ -1,8 +1,8 @@
 // Scatter on chip: a block owns the bins of a tile, sums them in shared memory as integers that
 // no order changes, and writes each once: nothing is zeroed before, nothing rounded twice.
 //
-// A first pass over the values finds their range, a second adds at one scale, exactly. Only where
-// the range is too wide for that, each bin gets a scale of its own. A thread has DEPTH vectors of V
+// The first elements give a scale for all. Only where that turns out to lose a bit of any, each bin
+// gets a scale of its own, in passes over the elements again. A thread has DEPTH vectors of V
 // elements in flight; XI indices are read at a time, VO results written.
 #pragma once
 #include "bins.cuh"
@@ -22,27 +22,13 @@ struct ScatterTiles {
   };
   using At = Tile<D, Args, I>;
 
-  // f(x) of every element.
-  template <class F> static DEVICE void each_value(const At& tile, F f) {
-    ROLLED for (u32 i = threadIdx.x; i < tile.end; i += DEPTH * blockDim.x) {
-      Vec<T, V> value[DEPTH];
-      UNROLL for (int d = 0; d < DEPTH; ++d) {
-        const auto place = tile.template element<V>(i + d * blockDim.x);
-        value[d] = load<V>(tile.args.values + place.values);
-        if (!place.there) value[d] = Vec<T, V>{};
-      }
-      UNROLL for (int d = 0; d < DEPTH; ++d) {
-        UNROLL for (int v = 0; v < V; ++v) f(widen(value[d], v));
-      }
-    }
-  }
+  // Vectors of a thread that are under way together.
+  template <int N> struct Batch {
+    Vec<T, V> value[N];
+    Vec<P, V> index[N];
+    u32 lane[N];
 
-  // f(bin, x) of every element, N vectors in flight; `highest` becomes the largest index.
-  template <int N, class F> static DEVICE void each(const At& tile, u32& highest, F f) {
-    ROLLED for (u32 i = threadIdx.x; i < tile.end; i += N * blockDim.x) {
-      Vec<T, V> value[N];
-      Vec<P, V> index[N];
-      u32 lane[N];
+    DEVICE void take(const At& tile, u32 i) {
       UNROLL for (int d = 0; d < N; ++d) {
         const auto place = tile.template element<V>(i + d * blockDim.x);
         value[d] = load<V>(tile.args.values + place.values);
@@ -50,13 +36,21 @@ struct ScatterTiles {
         lane[d] = place.lane;
         if (!place.there) value[d] = Vec<T, V>{};
       }
+    }
+    // f(bin, x) of every element; `highest` becomes the largest index.
+    template <class F> DEVICE void each(const At& tile, u32& highest, F f) const {
       UNROLL for (int d = 0; d < N; ++d) {
         u32 bin[V];
         tile.bins_of(index[d], lane[d], highest, bin);
         UNROLL for (int v = 0; v < V; ++v) f(bin[v], widen(value[d], v));
       }
     }
-  }
+    DEVICE void add_to(Range& range) const {
+      UNROLL for (int d = 0; d < N; ++d) {
+        UNROLL for (int v = 0; v < V; ++v) range.add(Bits<A>::key(widen(value[d], v)));
+      }
+    }
+  };
 
   // The results of a tile: f makes a sum of the words of a bin.
   template <int N, class F> static DEVICE void write(const At& tile, const Words<N>& words, F f) {
@@ -76,16 +70,25 @@ struct ScatterTiles {
     extern __shared__ __align__(16) u32 words[];
     const At tile(args);
     const Sums sums{words, args.room, int(args.bits)};
+    Batch<DEPTH> batch;
+    u32 i = threadIdx.x, highest = 0;
+    batch.take(tile, i);
     sums.one().clear();
     Range range;
-    each_value(tile, [&](A x) { range.add(Bits<A>::key(x)); });
-    range.join();
-    if (!range.exact<T>(sums.bits)) return careful(args);
-    const u32 scale = range.scale<A>();
+    batch.add_to(range);
+    Range some = range;
+    some.join();
+    const u32 scale = some.scale_for_more<A>();
     const A up = factor<A>(scale, sums.bits), down = inverse<A>(scale, sums.bits);
-    u32 highest = 0;
-    each<DEPTH>(tile, highest, [&](u32 bin, A x) { sums.add(bin, x * up); });
-    __syncthreads();
+    ROLLED while (true) {
+      batch.each(tile, highest, [&](u32 bin, A x) { sums.add(bin, x * up); });
+      i += DEPTH * blockDim.x;
+      if (i >= tile.end) break;
+      batch.take(tile, i);
+      batch.add_to(range);
+    }
+    range.join(1);
+    if (!range.exact<T>(scale, sums.bits)) return careful(args);
     write(tile, sums.one(), [&](const u32 (&word)[Sums::ONE_SCALE]) {
       return sums.sum(word) * down;
     });
@@ -106,13 +109,17 @@ struct ScatterTiles {
       sums.own().clear();
       ROLLED for (int pass = 0; pass < 2; ++pass) {
         __syncthreads();
-        each<1>(tile, highest, [&](u32 bin, A x) {
-          if (pass == 0) {
-            sums.mark(bin, x);
-          } else {
-            sums.add_own(bin, x);
-          }
-        });
+        ROLLED for (u32 i = threadIdx.x; i < tile.end; i += blockDim.x) {
+          Batch<1> batch;
+          batch.take(tile, i);
+          batch.each(tile, highest, [&](u32 bin, A x) {
+            if (pass == 0) {
+              sums.mark(bin, x);
+            } else {
+              sums.add_own(bin, x);
+            }
+          });
+        }
       }
       __syncthreads();
       write(tile, sums.own(), [&](const u32 (&word)[Sums::OWN_SCALE]) {

@@ -86,21 +86,34 @@ struct Range {
     most = key > most ? key : most;
     less = key - 1 < less ? key - 1 : less;
   }
-  // Of all threads of the block, which all call this.
-  DEVICE void join() {
-    __shared__ u32 parts[2][32];
+  // Of all threads of the block, which all call this; in turns in two places, so that the fast do
+  // not write what the slow still read.
+  DEVICE void join(int place = 0) {
+    __shared__ u32 parts[4][32];
+    u32(*part)[32] = parts + 2 * place;
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     most = __reduce_max_sync(~0u, most);
     less = __reduce_min_sync(~0u, less);
-    if (lane == 0) parts[0][warp] = most, parts[1][warp] = less;
+    if (lane == 0) part[0][warp] = most, part[1][warp] = less;
     __syncthreads();
     const bool there = lane < blockDim.x / 32;
-    most = __reduce_max_sync(~0u, there ? parts[0][lane] : 0);
-    less = __reduce_min_sync(~0u, there ? parts[1][lane] : ~0u);
+    most = __reduce_max_sync(~0u, there ? part[0][lane] : 0);
+    less = __reduce_min_sync(~0u, there ? part[1][lane] : ~0u);
   }
-  template <class T> DEVICE bool exact(int bits) const { return takes<T>(less + 1, most, bits); }
+  // Whether a scale, that of the largest if none is given, keeps all bits.
+  template <class T> DEVICE bool exact(int bits) const { return exact<T>(most, bits); }
+  template <class T> DEVICE bool exact(u32 scale, int bits) const {
+    return takes<T>(less + 1, most, scale, bits);
+  }
   template <class A> DEVICE u32 scale() const {
     return most < Bits<A>::SMALL ? Bits<A>::SMALL : most;
+  }
+  // For elements of which these are some: the others may be four times as large.
+  template <class A> DEVICE u32 scale_for_more() const {
+    using B = Bits<A>;
+    if (most == 0) return B::BIAS * B::ONE;
+    const u32 scale = most + 2 * B::ONE, largest = B::NOT_FINITE - B::ONE;
+    return most < largest - 2 * B::ONE ? (scale < B::SMALL ? B::SMALL : scale) : largest;
   }
 };
 

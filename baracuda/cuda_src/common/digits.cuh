@@ -67,17 +67,23 @@ DEVICE i64 two_digits(u32 high, u32 low, int bits) { return (i64(i32(high)) << b
 template <class T> struct Exact;
 template <class T, int N, int M> struct ExactHalf {
   static constexpr int WORDS = N, MANTISSA = M;
+  // Rounded once. Digits of up to 24 bits are floats already, and longer ones are rare.
   static DEVICE f32 join(const u32 (&digit)[N], int bits) {
-    return f32(two_digits(digit[0], digit[1], bits));
+    constexpr u32 HALF = 1 << 23;
+    if ((digit[0] + HALF | digit[1] + HALF) >> 24) return f32(two_digits(digit[0], digit[1], bits));
+    return f32(i32(digit[0])) * __uint_as_float(u32(127 + bits) << 23) + f32(i32(digit[1]));
   }
 };
 template <> struct Exact<bf16> : ExactHalf<bf16, 2, 8> {};
 template <> struct Exact<f16> : ExactHalf<f16, 2, 11> {};
 template <> struct Exact<f32> {
   static constexpr int WORDS = 3, MANTISSA = 24;
+  // Rounded once: of what is far below the last bit it only matters whether it is 0.
   static DEVICE f32 join(const u32 (&digit)[WORDS], int bits) {
-    const f64 unit = __hiloint2double((1023 - bits) << 20, 0);
-    return f32(f64(two_digits(digit[0], digit[1], bits)) + f64(i32(digit[2])) * unit);
+    const i64 high = two_digits(digit[0], digit[1], bits) + (i32(digit[2]) >> bits);
+    const u32 low = digit[2] & ((1u << bits) - 1);
+    if (u64(high + (1ll << 35)) >> 36) return f32(high | (low != 0));
+    return f32(f64(high) + f64(low) * __hiloint2double((1023 - bits) << 20, 0));
   }
 };
 template <> struct Exact<f64> {
@@ -89,12 +95,13 @@ template <> struct Exact<f64> {
   }
 };
 
-// Whether elements between the keys `least` (of those other than 0) and `most` keep all bits.
-template <class T> DEVICE bool takes(u32 least, u32 most, int bits) {
+// Whether elements between the keys `least` (of those other than 0) and `most` keep all bits at a
+// scale.
+template <class T> DEVICE bool takes(u32 least, u32 most, u32 scale, int bits) {
   using B = Bits<Acc<T>>;
   if (most == 0 && sizeof(T) < 8) return true;
-  const int range = int(most / B::ONE) - greater(int(least / B::ONE), 1);
-  return most >= B::SMALL && most < B::NOT_FINITE &&
+  const int range = int(scale / B::ONE) - greater(int(least / B::ONE), 1);
+  return most >= B::SMALL && most < B::NOT_FINITE && most / B::ONE <= scale / B::ONE &&
          range + Exact<T>::MANTISSA <= bits * Exact<T>::WORDS;
 }
 

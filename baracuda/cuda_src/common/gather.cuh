@@ -66,7 +66,7 @@ template <class T, class P, bool SHARED, int V, int XI, int DEPTH, class I> stru
 // vectors of V elements in flight, XI indices are read at a time, VO bins.
 template <class T, class P, Direction D, int V, int XI, int VO, int DEPTH, class I>
 struct GatherTiles {
-  static constexpr int RESIDENT = 2;
+  static constexpr int RESIDENT = D == ACROSS ? 1 : 2;
 
   using Args = TileArgs<T, P, const T, I>;
 

@@ -48,6 +48,9 @@ template <> struct Accumulate<f32> { using type = f32; };
 template <> struct Accumulate<f64> { using type = f64; };
 template <class T> using Acc = typename Accumulate<T>::type;
 
+template <bool FIRST, class A, class B> struct Either { using type = A; };
+template <class A, class B> struct Either<false, A, B> { using type = B; };
+
 template <class I> struct Unsigned;
 template <> struct Unsigned<i32> { using type = u32; };
 template <> struct Unsigned<i64> { using type = u64; };

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from baracuda.backends.cuda.geometry import (
     Dim,
     Packer,
@@ -21,19 +23,32 @@ _UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u128"}
 STRAIGHT, TILES = "straight", "tiles"
 # A tile is read whole: so many of its bins must be asked for, on average, that this can pay.
 _ASKED = 0.5
-_THREADS, _DEPTH, _TILE, _WIDEST = 512, 4, 8192, 64
+_DEPTH, _TILE, _WIDEST = 4, 8192, 64
+# Blocks of each multiprocessor from which tiles are preferred.
+_MANY = 4
 
 
 def plan(call: Call) -> Steps:
-    """The named variant; straight from memory by default, as long as no measurement says else."""
-    steps = _tiles(call) if call.variant == TILES else None
-    return steps or _straight(call)
+    """The named variant; by default over the chip, where that keeps the device busy."""
+    if call.variant == STRAIGHT:
+        return _straight(call)
+    steps = _tiles(call)
+    if steps is None or (not call.variant and not _many(call, steps)):
+        return _straight(call)
+    return steps
 
 
 def variants(call: Call) -> tuple[str, ...]:
-    """Those that take the problem."""
-    lanes = _lanes(call)
-    return (STRAIGHT, TILES) if lanes and _tiling(call, lanes) else (STRAIGHT,)
+    """Those that take the problem, that of the rule first."""
+    steps = _tiles(call)
+    if steps is None:
+        return (STRAIGHT,)
+    return (TILES, STRAIGHT) if _many(call, steps) else (STRAIGHT, TILES)
+
+
+def _many(call: Call, steps: Steps) -> bool:
+    """Whether every multiprocessor has blocks to change between."""
+    return math.prod(steps.kernels[0].grid) >= _MANY * call.facts.multiprocessors
 
 
 def _straight(call: Call) -> Steps:
@@ -81,12 +96,17 @@ def _lanes(call: Call) -> Lanes | None:
 def _tiling(call: Call, lanes: Lanes) -> Tiling | None:
     if lanes.length < _ASKED * lanes.extent or lanes.length >= 1 << 24:
         return None
-    # Two blocks of a multiprocessor at once: one reads while the other writes.
-    most = (call.facts.shared_per_block - 2048) // (2 * call.itemsize)
+    # Two blocks of a multiprocessor at once: one reads while the other writes. But only one where
+    # its tile takes columns, the more of which lie side by side the better.
+    most = (call.facts.shared_per_block - 2048) // (call.itemsize * _blocks(lanes))
     width = _WIDEST if lanes.across else min(max(_TILE // lanes.length, 1), lanes.count)
     while width and Tiling(width, lanes.extent).room(lanes) > most:
         width //= 2
     return Tiling(width, lanes.extent) if width else None
+
+
+def _blocks(lanes: Lanes) -> int:
+    return 1 if lanes.across else 2
 
 
 def _tiles(call: Call) -> Steps | None:
@@ -103,7 +123,8 @@ def _tiles(call: Call) -> Steps | None:
         f"{_DEPTH}, {tiled.packer.type}>"
     )
     tags = ("tiles", kind, way.lower(), f"v{tiled.values}", f"a{tiled.indices}", f"w{tiled.bins}")
-    entry = call.entry(schedule, len(arguments), *tags, tiled.packer.type, threads=_THREADS)
+    threads = 1024 // _blocks(lanes)
+    entry = call.entry(schedule, len(arguments), *tags, tiled.packer.type, threads=threads)
     front = [(view.slot, 0) for view in lanes.views]
     step = Step(entry, tiled.grid, arguments, front, shared=tiled.room * call.itemsize)
     return Steps((step,), variant=TILES)

@@ -35,11 +35,10 @@ _WORDS = {"bf16": 2, "f16": 2, "f32": 3, "f64": 5}
 _OWN_WORDS = {"f32": 3, "f64": 5}
 _LEAST_BITS, _MOST_BITS = {"f32": 13, "f64": 14}, 21
 _WIDE_WORDS = {"f32": 1, "f64": 2}
-# Threads of a block, two of which share a multiprocessor, and vectors in flight. [8192, 8192] along
-# the last axis has 0.82 of the copy ceiling of an H200 in bf16 and 0.86 in f32 that way; 1024
-# threads with 2 vectors have 0.79 and 0.86, three blocks 0.80 to 0.83, 768 threads 0.67. Elements
-# kept in registers from one pass to the other gave 0.77 at most, and so did prefetching.
-_THREADS, _DEPTH = 512, 4
+# Threads of a block, two of which share a multiprocessor, and vectors of each in flight: the best of
+# 2, 4 and 8 on an H200, by the size of an element. 1024 threads are slower.
+_THREADS = 512
+_DEPTH = {("ALONE", 2): 2, ("ALONE", 4): 8, ("ACROSS", 4): 2}
 # Blocks that read the same elements, each for some of the bins.
 _MOST_SLICES = 8
 # So many rows keep a device busy; below, a block must not have more elements than that.
@@ -185,9 +184,10 @@ def _tiles(call: Call) -> Steps | None:
     arguments = tiled.packer.add("I", _bits(call, lanes.length) or 0, 0).done()
     kind = named(call.problem.index_dtype or "").short
     way = "ACROSS" if lanes.across else "ALONG" if tiling.lanes > 1 else "ALONE"
+    depth = _DEPTH.get((way, call.itemsize), 4)
     schedule = (
         f"ScatterTiles<{call.type}, {kind}, {way}, {tiled.values}, {tiled.indices}, "
-        f"{tiled.bins}, {_DEPTH}, {tiled.packer.type}, {flag(call.add)}>"
+        f"{tiled.bins}, {depth}, {tiled.packer.type}, {flag(call.add)}>"
     )
     tags = ("tiles", kind, way.lower(), f"v{tiled.values}", f"a{tiled.indices}", f"w{tiled.bins}")
     entry = call.entry(
@@ -243,8 +243,9 @@ def _columns(call: Call) -> Steps | None:
     schedule = f"ScatterColumns<{call.type}, {kind}, {quads}, {packer.type}, {flag(call.add)}>"
     tags = ("columns", kind, f"q{quads}", packer.type, *["add"] * call.add)
     entry = call.entry(schedule, len(arguments), *tags, threads=_COLUMN_THREADS, cluster=_CLUSTER)
-    held = 2 * lines * _CLUSTER * (call.itemsize + 2)
-    shared = max(room * 4 * _WORDS[call.type], held, written * _CLUSTER * call.itemsize)
+    held = _CLUSTER * (2 * lines * (call.itemsize + 2) + 2 * WIDEST)
+    shared = max(room * 4 * _WORDS[call.type], held, written * _CLUSTER * max(call.itemsize, 4))
+    shared += 2 * WIDEST
     grid = (groups * lanes.tiles_outside * _CLUSTER, 1)
     step = Step(entry, grid, arguments, _front(lanes), shared=shared)
     return Steps((step,), variant=COLUMNS)

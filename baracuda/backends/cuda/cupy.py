@@ -1,0 +1,55 @@
+"""What the runner asks of CuPy: pointers, the current stream and device, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from operator import attrgetter
+from typing import Any
+
+import cupy
+
+from baracuda.dtypes import numpy_dtype
+from baracuda.layouts import Shape
+from baracuda.libraries import Array
+from baracuda.libraries.cupy import empty as new
+
+# As expressions, for code that is written out for one plan.
+POINTER = "{}.data.ptr"
+EMPTY = "new({shape}, {strides}, dtype)"
+
+
+def names(dtype: str) -> dict[str, Any]:
+    """What these expressions refer to, for new arrays of this dtype."""
+    return {"new": new, "dtype": numpy_dtype(dtype)}
+
+
+pointer: Callable[[Array], int] = attrgetter("data.ptr")
+current_device: Callable[[], int] = cupy.cuda.runtime.getDevice
+
+
+def current_stream(ordinal: int) -> int:
+    """The handle of the current stream: 0 for the default one, 2 for that of each thread."""
+    stream: int = cupy.cuda.get_current_stream(ordinal).ptr
+    return stream
+
+
+def refuses() -> str | None:
+    """Why these arrays cannot be taken at all."""
+    return "this CuPy is built for AMD devices" if cupy.cuda.runtime.is_hip else None
+
+
+def on_device(ordinal: int) -> AbstractContextManager[Any]:
+    """A block in which `ordinal` is the current device."""
+    device: AbstractContextManager[Any] = cupy.cuda.Device(ordinal)
+    return device
+
+
+def ordinal_of(device: str) -> int:
+    """The number of the device called `device` (``cuda:1``)."""
+    return int(device.rpartition(":")[2])
+
+
+def empty(shape: Shape, strides: Shape, dtype: str, ordinal: int) -> Array:
+    """A new array; `ordinal` is the current device."""
+    return new(shape, strides, numpy_dtype(dtype))

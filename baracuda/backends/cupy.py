@@ -1,0 +1,263 @@
+"""CuPy's own functions: its arrays where no kernel takes them, torch tensors on request."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import cupy
+import cupyx
+import numpy as np
+
+from baracuda import body
+from baracuda.check import out_of_range
+from baracuda.dtypes import numpy_dtype
+from baracuda.libraries import Array, adopt, library
+from baracuda.libraries.cupy import CuPy
+from baracuda.spec import OpSpec, Prepared, Problem, Runner
+
+
+class CuPyBackend:
+    """The body through CuPy's functions, on the device and the current stream of the arrays."""
+
+    name = "cupy"
+
+    def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
+        return spec.dtypes
+
+    def check_errors(self) -> None:
+        """Wait for what was looked for; raise the index that was out of range."""
+        for look in tuple(_looks):
+            look.done.synchronize()
+        raise_found()
+
+    def refuses(self, problem: Problem) -> str | None:
+        if problem.mode:
+            return f"{problem.mode} arrays need functions that can be differentiated and traced"
+        if not problem.device.startswith("cuda"):
+            return f"takes arrays on NVIDIA devices, not on {problem.device}"
+        if problem.dtype == "bfloat16":
+            try:
+                numpy_dtype("bfloat16")
+            except TypeError as error:
+                return str(error)
+        if problem.choices.deterministic and not body.ordered(problem):
+            return f"cupy.add.at on {problem.device} adds in no fixed order"
+        return None
+
+    def prepare(self, problem: Problem) -> Prepared:
+        ours = library("cupy")
+        own = replace(problem, library=ours)
+        fusable = problem.spec.elementwise and not problem.spec.scalars
+        if fusable:
+            own = replace(own, spec=replace(own.spec, body=_fused(own.spec)))
+        foreign = problem.library is not ours
+        return Prepared(
+            run=_on_views(problem, _reporting(own)) if foreign else _reporting(own),
+            kernel="fused body" if fusable else "body",
+            variant="from_dlpack" if foreign else "",
+            arch=ours.arch(problem.device),
+            precision=body.precision(problem),
+        )
+
+
+# -- fused bodies --------------------------------------------------------------------------------
+
+
+class _Fusable:
+    """CuPy's namespace while `cupy.fuse` traces: ufuncs, and what they make of the rest."""
+
+    round = cupy.rint
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(cupy, name)
+
+    @staticmethod
+    def astype(x: Array, dtype: Any, *, copy: bool = True) -> Array:
+        return x.astype(dtype, copy=copy)
+
+    @staticmethod
+    def clip(x: Array, low: float | None, high: float | None) -> Array:
+        x = x if low is None else cupy.maximum(x, low)
+        return x if high is None else cupy.minimum(x, high)
+
+
+class _Tracing(CuPy):
+    """Of what stands for arrays while `cupy.fuse` traces: no array can be made then."""
+
+    xp = _Fusable()
+    differentiates = True
+
+
+_TRACING = _Tracing()
+
+
+def _fused(spec: OpSpec) -> Callable[..., Any]:
+    """The body of an elementwise op as one kernel, packed arrays as their halves."""
+
+    def fused(*arrays: Array, **options: Any) -> Any:
+        if any(x is not None and x.size == 0 for x in arrays):
+            return spec.body(*arrays, **options)
+        given, packed, axis = dict(zip(spec.arrays, arrays, strict=False)), spec.packed, 0
+        halved = packed is not None and given.get(packed.other) is None
+        if packed is not None and halved:
+            axis = options[packed.axis]
+            halves = cupy.split(given[packed.array], 2, axis)
+            given.update(zip(packed.order(options), halves, strict=True))
+        result = _kernel(spec, tuple(options.items()))(*[given[name] for name in spec.arrays])
+        if packed is not None and halved and type(result) is tuple:
+            parts = dict(zip((packed.array, packed.other), result, strict=True))
+            return cupy.concatenate([parts[name] for name in packed.order(options)], axis)
+        return result
+
+    return fused
+
+
+@lru_cache(maxsize=256)
+def _kernel(spec: OpSpec, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """The body on unpacked arrays as CuPy fuses it, compiled when it first meets a dtype."""
+
+    def traced(*stand_ins: Any) -> Any:
+        for x in stand_ins:
+            adopt(type(x), _TRACING)
+        return spec.body(*stand_ins, **dict(options))
+
+    kernel: Callable[..., Any] = cupy.fuse(kernel_name=f"baracuda_{spec.name}")(traced)
+    return kernel
+
+
+# -- arrays of others ----------------------------------------------------------------------------
+
+
+class Handle(NamedTuple):
+    """A stream as libraries show theirs to each other."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
+def _on_views(problem: Problem, run: Runner) -> Runner:
+    """`run` on the memory of another library's arrays, as part of that library's stream."""
+    theirs, running = problem.library, library("cupy").running
+
+    def view(x: Array) -> Array:
+        return x if x is None else cupy.from_dlpack(theirs.shared(x))
+
+    def run_on_views(
+        arrays: Sequence[Array],
+        outs: tuple[Array, ...] | None,
+        accumulate: bool,
+        scalars: Mapping[str, Any],
+    ) -> Any:
+        # On one stream nothing has to wait, and memory is given back in order.
+        stream = cupy.cuda.Stream.from_external(Handle(theirs.stream(arrays[0])))
+        with running(problem.device), stream:
+            given = [view(x) for x in arrays]
+            if outs is not None:
+                run(given, tuple(view(x) for x in outs), accumulate, scalars)
+                return outs if len(outs) > 1 else outs[0]
+            result = run(given, None, accumulate, scalars)
+            share = theirs.xp.from_dlpack
+            return tuple(share(y) for y in result) if type(result) is tuple else share(result)
+
+    return run_on_views
+
+
+# -- indices out of range ------------------------------------------------------------------------
+
+
+class Look(NamedTuple):
+    """A search for an index out of range, under way on a device.
+
+    Attributes
+    ----------
+    done : cupy.cuda.Event
+        When `found` may be read.
+    found : array of int64
+        In pinned memory: whether there is one, where the first one is, and its value.
+    problem : Problem
+    name : str
+        The argument.
+    shape : tuple of int
+        Its shape.
+    """
+
+    done: Any
+    found: Any
+    problem: Problem
+    name: str
+    shape: tuple[int, ...]
+
+
+_looks: deque[Look] = deque()
+
+
+def _reporting(problem: Problem) -> Runner:
+    """The body, which drops what is out of range; a later call raises it, as kernels report it."""
+    run, spec = body.runner(problem), problem.spec
+    checked = problem.options.get("mode") == "raise"
+    places = [i for i, n in enumerate(spec.arrays) if spec.integers.get(n)] if checked else []
+
+    def run_and_look(
+        arrays: Sequence[Array],
+        outs: tuple[Array, ...] | None,
+        accumulate: bool,
+        scalars: Mapping[str, Any],
+    ) -> Any:
+        if _looks:
+            raise_found()
+        result = run(arrays, outs, accumulate, scalars)
+        for place in places:
+            with problem.library.running(problem.device):
+                look_at(problem, spec.arrays[place], arrays[place])
+        return result
+
+    return run_and_look
+
+
+def look_at(problem: Problem, name: str, index: Array) -> None:
+    """Start to look for an entry out of range; nothing waits, and nothing is left in a graph."""
+    if index.size == 0 or cupy.cuda.get_current_stream().is_capturing():
+        return
+    extent = problem.axes[problem.spec.integers[name] or ""]
+    flat = index.ravel()
+    bad = (flat < 0) | (flat >= extent)
+    first = bad.argmax()
+    found = cupy.stack([x.astype(np.int64) for x in (bad.take(first), first, flat.take(first))])
+    host = cupyx.empty_pinned(3, np.int64)
+    found.get(out=host, blocking=False)
+    done = cupy.cuda.Event(disable_timing=True)
+    done.record()
+    _looks.append(Look(done, host, problem, name, index.shape))
+
+
+def raise_found() -> None:
+    """Raise what the searches that have ended found.
+
+    Raises
+    ------
+    IndexError
+        For the first index out of range.
+    """
+    while _looks:
+        try:
+            look = _looks.popleft()
+        except IndexError:  # another thread was first
+            return
+        if not look.done.done:
+            _looks.appendleft(look)
+            return
+        there, place, value = look.found.tolist()
+        if there:
+            where = [[i] for i in np.unravel_index(place, look.shape)]
+            extent = look.problem.axes[look.problem.spec.integers[look.name] or ""]
+            everywhere = np.broadcast_to(value, look.shape)
+            raise out_of_range(look.problem, look.name, extent, everywhere, where)
+
+
+BACKEND = CuPyBackend()

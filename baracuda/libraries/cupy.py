@@ -1,0 +1,113 @@
+"""CuPy: facts of its arrays on NVIDIA devices, named as torch names them, and its own scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from math import prod
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any
+
+import array_api_compat.cupy
+import cupy
+
+from baracuda.dtypes import name_of, numpy_dtype
+from baracuda.layouts import Shape, contiguous
+from baracuda.libraries import Array, Facts, Library
+
+_FACTS = attrgetter("dtype", "shape", "strides", "data.device_id")
+
+
+class CuPy(Library):
+    """Arrays of CuPy on any device."""
+
+    name = "cupy"
+    xp = array_api_compat.cupy
+    differentiates = False
+    # Not all that moves elements knows bfloat16.
+    stored_as = MappingProxyType({"bfloat16": "uint16"})
+
+    def facts(self, x: Array) -> Hashable:
+        return ("cupy", *_FACTS(x), _alignment(x.data.ptr))
+
+    def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
+        if any(x is None for x in arrays):
+            return super().matcher(arrays)
+        want = [_FACTS(x) for x in arrays]
+
+        # Without the alignment: a plan looks at the addresses itself.
+        def fits(others: Sequence[Array]) -> bool:
+            try:
+                return list(map(_FACTS, others)) == want
+            except AttributeError:  # of another library
+                return False
+
+        return fits
+
+    def describe(self, x: Array) -> Facts:
+        size, address = x.dtype.itemsize, x.data.ptr
+        steps = [s for n, s in zip(x.shape, x.strides, strict=True) if n > 1]
+        # On the device, an access that is not aligned to its size ends the process's work there.
+        if x.size and any(number % min(size, 16) for number in (address, *steps)):
+            raise TypeError(
+                f"expected elements at multiples of their {size} bytes,"
+                f" got address {address} and strides {x.strides}"
+            )
+        device = f"cuda:{x.data.device_id}"
+        return Facts(name_of(x.dtype), x.shape, self.strides(x), device, _alignment(address))
+
+    def strides(self, x: Array) -> Shape | None:
+        size = x.dtype.itemsize
+        return tuple([s // size for s in x.strides])
+
+    def dtype(self, name: str) -> Any:
+        return numpy_dtype(name)
+
+    def empty(self, shape: Shape, dtype: str, like: Array, strides: Shape | None) -> Array:
+        with like.device:
+            return empty(shape, strides or contiguous(shape), numpy_dtype(dtype))
+
+    def conform(self, x: Array, strides: Shape | None) -> Array:
+        if strides is None:
+            return x if x.flags.c_contiguous else x.copy(order="C")
+        if self.strides(x) == strides:
+            return x
+        out = empty(x.shape, strides, x.dtype)
+        out[...] = x
+        return out
+
+    def memory(self, x: Array) -> tuple[int, Shape] | None:
+        return x.data.ptr, x.strides
+
+    def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
+        out = cupy.zeros(shape, values.dtype)
+        grid = list(cupy.ogrid[tuple(map(slice, index.shape))])
+        grid[axis] = index
+        cupy.add.at(out, tuple(grid), values)
+        return out
+
+    def arch(self, device: str) -> str:
+        return f"sm_{cupy.cuda.Device(int(device.rpartition(':')[2])).compute_capability}"
+
+    def running(self, device: str) -> AbstractContextManager[Any]:
+        """CuPy computes on the current device, wherever the arrays are."""
+        block: AbstractContextManager[Any] = cupy.cuda.Device(int(device.rpartition(":")[2]))
+        return block
+
+
+def empty(shape: Shape, strides: Shape, dtype: Any) -> Array:
+    """A new array on the current device; `strides`, in elements, are dense."""
+    if strides == contiguous(shape):
+        return cupy.ndarray(shape, dtype)
+    size = dtype.itemsize
+    memory = cupy.cuda.alloc(prod(shape) * size)
+    return cupy.ndarray(shape, dtype, memory, tuple([s * size for s in strides]))
+
+
+def _alignment(address: int) -> int:
+    """The power of two up to 16 that divides the address; 16 for that of an empty array."""
+    return min(address & -address or 16, 16)
+
+
+ADAPTER = CuPy()

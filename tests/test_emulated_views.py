@@ -1,0 +1,85 @@
+"""Views that run backwards, which torch does not have: through every kernel, on fibers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import emulator
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import baracuda.ops  # noqa: F401
+from baracuda import check
+from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.schedules import plan, variants
+from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
+from baracuda.dispatch import DEFAULT
+from baracuda.op import registry
+from baracuda.testing import cases
+from baracuda.testing.laws import tolerance
+
+FACTS = DeviceFacts(0, "sm_90", 4, 232448)
+# Which axes run backwards: the slowest, the fastest, all.
+AXES = (slice(0, 1), slice(-1, None), slice(None))
+FILES = sorted({op.spec.kernel.file for op in registry.values() if op.spec.kernel})
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One variant on views of the arrays of one call."""
+
+    call: cases.Call
+    views: list[NDArray[Any]]
+    steps: Steps
+
+
+def backwards(x: NDArray[Any], axes: slice) -> NDArray[Any]:
+    """The same values, their last ones first in memory along `axes`."""
+    turned = range(x.ndim)[axes]
+    at = (*[slice(None, None, -1 if i in turned else 1) for i in range(x.ndim)], ...)
+    return x[at].copy()[at]
+
+
+@cache
+def trials(file: str) -> list[Trial]:
+    out = []
+    for name, op in registry.items():
+        if op.spec.kernel is None or op.spec.kernel.file != file:
+            continue
+        for call in cases.Subject(name, "cuda", "numpy", "float32").calls():
+            for axes in AXES:
+                arrays = [call.arrays.get(n) for n in op.spec.arrays]
+                views = [x if x is None else backwards(x, axes) for x in arrays]
+                options = {k: v for k, v in call.options.items() if k not in op.spec.scalars}
+                given = cases.positional(views)
+                problem = check.problem(op.spec, given, options, DEFAULT)
+                outs = tuple(strides_of(x) for x in problem.outputs)
+                # A view that ends where its memory begins is aligned as one element is.
+                planned = Call(problem, FACTS, outs, alignment=4)
+                for variant in variants(planned) or ("",):
+                    steps = plan(planned._replace(variant=variant))
+                    out.append(Trial(call, [x for x in given if x is not None], steps))
+    return out
+
+
+@cache
+def entries(file: str) -> tuple[Entry, ...]:
+    """Every kernel of a file, compiled together."""
+    found = {s.entry.symbol: s.entry for trial in trials(file) for s in trial.steps.kernels}
+    return tuple(found.values())
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_views_that_run_backwards_give_what_copies_give(file: str) -> None:
+    assert any(min(x.strides, default=0) < 0 for trial in trials(file) for x in trial.views)
+    for trial in trials(file):
+        call = trial.call
+        want = call.reference()
+        outs = [emulator.empty(x.shape or (1,), "float32").reshape(x.shape) for x in want]
+        scalars = list(call.scalars.values())
+        emulator.run(entries(file), trial.steps, [*trial.views, *outs], scalars=scalars)
+        for x, y, most in zip(outs, want, tolerance(call), strict=True):
+            assert np.all(np.abs(x - y) <= most), f"{call.subject.op} {call.case} {call.form.text}"
