@@ -93,6 +93,24 @@ def test_the_least_recently_used_plan_goes_first() -> None:
     assert cache.info().size == 3
 
 
+def test_a_full_cache_drops_a_sixteenth_at_once() -> None:
+    cache = bc.PlanCache(maxsize=32)
+    problems = [bc.swiglu.plan(np.ones((n, 2))).problem for n in range(1, 35)]
+
+    def make(problem: object) -> object:
+        return type("P", (), {"problem": problem})()
+
+    for i, problem in enumerate(problems[:33]):
+        cache.get(i, problem, make)  # type: ignore[arg-type]
+        if i == 31:
+            assert cache.info().size == 32
+            cache.find(0)
+    assert [i for i in range(33) if cache.find(i) is None] == [1, 2]
+    assert cache.info().size == 31
+    cache.get(33, problems[33], make)  # type: ignore[arg-type]
+    assert cache.info().size == 32
+
+
 def test_threads_that_miss_together_make_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     started, prepared = threading.Barrier(8), []
     real = numpy_backend.BACKEND.prepare

@@ -226,7 +226,7 @@ def test_refusals() -> None:
 
 def test_bfloat16_needs_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = stub_device.on_gpu("glu", (2, 4))
-    outputs = tuple(replace(x, dtype="bfloat16") for x in problem.outputs)
+    outputs = tuple(x._replace(dtype="bfloat16") for x in problem.outputs)
     problem = replace(problem, outputs=outputs)
     assert backend().refuses(problem) is None
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
