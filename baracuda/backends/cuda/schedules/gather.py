@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from baracuda.backends.cuda.geometry import (
     Dim,
     Packer,
@@ -30,25 +28,23 @@ _MANY = 4
 
 def plan(call: Call) -> Steps:
     """The named variant; by default over the chip, where that keeps the device busy."""
-    if call.variant == STRAIGHT:
+    cut = None if call.variant == STRAIGHT else _cut(call)
+    if cut is None or not (call.variant or _many(call, *cut)):
         return _straight(call)
-    steps = _tiles(call)
-    if steps is None or (not call.variant and not _many(call, steps)):
-        return _straight(call)
-    return steps
+    return _tiles(call, *cut)
 
 
 def variants(call: Call) -> tuple[str, ...]:
     """Those that take the problem, that of the rule first."""
-    steps = _tiles(call)
-    if steps is None:
+    cut = _cut(call)
+    if cut is None:
         return (STRAIGHT,)
-    return (TILES, STRAIGHT) if _many(call, steps) else (STRAIGHT, TILES)
+    return (TILES, STRAIGHT) if _many(call, *cut) else (STRAIGHT, TILES)
 
 
-def _many(call: Call, steps: Steps) -> bool:
+def _many(call: Call, lanes: Lanes, tiling: Tiling) -> bool:
     """Whether every multiprocessor has blocks to change between."""
-    return math.prod(steps.kernels[0].grid) >= _MANY * call.facts.multiprocessors
+    return tiling.groups(lanes) * lanes.tiles_outside >= _MANY * call.facts.multiprocessors
 
 
 def _straight(call: Call) -> Steps:
@@ -87,33 +83,28 @@ def _straight(call: Call) -> Steps:
     return Steps((Step(entry, (blocks(items, depth), 1), arguments, front),), variant=STRAIGHT)
 
 
-def _lanes(call: Call) -> Lanes | None:
-    if 0 in call.view("index").shape or 0 in call.view("src").shape:
+def _cut(call: Call) -> tuple[Lanes, Tiling] | None:
+    """Lanes and their tiles, where the problem has any that pay."""
+    src, index, out = call.view("src"), call.view("index"), call.out()
+    if 0 in index.shape or 0 in src.shape:
         return None
-    return lanes_of(call.problem.options["axis"], call.out(), call.view("index"), call.view("src"))
-
-
-def _tiling(call: Call, lanes: Lanes) -> Tiling | None:
-    if lanes.length < _ASKED * lanes.extent or lanes.length >= 1 << 24:
+    lanes = lanes_of(call.problem.options["axis"], out, index, src)
+    if lanes is None or lanes.length < _ASKED * lanes.extent or lanes.length >= 1 << 24:
         return None
-    # Two blocks of a multiprocessor at once: one reads while the other writes. But only one where
-    # its tile takes columns, the more of which lie side by side the better.
     most = (call.facts.shared_per_block - 2048) // (call.itemsize * _blocks(lanes))
     width = _WIDEST if lanes.across else min(max(_TILE // lanes.length, 1), lanes.count)
     while width and Tiling(width, lanes.extent).room(lanes) > most:
         width //= 2
-    return Tiling(width, lanes.extent) if width else None
+    return (lanes, Tiling(width, lanes.extent)) if width else None
 
 
 def _blocks(lanes: Lanes) -> int:
+    """Of a multiprocessor at once: one reads while the other writes. But only one where its tile
+    takes columns, the more of which lie side by side the better."""
     return 1 if lanes.across else 2
 
 
-def _tiles(call: Call) -> Steps | None:
-    lanes = _lanes(call)
-    tiling = _tiling(call, lanes) if lanes is not None else None
-    if lanes is None or tiling is None:
-        return None
+def _tiles(call: Call, lanes: Lanes, tiling: Tiling) -> Steps:
     tiled = packed(call, lanes, tiling)
     arguments = tiled.packer.done()
     unit, kind = _UNITS[call.itemsize], named(call.problem.index_dtype or "").short

@@ -81,6 +81,10 @@ class Tiling:
     lanes: int
     slice: int
 
+    def groups(self, lanes: Lanes) -> int:
+        """Tiles side by side."""
+        return -(-lanes.count // self.lanes)
+
     def room(self, lanes: Lanes) -> int:
         """Bins of a tile in shared memory, with those for what belongs nowhere: a line of them, of
         an odd pitch, ACROSS, else some behind each row."""
@@ -122,7 +126,7 @@ def packed(call: Call, lanes: Lanes, tiling: Tiling) -> Tiled:
     line = tiling.lanes if lanes.across else lanes.length
     held = tiling.lanes if lanes.across else tiling.slice
     slices = -(-lanes.extent // tiling.slice)
-    groups = -(-lanes.count // tiling.lanes)
+    groups = tiling.groups(lanes)
     room = tiling.room(lanes)
     packer = Packer(lanes.wide()).pointers(3)
     packer.add("Q", call.listener).add("q", lanes.extent)
