@@ -88,8 +88,9 @@ def overlap(a: Memory, b: Memory) -> bool:
     """Whether any byte belongs to both arrays; True where that is too costly to decide."""
     if 0 in a[1] or 0 in b[1]:
         return False
-    (first, last), (begin, end) = _span(a), _span(b)
-    if last <= begin or end <= first:
+    low, high = _reach(*a[1:])
+    below, above = _reach(*b[1:])
+    if a[0] + high <= b[0] + below or b[0] + above <= a[0] + low:
         return False
     try:
         return bool(
@@ -103,17 +104,20 @@ def overlap(a: Memory, b: Memory) -> bool:
         return True
 
 
-def _span(memory: Memory) -> tuple[int, int]:
-    """The first byte of an array, and the first one behind it."""
-    address, shape, strides, itemsize = memory
+@lru_cache(maxsize=4096)
+def _reach(shape: Shape, strides: Shape, itemsize: int) -> tuple[int, int]:
+    """From the address of an array to its first byte, and to the first one behind it."""
     reach = [step * (extent - 1) for step, extent in zip(strides, shape, strict=True)]
-    behind = address + itemsize
-    return address + sum([r for r in reach if r < 0]), behind + sum([r for r in reach if r > 0])
+    return sum([r for r in reach if r < 0]), itemsize + sum([r for r in reach if r > 0])
 
 
 def overlaps_itself(memory: Memory) -> bool:
     """Whether two elements of one array share memory (a stride of 0, a sliding window)."""
-    _, shape, strides, itemsize = memory
+    return _folded(*memory[1:])
+
+
+@lru_cache(maxsize=4096)
+def _folded(shape: Shape, strides: Shape, itemsize: int) -> bool:
     if 0 in shape:
         return False
     steps = sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1)

@@ -200,9 +200,15 @@ class Plan:
             raise value_error(op, "out", f"{len(problem.outputs)} arrays", len(outs))
         for x, operand in zip(outs, problem.outputs, strict=True):
             self._fits(x, operand)
-        spans = [(x.name, a) for x, a in zip(problem.inputs, arrays, strict=False) if x is not None]
-        for i, x in enumerate(outs):
-            self._apart(x, spans, outs[:i])
+        others = [
+            (x.name, _memory(problem.library, a))
+            for x, a in zip(problem.inputs, arrays, strict=False)
+            if x is not None
+        ]
+        for x in outs:
+            own = _memory(problem.library, x)
+            self._apart(own, others)
+            others.append(("another output", own))
         return outs
 
     def _fits(self, x: Array, operand: Operand) -> None:
@@ -219,16 +225,16 @@ class Plan:
         if library.frozen(x):
             raise value_error(op, f"out ({operand.name})", "a writable array", "a read-only one")
 
-    def _apart(self, x: Array, inputs: Sequence[tuple[str, Array]], outs: Sequence[Array]) -> None:
+    def _apart(
+        self, own: layouts.Memory | None, others: Sequence[tuple[str, layouts.Memory | None]]
+    ) -> None:
         """Outputs may be exactly an input where the op allows it, and overlap nothing else."""
-        spec, library = self.problem.spec, self.problem.library
-        own = _memory(library, x)
+        spec = self.problem.spec
         if own is None:
             return
         if layouts.overlaps_itself(own):
             raise value_error(spec.name, "out", "elements apart", "an array that overlaps itself")
-        for name, other in [*inputs, *(("another output", o) for o in outs)]:
-            memory = _memory(library, other)
+        for name, memory in others:
             if memory is None or not layouts.overlap(own, memory):
                 continue
             if memory == own and spec.inplace and name != "another output":
