@@ -24,6 +24,8 @@ import jax_stand_in
 
 from baracuda.backends.cuda import xla
 from baracuda.backends.cuda.shares import Shares, batch
+from baracuda.testing import device_jax
+from baracuda.testing.problems import Row
 
 
 @pytest.fixture
@@ -212,6 +214,16 @@ def test_another_platform_runs_the_body_unless_the_backend_is_forced(
     assert launched == []
     with pytest.raises(NotImplementedError, match="cpu"):
         jax.jit(lambda x: bc.geglu(x, backend="cuda"))(x)
+
+
+def test_what_calls_cost_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(device_jax, "LOOP", 5)
+    assert not device_jax.available()
+    found = device_jax.costs()
+    assert found["swiglu, plan call"] > 0
+    row = Row("lerp_backward", "", ((4, 8),), {"weight": 0.3})
+    assert np.isfinite(device_jax.seconds(row, [torch.ones(4, 8)]))
 
 
 # The shape string.
