@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,11 +42,12 @@ def _launch(program: Any, words: list[int], scalars: Sequence[float], stream: in
     plan(*arrays, out=tuple(outs), **values)
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Put NumPy in the place of the driver; the ops launched are listed in what it returns."""
-    pytest.importorskip("cuda.core", reason="needs pip install 'baracuda[cuda]'")
-    from types import SimpleNamespace
+def install(monkeypatch: pytest.MonkeyPatch, eager: bool = False) -> list[str]:
+    """Put NumPy in the place of the driver; the ops launched are listed in what it returns.
 
+    Where `eager`, arrays of the CPU pass for arrays on a device, else only what is traced does.
+    """
+    pytest.importorskip("cuda.core", reason="needs pip install 'baracuda[cuda]'")
     from baracuda.backends import cuda
     from baracuda.backends.cuda import jax as arrays
     from baracuda.backends.cuda import launch, runner, steps, xla
@@ -52,6 +55,11 @@ def install(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     listener = SimpleNamespace(address=0, state=memoryview(bytearray(4)).cast("I"))
     facts = steps.DeviceFacts(0, "sm_90", 132, 232448)
+    if eager:
+        describe = Jax.describe
+        monkeypatch.setattr(
+            Jax, "describe", lambda self, x: replace(describe(self, x), device="cuda:0")
+        )
     monkeypatch.setattr(Jax, "compiled_for", lambda self: "cuda:0")
     monkeypatch.setattr(cuda, "unavailable", lambda: None)
     monkeypatch.setattr(launch, "device_facts", lambda ordinal: facts)

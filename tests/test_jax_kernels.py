@@ -24,6 +24,10 @@ import jax_stand_in
 
 from baracuda.backends.cuda import xla
 from baracuda.backends.cuda.shares import Shares, batch
+from baracuda.examples.charlm import Config
+from baracuda.testing import device_jax
+from baracuda.testing.problems import Row
+from baracuda.tools.train import Text, fit, python_reference
 
 
 @pytest.fixture
@@ -31,6 +35,14 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What was launched; plans made here are forgotten afterwards."""
     bc.plan_cache.clear()
     yield jax_stand_in.install(monkeypatch)
+    bc.plan_cache.clear()
+
+
+@pytest.fixture
+def launched_eagerly(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same for calls that nothing traces."""
+    bc.plan_cache.clear()
+    yield jax_stand_in.install(monkeypatch, eager=True)
     bc.plan_cache.clear()
 
 
@@ -185,6 +197,45 @@ def test_an_index_out_of_range_is_dropped_while_traced(launched: list[str]) -> N
     assert launched == ["gather"]
 
 
+# Eager calls.
+
+
+@every_op
+def test_an_eager_call_launches_the_kernel(op: str, launched_eagerly: list[str]) -> None:
+    for g in given(op, "float32"):
+        got = g.op(*g.arrays)
+        jax.block_until_ready(got)
+        empty = any(x.size == 0 for x in jax.tree.leaves(got))
+        assert launched_eagerly == ([] if empty else [op]), g.call.case
+        same(got, g.plain(*g.arrays), g.call.form.text)
+        launched_eagerly.clear()
+
+
+def test_run_time_values_compile_nothing(launched_eagerly: list[str]) -> None:
+    from baracuda.backends.cuda.jax import _programs
+
+    a, b = jnp.zeros(10), jnp.ones(10)
+    plan = bc.lerp.plan(a, b)
+    bc.lerp(a, b, weight=0.5)
+    targets, misses = len(_programs), bc.plan_cache.info().misses
+    got = [plan(a, b, weight=k / 300) for k in range(300)]
+    np.testing.assert_allclose(np.stack(got)[:, 7], np.arange(300) / 300, rtol=1e-6)
+    assert (len(_programs), bc.plan_cache.info().misses) == (targets, misses)
+    assert plan.sku.backend == "cuda"
+    assert launched_eagerly == ["lerp"] * 301
+
+
+def test_training_on_kernels_is_training_without(launched_eagerly: list[str]) -> None:
+    text, config = python_reference(), Config(64, context=16, batch=2, width=32, hidden=48)
+    text = Text(text.training[:4096] % 64, text.validation[:256] % 64, 64)
+    run = fit(jnp, text, config, steps=20)
+    assert {plan.sku.backend for plan in run.training.plans.plans.values()} == {"cuda"}
+    assert run.later_misses == 0
+    assert set(launched_eagerly) >= {"gather", "gather_backward", "rope_backward", "lerp"}
+    want = fit(np, text, config, steps=20)
+    np.testing.assert_allclose(run.losses, want.losses, rtol=0, atol=1e-4)
+
+
 # Who runs, and why.
 
 
@@ -212,6 +263,16 @@ def test_another_platform_runs_the_body_unless_the_backend_is_forced(
     assert launched == []
     with pytest.raises(NotImplementedError, match="cpu"):
         jax.jit(lambda x: bc.geglu(x, backend="cuda"))(x)
+
+
+def test_what_calls_cost_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(device_jax, "LOOP", 5)
+    assert not device_jax.available()
+    found = device_jax.costs()
+    assert found["swiglu, plan call"] > 0
+    row = Row("lerp_backward", "", ((4, 8),), {"weight": 0.3})
+    assert np.isfinite(device_jax.seconds(row, [torch.ones(4, 8)]))
 
 
 # The shape string.
