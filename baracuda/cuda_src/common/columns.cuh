@@ -5,23 +5,11 @@
 // The sums are those of ScatterTiles. A thread keeps all elements that it adds.
 #pragma once
 #include "bins.cuh"
+#include "cluster.cuh"
 #include "tiles.cuh"
 #if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
 
 namespace baracuda {
-
-DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-DEVICE void cluster_sync() {
-  cluster_arrive();
-  cluster_wait();
-}
-// The same place in the shared memory of another block.
-template <class T> DEVICE T* of_block(T* p, u32 block) {
-  u64 there;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(reinterpret_cast<u64>(p)), "r"(block));
-  return reinterpret_cast<T*>(there);
-}
 
 template <class T, class P, int QUADS, class I, bool ADD> struct ScatterColumns {
   using A = Acc<T>;
