@@ -4,11 +4,13 @@
 namespace baracuda {
 
 inline void cluster_arrive() { emulated::cluster_arrive(); }
+inline void cluster_arrive_relaxed() { emulated::cluster_arrive(); }
 inline void cluster_wait() { emulated::cluster_wait(); }
 inline void cluster_sync() {
   cluster_arrive();
   cluster_wait();
 }
+template <class T> T* of_block(T* p, u32 block) { return emulated::of_block(p, block); }
 inline void before_sending() {}
 
 struct Mailbox {

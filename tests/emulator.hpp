@@ -246,6 +246,14 @@ template <class T> T __shfl_xor_sync(unsigned mask, T x, unsigned by) {
 template <class T> T __shfl_up_sync(unsigned mask, T x, unsigned by) {
   return __shfl_sync(mask, x, emulated::lane() < by ? emulated::lane() : emulated::lane() - by);
 }
+template <class T> unsigned __match_any_sync(unsigned mask, T x) {
+  const uint64_t* all = emulated::meet(mask, emulated::packed(x));
+  unsigned out = 0;
+  for (int i = 0; i < 32; ++i) {
+    out |= unsigned(mask >> i & 1 && all[i] == emulated::packed(x)) << i;
+  }
+  return out;
+}
 template <class F> unsigned reduced(unsigned mask, unsigned x, unsigned start, F f) {
   const uint64_t* all = emulated::meet(mask, x);
   for (int i = 0; i < 32; ++i) {

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from baracuda.backends.cuda.compiler import Entry, flattened
+from baracuda.backends.cuda.compiler import SOURCES, Entry, flattened
 from baracuda.backends.cuda.steps import Step, Steps
 
 HERE = Path(__file__).parent
@@ -60,9 +60,12 @@ def source(entries: Sequence[Entry]) -> str:
     """A C function for each entry of one file."""
     (file,) = {entry.file for entry in entries}
     text = flattened(file)
-    cluster = flattened("common/cluster.cuh").removeprefix(flattened("common/vec.cuh"))
-    cluster = cluster[cluster.index("namespace baracuda {\n\n// All threads") :]
-    text = text.replace(cluster, (HERE / "emulated_cluster.hpp").read_text() + "#endif\n")
+    # Messages between blocks are instructions through and through: the whole header is stood in for.
+    cluster = (SOURCES / "common/cluster.cuh").read_text()
+    text = text.replace(
+        cluster.partition('#include "vec.cuh"\n')[2],
+        (HERE / "emulated_cluster.hpp").read_text().replace("#pragma once\n", ""),
+    )
     for pattern, instead in _INSTEAD:
         text = re.sub(pattern, instead, text)
     parts = ['#include "emulator.hpp"', text, "using namespace baracuda;"]

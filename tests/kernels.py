@@ -35,6 +35,8 @@ ALL = os.environ.get("BARACUDA_ALL_ARCHS") == "1"
 FACTS = DeviceFacts(0, "sm_90", 132, 232448)
 # With so little shared memory no row fits on chip.
 SMALL = DeviceFacts(0, "sm_90", 132, 64)
+# Without clusters.
+OLD = DeviceFacts(0, "sm_80", 108, 166912)
 HUGE = 1 << 16
 
 GATED = (
@@ -212,7 +214,7 @@ def steps(call: Call) -> Steps:
 def planned(problem: Problem, out: str) -> Iterator[Entry]:
     """The kernels of a problem, at every alignment, written and added to."""
     spec = problem.spec
-    facts = [FACTS, SMALL] if spec.kernel.schedule == "scatter" else [FACTS]
+    facts = [FACTS, SMALL, OLD] if spec.kernel.schedule == "scatter" else [FACTS]
     adds = (False, True)[: 1 + spec.accumulates]
     for alignment, add, device in product(alignments(problem), adds, facts):
         usual = call(problem, out, add, alignment, device)

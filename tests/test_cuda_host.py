@@ -239,13 +239,16 @@ def test_a_deterministic_choice_holds_for_outputs_it_cannot_write(limit: int | N
                     plan(other)
 
 
-def test_an_index_too_long_to_be_inverted_is_left_to_other_forms() -> None:
+def test_an_index_of_any_length_is_inverted_where_a_block_has_room() -> None:
     index = np.broadcast_to(np.zeros((1 << 21, 1), np.int32), (1 << 21, 64))
     dout = np.broadcast_to(np.zeros((1, 64), np.float32), index.shape)
     options = {"axis": 0, "src_shape": (4000, 64)}
     problem = check.problem(registry["gather_backward"].spec, [dout, index], options, DEFAULT)
-    call = Call(problem, DeviceFacts(0, "sm_90", 132, 232448), ((64, 1),))
-    assert plan(call).variant == "atomics"
+    for room, variant in ((232448, "lists"), (101376, "lists"), (48 << 10, "atomics")):
+        call = Call(problem, DeviceFacts(0, "sm_90", 132, room), ((64, 1),))
+        steps = plan(call)
+        assert steps.variant == variant
+        assert all(step.shared <= room for step in steps.kernels)
 
 
 def test_shared_memory_is_asked_for_and_never_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,12 @@ def one(rng: np.random.Generator, high: int, shape: Shape) -> Array:
     return np.full(shape, high - 1)
 
 
+def one_row(rng: np.random.Generator, high: int, shape: Shape) -> Array:
+    """Two thirds of all elements in one row."""
+    drawn = np.where(rng.random((shape[0], 1)) < 2 / 3, 5, rng.integers(0, high, (shape[0], 1)))
+    return np.broadcast_to(drawn, shape)
+
+
 # Form, shape of dout, of src, axis, how the index is drawn.
 PROBLEMS: dict[str, tuple[str, Shape, Shape, int, Callable[..., Array]]] = {
     "a row in a tile": ("tiles", (2, 3000), (2, 1000), 1, uniform),
@@ -56,6 +62,7 @@ PROBLEMS: dict[str, tuple[str, Shape, Shape, int, Callable[..., Array]]] = {
     "columns in a cluster": ("columns", (900, 8), (2000, 8), 0, uniform),
     "few a row": ("few a row", (9, 2), (9, 64), 1, uniform),
     "lists": ("lists", (2600, 72), (40, 72), 0, rows),
+    "long lists": ("lists", (2600, 40), (9, 40), 0, one_row),
     "odd lists": ("lists", (300, 71), (700, 71), 0, rows),
     "fixed point": ("fixed point", (3000,), (40000,), 0, uniform),
     "atomics": ("atomics", (3000,), (40000,), 0, uniform),
@@ -230,6 +237,22 @@ def test_the_place_of_an_index_out_of_range_is_reported(
     emulator.run(entries, steps, [dout, index, out_of(name, dtype)])
     assert (record.state, record.ticket, record.value) == (2, 9, -5)
     assert index[np.unravel_index(record.position, index.shape)] == -5
+
+
+@FIRST
+@pytest.mark.parametrize(("arch", "length"), [("sm_80", 8500), ("sm_80", 500), ("sm_90", 66000)])
+def test_an_index_of_many_rounds_is_inverted(arch: str, length: int, dtype: str) -> None:
+    """By one block for each team, or a cluster of them; the places of lists differ."""
+    rng = np.random.default_rng(length)
+    dout = rng.standard_normal((length, 16)).astype(dtype)
+    index = np.broadcast_to(rng.integers(-1, 300, (length, 1)), dout.shape)
+    spec, options = registry["gather_backward"].spec, {"axis": 0, "src_shape": (299, 16)}
+    problem = check.problem(spec, [dout, index], {**options, "mode": "drop"}, DEFAULT)
+    outs = tuple(strides_of(x) for x in problem.outputs)
+    steps = plan(Call(problem, FACTS._replace(arch=arch), outs, variant="lists"))
+    out = emulator.empty((299, 16), dtype)
+    emulator.run(tuple(s.entry for s in steps.kernels), steps, [dout, index, out], 3)
+    close(out, dout, index, 0)
 
 
 @FIRST

@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_SOURCES = Path(__file__).parents[2] / "cuda_src"
+SOURCES = Path(__file__).parents[2] / "cuda_src"
 _INCLUDE = re.compile(r'#include "(.+)"$', re.MULTILINE)
 _USAGE = re.compile(
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
@@ -81,7 +81,7 @@ def flattened(file: str) -> str:
         inner = path.read_text(encoding="utf-8").replace("#pragma once\n", "")
         return _INCLUDE.sub(lambda match: text((path.parent / match[1]).resolve()), inner)
 
-    return text((_SOURCES / file).resolve())
+    return text((SOURCES / file).resolve())
 
 
 def cache_directory() -> Path:

@@ -1,17 +1,27 @@
-// Blocks of a cluster: where they meet, and what they send into each other's shared memory.
+// Clusters: blocks that wait for each other and reach each other's shared memory (sm_90 on).
 #pragma once
 #include "vec.cuh"
-#if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
+#ifdef __CUDACC__
 
 namespace baracuda {
 
-// All threads of the cluster have come so far. That says nothing of memory, which would have every
-// thread wait until the whole device sees all that it wrote: what is sent arrives at a Mailbox.
-DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+// All threads of the cluster have come so far, and see what others wrote before.
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// Nothing is said of memory, where it would have every thread wait until the whole device sees all
+// that it wrote: what is sent arrives at a Mailbox.
+DEVICE void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 DEVICE void cluster_sync() {
   cluster_arrive();
   cluster_wait();
+}
+// The same place in the shared memory of another block.
+template <class T> DEVICE T* of_block(T* p, u32 block) {
+  u64 there;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(reinterpret_cast<u64>(p)), "r"(block));
+  return reinterpret_cast<T*>(there);
 }
 
 // What threads wrote to shared memory, for what is sent from there, or will arrive there.

@@ -66,7 +66,7 @@ template <class T, class P, int QUADS, class I, bool ADD> struct ScatterColumns 
       mailbox[0].expect(held * u32(sizeof(T) + sizeof(u16)));
       mailbox[1].expect(CLUSTER * written * u32(sizeof(R)));
     }
-    cluster_arrive();
+    cluster_arrive_relaxed();
     const Sums sums{words, args.room, int(args.bits)};
     const I outer = I(args.groups.divide(U(tile)));
     const u32 group = tile - u32(outer) * u32(args.groups.size);
@@ -125,7 +125,7 @@ template <class T, class P, int QUADS, class I, bool ADD> struct ScatterColumns 
       mailbox->send(sorted_places + to * pitch<u16>(lines), places + low, lines * sizeof(u16), to);
     }
     mailbox->wait();
-    cluster_arrive();
+    cluster_arrive_relaxed();
     // The column of this block.
     Vec<T, 4> value[QUADS];
     Vec<u16, 4> bin[QUADS];
@@ -181,7 +181,8 @@ template <class T, class P, int QUADS, class I, bool ADD> struct ScatterColumns 
       narrow(x, result[q]);
     }
     before_sending();
-    cluster_sync();
+    cluster_arrive_relaxed();
+    cluster_wait();
     R* results = reinterpret_cast<R*>(words);  // [CLUSTER][written]
     UNROLL for (int q = 0; q < QUADS; ++q) {
       const u32 i = (warp / CLUSTER * 32 + threadIdx.x % 32 + q * share) * 4;

@@ -7,14 +7,24 @@ from baracuda.backends.cuda.schedules.tiles import Lanes
 from baracuda.backends.cuda.steps import Call, Step, Steps, flag
 from baracuda.dtypes import named
 
-# cuda_src/common/lists.cuh: positions of a part, rows that a warp takes.
-_PART, _ROWS = 64, 4
+# cuda_src/common/lists.cuh: positions of a part, rows that a warp takes, and as many elements of
+# theirs under way as registers have room for: by itemsize, or where sums are added to an output.
+# [65536, 1024] in bf16 has 0.67 of the copy ceiling of an H200 with 4 rows and 4 elements, as much
+# with 8 rows (Zipf 0.59 for 0.63), 0.64 with 2, 0.69 with 4 rows and 6 elements.
+_PART, _ROWS, _ONCE, _ONCE_ADDING = 64, 4, {2: 6, 4: 7, 8: 7}, 4
 # A row below so many bytes leaves most of a warp without work.
 _LEAST_BYTES = 64
-_WARP, _THREADS, _INVERT_THREADS = 32, 256, 1024
-_WARPS = _INVERT_THREADS // _WARP
-# Blocks that invert, as a power of 2: one for so many rows, and about as many as multiprocessors.
-_ROWS_OF_BLOCK, _MOST_SHIFT = 64, 7
+_WARP, _THREADS, _INVERT_THREADS = 32, 128, 512
+# Blocks of a team that inverts for its rows, where there are clusters; its slots are a multiple of
+# as many. Blocks in all, as a power of 2: one for so many rows, about as many as multiprocessors.
+# Two blocks fit a multiprocessor: else not all clusters would start at once.
+_CLUSTER, _ROWS_OF_BLOCK, _MOST_SHIFT = 8, 64, 7
+# Elements that a block inverts at a time; words of shared memory for each of two of them, and for a
+# slot: eight counts of half a word, three sums.
+_ROUND, _PAIR_WORDS, _SLOT_WORDS = 8192, 3, 7
+# Bytes of values that come into the L2 meanwhile, and of a line of it. 16 MiB gain no more, of 24 a
+# part is gone before it is used.
+_AHEAD, _LINE = 8 << 20, 128
 
 
 def takes(call: Call, lanes: Lanes) -> bool:
@@ -24,71 +34,90 @@ def takes(call: Call, lanes: Lanes) -> bool:
         and lanes.beside == 0
         and lanes.tiles_outside == 1
         and lanes.count * call.itemsize >= _LEAST_BYTES
-        and max(lanes.length, lanes.extent, lanes.count) < 1 << 30
-        and _most_slots(call, lanes) > 0
+        and max(lanes.length, lanes.extent) < 1 << 30
+        and max(lanes.count, *map(abs, lanes.steps)) < 1 << 27
+        and _most_slots(call) > 0
     )
 
 
-def _per_warp(lanes: Lanes) -> int:
-    """Steps of a warp that inverts."""
-    return -(-lanes.length // _INVERT_THREADS)
+def _blocks(call: Call) -> int:
+    """Blocks of a team."""
+    return _CLUSTER if int(call.facts.arch.removeprefix("sm_").rstrip("a")) >= 90 else 1
 
 
-def _most_slots(call: Call, lanes: Lanes) -> int:
-    """So many rows have their counts on chip, beside the steps of all warps."""
-    return (call.facts.shared_per_block // (4 * _WARPS) - 1 - _per_warp(lanes)) // 2
+def _words(call: Call, slots: int) -> int:
+    """Words of shared memory that a block takes to invert for a team with so many slots."""
+    rest = _blocks(call) + 1 + 2 * _INVERT_THREADS // _WARP
+    return _ROUND // 2 * _PAIR_WORDS + rest + slots * _SLOT_WORDS
+
+
+def _most_slots(call: Call) -> int:
+    """So many slots of a team have their counts on chip."""
+    room = call.facts.shared_per_block // 4 - _words(call, 0)
+    return max(room // _SLOT_WORDS, 0) // _CLUSTER * _CLUSTER
 
 
 def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
-    """Invert the index, then sum the lists; None where the index is too long for that."""
+    """Invert the index, then sum the lists; None where there is no room for that."""
     values, index, target = lanes.views
-    kind = named(call.problem.index_dtype or "").short
-    per_warp, most = _per_warp(lanes), _most_slots(call, lanes)
+    kind = named(call.problem.index_dtype or "")
+    blocks, most = _blocks(call), _most_slots(call)
     if most < 1:
         return None
     # By the problem alone: where long lists are cut depends on it, and so do the bits.
-    shift = min((lanes.extent // _ROWS_OF_BLOCK).bit_length(), _MOST_SHIFT)
-    while -(-lanes.extent // (1 << shift)) > most:
+    shift = (lanes.extent // (_ROWS_OF_BLOCK * blocks)).bit_length()
+    shift = min(shift, _MOST_SHIFT - blocks.bit_length() + 1)
+    while lanes.extent > most << shift:
         shift += 1
-    slots = -(-lanes.extent // (1 << shift))
+    slots = -(-lanes.extent // (_CLUSTER << shift)) * _CLUSTER
     pieces = -(-lanes.length // _PART)
     width = divisor([lanes.count, lanes.steps[0], lanes.steps[2]], call.elements())
     chunks = -(-lanes.count // (_WARP * width))
     accumulate = named(call.problem.dtype).accumulate
+    counters = 6 * pieces * chunks
     workspaces = (
         ((lanes.length,), "int32"),
         (((slots << shift) + 1,), "int32"),
-        ((slots << shift,), "int32"),
         ((2 * pieces,), "int32"),
-        ((pieces * chunks * 2,), "int32"),
+        ((counters,), "int32"),
         ((2 * pieces, lanes.count), accumulate),
     )
-    *lists, parts = (call.workspace(i) for i in range(6))
+    *lists, parts = (call.workspace(i) for i in range(5))
 
     def packer(pointers: int) -> Packer:
         sizes = (lanes.length, lanes.extent, slots, shift)
-        return Packer(False).pointers(5 + pointers).add("I", *sizes)
+        return Packer(False).pointers(4 + pointers).add("I", *sizes)
 
-    counters = pieces * chunks * 2
-    arguments = packer(1).add("Q", call.listener).add("q", lanes.steps[1])
-    arguments.add("I", call.ticket, per_warp, counters, lanes.count)
+    size, lines = call.itemsize, -(-lanes.count * call.itemsize // _LINE)
+    ahead = min(_AHEAD // _LINE, lanes.length * lines)
+    arguments = packer(2).add("Q", call.listener)
+    arguments.add("i", lanes.steps[1] * kind.itemsize, lanes.steps[0] * size)
+    arguments.add("I", call.ticket, -(-lanes.length // blocks), counters, lanes.count)
+    arguments.extents(lines, code="I").add("I", ahead)
     entry = call.entry(
-        f"Invert<{kind}, 8>", len(arguments.done()), "invert", kind, threads=_INVERT_THREADS
+        f"Invert<{kind.short}, {blocks}>",
+        len(arguments.done()),
+        *("invert", kind.short, blocks),
+        threads=_INVERT_THREADS,
+        cluster=blocks,
     )
-    front = [(slot, 0) for slot in (*lists, index.slot)]
-    shared = 4 * _WARPS * (2 * slots + per_warp + 1)
-    invert = Step(entry, (1 << shift, 1), arguments.done(), front, 0, shared)
+    front = [(slot, 0) for slot in (*lists, index.slot, values.slot)]
+    shared, grid = 4 * _words(call, slots), (blocks << shift, 1)
+    invert = Step(entry, grid, arguments.done(), front, 0, shared)
 
-    long_tasks = pieces * chunks * min(width, 2) if lanes.length > _PART else 0
-    tasks = long_tasks + -(-lanes.extent // _ROWS) * chunks
+    groups = (slots // _ROWS) << shift
+    long = pieces * min(width, 2) * chunks
+    tasks = max(long, groups * chunks)
     if tasks >= 1 << 31:
         return None
-    arguments = packer(3).add("q", lanes.steps[0], lanes.steps[2])
-    arguments.add("I", lanes.count, chunks).extents(chunks).add("I", long_tasks, tasks, 0)
+    sum_size = named(accumulate).itemsize
+    steps = (lanes.steps[0] * size, lanes.steps[2] * size, lanes.count * sum_size)
+    arguments = packer(3).add("i", *steps).add("I", lanes.count, chunks).extents(chunks)
+    arguments.add("I", pieces, groups, min(long, groups * chunks), 0)
     front = [(slot, 0) for slot in (*lists, values.slot, target.slot, parts)]
 
-    add = flag(call.add)
-    schedule = f"SumLists<{call.type}, {width}, {_ROWS}, {add}>"
+    once = _ONCE_ADDING if call.add else _ONCE[size]
+    schedule = f"SumLists<{call.type}, {width}, {_ROWS}, {once}, {flag(call.add)}>"
     tags = ("lists", f"v{width}", *["add"] * call.add)
     entry = call.entry(schedule, len(arguments.done()), *tags, threads=_THREADS)
     grid = (-(-tasks * _WARP // _THREADS), 1)
