@@ -449,8 +449,8 @@ def test_the_key_is_that_of_the_sources_that_are_read(
     compiled: Compilations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = tmp_path / "cuda_src"
-    for path in files(compiler._SOURCES):
-        copy = sources / path.relative_to(compiler._SOURCES)
+    for path in files(compiler.SOURCES):
+        copy = sources / path.relative_to(compiler.SOURCES)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
 
@@ -460,7 +460,7 @@ def test_the_key_is_that_of_the_sources_that_are_read(
 
     try:
         before = key()
-        monkeypatch.setattr(compiler, "_SOURCES", sources)
+        monkeypatch.setattr(compiler, "SOURCES", sources)
         assert key() == before
         with (sources / "pooling.cu").open("a") as file:
             file.write("// elsewhere\n")
@@ -474,7 +474,7 @@ def test_the_key_is_that_of_the_sources_that_are_read(
 
 
 def test_a_source_is_flattened_with_each_header_once() -> None:
-    for path in compiler._SOURCES.glob("*.cu"):
+    for path in compiler.SOURCES.glob("*.cu"):
         text = compiler.flattened(path.name)
         assert '#include "' not in text
         assert text.count("using bf16 =") + text.count("struct bf16 {") == 1
