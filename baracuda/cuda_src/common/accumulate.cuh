@@ -52,7 +52,7 @@ struct ScatterTiles {
     }
   };
 
-  // The results of a tile: f makes a sum of the words of a bin.
+  // The results of a tile: f makes sums of the words of bins side by side.
   template <int N, class F> static DEVICE void write(const At& tile, const Words<N>& words, F f) {
     constexpr int STEP = D == ACROSS ? 1 : VO;
     for (u32 i = threadIdx.x; i < tile.held(); i += blockDim.x) {
@@ -61,7 +61,7 @@ struct ScatterTiles {
       if (!tile.template whole<VO>(i, offset, bin)) continue;
       words.template read<STEP>(bin, word);
       A x[VO];
-      UNROLL for (int v = 0; v < VO; ++v) x[v] = f(word[v]);
+      f(word, x);
       put<ADD>(tile.args.bins + offset, x);
     }
   }
@@ -89,8 +89,9 @@ struct ScatterTiles {
     }
     range.join(1);
     if (!range.exact<T>(scale, sums.bits)) return careful(args);
-    write(tile, sums.one(), [&](const u32 (&word)[Sums::ONE_SCALE]) {
-      return sums.sum(word) * down;
+    write(tile, sums.one(), [&](const u32 (&word)[VO][Sums::ONE_SCALE], A (&x)[VO]) {
+      sums.sums(word, x);
+      UNROLL for (int v = 0; v < VO; ++v) x[v] *= down;
     });
     if (highest >= args.extent) look<D, V, I>(args);
   }
@@ -122,8 +123,8 @@ struct ScatterTiles {
         }
       }
       __syncthreads();
-      write(tile, sums.own(), [&](const u32 (&word)[Sums::OWN_SCALE]) {
-        return sums.sum_own(word);
+      write(tile, sums.own(), [&](const u32 (&word)[VO][Sums::OWN_SCALE], A (&x)[VO]) {
+        UNROLL for (int v = 0; v < VO; ++v) x[v] = sums.sum_own(word[v]);
       });
     }
     if (highest >= args.extent) look<D, V, I>(args);

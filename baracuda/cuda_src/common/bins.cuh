@@ -55,7 +55,9 @@ template <class T> struct Bins {
     cut_up(x, bits, digit);
     UNROLL for (int w = 0; w < ONE_SCALE; ++w) atomicAdd(one().at(bin, w), digit[w]);
   }
-  DEVICE A sum(const u32 (&word)[ONE_SCALE]) const { return Exact<T>::join(word, bits); }
+  template <int V> DEVICE void sums(const u32 (&word)[V][ONE_SCALE], A (&x)[V]) const {
+    Exact<T>::join(word, bits, x);
+  }
 
   // At scales of their own: first the keys of all, then the elements.
   DEVICE void mark(u32 bin, A x) const { atomicMax(own().at(bin, 0), Bits<A>::key(x)); }

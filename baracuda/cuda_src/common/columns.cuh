@@ -174,7 +174,8 @@ template <class T, class P, int QUADS, class I, bool ADD> struct ScatterColumns 
       if (exact) {
         u32 one[4][Sums::ONE_SCALE];
         sums.one().template read<4>(n, one);
-        UNROLL for (int j = 0; j < 4; ++j) x[j] = sums.sum(one[j]) * down;
+        sums.sums(one, x);
+        UNROLL for (int j = 0; j < 4; ++j) x[j] *= down;
       } else {
         UNROLL for (int j = 0; j < 4; ++j) x[j] = sum_own(sums, n + j);
       }

@@ -67,11 +67,20 @@ DEVICE i64 two_digits(u32 high, u32 low, int bits) { return (i64(i32(high)) << b
 template <class T> struct Exact;
 template <class T, int N, int M> struct ExactHalf {
   static constexpr int WORDS = N, MANTISSA = M;
-  // Rounded once. Digits of up to 24 bits are floats already, and longer ones are rare.
-  static DEVICE f32 join(const u32 (&digit)[N], int bits) {
+  // Several sums, each rounded once. Digits of up to 24 bits are floats already; longer ones are
+  // rare, so that one look at all of them is enough.
+  template <int V> static DEVICE void join(const u32 (&digit)[V][N], int bits, f32 (&sum)[V]) {
     constexpr u32 HALF = 1 << 23;
-    if ((digit[0] + HALF | digit[1] + HALF) >> 24) return f32(two_digits(digit[0], digit[1], bits));
-    return f32(i32(digit[0])) * __uint_as_float(u32(127 + bits) << 23) + f32(i32(digit[1]));
+    u32 all = 0;
+    UNROLL for (int v = 0; v < V; ++v) all |= (digit[v][0] + HALF) | (digit[v][1] + HALF);
+    const f32 weight = __uint_as_float(u32(127 + bits) << 23);
+    UNROLL for (int v = 0; v < V; ++v) {
+      sum[v] = f32(i32(digit[v][0])) * weight + f32(i32(digit[v][1]));
+    }
+    if (all >> 24 == 0) return;
+    UNROLL for (int v = 0; v < V; ++v) {
+      sum[v] = f32(two_digits(digit[v][0], digit[v][1], bits));
+    }
   }
 };
 template <> struct Exact<bf16> : ExactHalf<bf16, 2, 8> {};
@@ -79,19 +88,26 @@ template <> struct Exact<f16> : ExactHalf<f16, 2, 11> {};
 template <> struct Exact<f32> {
   static constexpr int WORDS = 3, MANTISSA = 24;
   // Rounded once: of what is far below the last bit it only matters whether it is 0.
-  static DEVICE f32 join(const u32 (&digit)[WORDS], int bits) {
-    const i64 high = two_digits(digit[0], digit[1], bits) + (i32(digit[2]) >> bits);
-    const u32 low = digit[2] & ((1u << bits) - 1);
-    if (u64(high + (1ll << 35)) >> 36) return f32(high | (low != 0));
-    return f32(f64(high) + f64(low) * __hiloint2double((1023 - bits) << 20, 0));
+  template <int V> static DEVICE void join(const u32 (&digit)[V][WORDS], int bits, f32 (&sum)[V]) {
+    const f64 unit = __hiloint2double((1023 - bits) << 20, 0);
+    UNROLL for (int v = 0; v < V; ++v) {
+      const u32(&d)[WORDS] = digit[v];
+      const i64 high = two_digits(d[0], d[1], bits) + (i32(d[2]) >> bits);
+      const u32 low = d[2] & ((1u << bits) - 1);
+      const bool far = u64(high + (1ll << 35)) >> 36;
+      sum[v] = far ? f32(high | (low != 0)) : f32(f64(high) + f64(low) * unit);
+    }
   }
 };
 template <> struct Exact<f64> {
   static constexpr int WORDS = 5, MANTISSA = 53;
-  static DEVICE f64 join(const u32 (&digit)[WORDS], int bits) {
+  template <int V> static DEVICE void join(const u32 (&digit)[V][WORDS], int bits, f64 (&sum)[V]) {
     const f64 unit = __hiloint2double((1023 - bits) << 20, 0);
-    const f64 low = f64(two_digits(digit[2], digit[3], bits)) + f64(i32(digit[4])) * unit;
-    return f64(two_digits(digit[0], digit[1], bits)) + low * unit * unit;
+    UNROLL for (int v = 0; v < V; ++v) {
+      const u32(&d)[WORDS] = digit[v];
+      const f64 low = f64(two_digits(d[2], d[3], bits)) + f64(i32(d[4])) * unit;
+      sum[v] = f64(two_digits(d[0], d[1], bits)) + low * unit * unit;
+    }
   }
 };
 
