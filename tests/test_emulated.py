@@ -57,6 +57,9 @@ PROBLEMS: dict[str, tuple[str, Shape, Shape, int, Callable[..., Array]]] = {
     "few a row": ("few a row", (9, 2), (9, 64), 1, uniform),
     "lists": ("lists", (2600, 72), (40, 72), 0, rows),
     "odd lists": ("lists", (300, 71), (700, 71), 0, rows),
+    "parts": ("partition", (45000,), (40000,), 0, uniform),
+    "parts of columns": ("partition", (3, 2001, 3), (4, 3000, 5), 1, uniform),
+    "parts, one bin": ("partition", (30001,), (20000,), 0, one),
     "fixed point": ("fixed point", (3000,), (40000,), 0, uniform),
     "atomics": ("atomics", (3000,), (40000,), 0, uniform),
 }
@@ -83,6 +86,8 @@ def made(
     if draw is uniform and bad:
         index.reshape(-1)[::97] = src[axis]
         index.reshape(-1)[5::101] = -1
+    elif bad and index.ndim == 1:
+        index[7::50] = -3
     elif bad:
         index = np.broadcast_to(
             np.where(np.arange(len(index))[:, None] % 50 == 7, -3, index[:, :1]), shape
