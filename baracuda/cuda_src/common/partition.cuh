@@ -14,12 +14,12 @@
 namespace baracuda {
 
 // Elements of a chunk, its room where every part begins at a multiple of four; threads that sort
-// it, bits of the number of a bin.
-constexpr u32 CHUNK = 4096, CHUNK_ROOM = CHUNK + 4 * 32, SORTERS = 256, BIN_BITS = 18;
+// it, of which each has few enough of them that a byte counts them.
+constexpr u32 CHUNK = 4096, CHUNK_ROOM = CHUNK + 4 * 32, SORTERS = 256;
 // log2 of the bins of a part.
 template <class A> constexpr u32 PART_BITS = sizeof(A) == 8 ? 12 : 13;
 
-// The elements of a chunk that belong to a part, in fours, and the range of their keys.
+// The elements of a chunk that belong to a part, in fours of them, and the range of their keys.
 struct alignas(16) Segment {
   u32 begin, fours, most, less;
 };
@@ -37,8 +37,12 @@ template <class T, bool ONE = sizeof(T) == 2> struct Staged {
   DEVICE Four get(u32 at) const { return load<4>(words + at); }
   DEVICE void set(u32 at, const Four& four) const { store<4>(words + at, four); }
   static DEVICE u32 bin(const Four& four, int i) { return four.get(i) >> 16; }
-  static DEVICE Acc<T> value(const Four& four, int i) {
-    const u16 bits = u16(four.get(i));
+  static DEVICE Acc<T> value(const Four& four, int i) { return widened(four.get(i)); }
+  // What is in the order of magnitudes, and the key of it.
+  static DEVICE u32 rank(const Four& four, int i) { return four.get(i) & 0x7fff; }
+  static DEVICE u32 key(u32 rank) { return Bits<f32>::key(widened(rank)); }
+  static DEVICE f32 widened(u32 word) {
+    const u16 bits = u16(word);
     return widen(reinterpret_cast<const T&>(bits));
   }
 };
@@ -62,14 +66,16 @@ template <class T> struct Staged<T, false> {
   }
   static DEVICE u32 bin(const Four& four, int i) { return four.bins.get(i); }
   static DEVICE Acc<T> value(const Four& four, int i) { return four.values.get(i); }
+  static DEVICE u32 rank(const Four& four, int i) { return Bits<T>::key(four.values.get(i)); }
+  static DEVICE u32 key(u32 rank) { return rank; }
 };
 
 // A block sorts a chunk. Each thread counts its elements of every part in a column of its own: no
-// atomics, no conflicts, and the same time for any index. Elements out of range become zeros.
+// atomics, no conflicts, and the same time for any index. Elements out of range are left out.
 template <class T, class P, int V, bool FLAT, class I> struct Partition {
-  static constexpr int RESIDENT = FLAT && sizeof(T) < 8 ? 4 : 2, EACH = CHUNK / SORTERS, VECTORS = EACH / V;
-  static constexpr int BATCH = lesser(VECTORS, 8);
-  static constexpr u32 WARPS = SORTERS / 32, SHIFT = PART_BITS<Acc<T>>, BAD = 1u << 31;
+  static constexpr int EACH = CHUNK / SORTERS, VECTORS = EACH / V;
+  static constexpr int RESIDENT = FLAT && sizeof(T) < 8 ? 4 : 2;
+  static constexpr u32 SHIFT = PART_BITS<Acc<T>>, LANES_OF_PART = 16;
 
   struct Args {
     const T* values;
@@ -79,63 +85,63 @@ template <class T, class P, int V, bool FLAT, class I> struct Partition {
     Segment* segments;  // [parts][chunks]
     Report* listener;
     i64 extent, room;   // room: of the stage
-    u32 ticket, parts, words, row;  // words: of a column, which has two parts in each
+    u32 ticket, parts, row;
     u32 axis, beside;   // strides of the bins: along the axis, from element to element of a vector
-    I items, pad;       // vectors in all
+    u32 pad;
+    I items, last;      // vectors in all
     Walk<FLAT, 3, I> walk;  // values, index, bins with the axis left out
   };
 
   // So that neither what one thread nor what many threads place side by side meets in few banks.
   static DEVICE u32 mixed(u32 at) { return at ^ (at >> 3 & 28); }
 
+  static DEVICE u32 sum_before(u32 x) {
+    u32 sum = x;
+    UNROLL for (u32 d = 1; d < 32; d *= 2) {
+      const u32 other = __shfl_up_sync(~0u, sum, d);
+      if ((threadIdx.x & 31) >= d) sum += other;
+    }
+    return sum - x;
+  }
+
   static DEVICE void run(const Args& args) {
     extern __shared__ __align__(16) u32 memory[];
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     const Staged<T> sorted(memory, CHUNK_ROOM, 0);
-    u32* columns = memory + CHUNK_ROOM * Staged<T>::BYTES / 4;
-    u32* column = columns + threadIdx.x;
-    u32* totals = columns + args.words * SORTERS;  // [words][WARPS]
-    u32* bases = totals + args.words * WARPS;
-    u32* starts = bases + args.words;  // in fours
-    ROLLED for (u32 w = 0; w < args.words; ++w) column[w * SORTERS] = 0;
-    __syncwarp();
-    // Which half of which word counts a bin's part.
-    const auto counter = [&](u32 bin) {
-      u32* word = column + (bin >> (SHIFT + 1)) * SORTERS;
-      return reinterpret_cast<u16*>(word) + (bin >> SHIFT & 1);
-    };
+    u32* counts = memory + CHUNK_ROOM * Staged<T>::BYTES / 4;  // [parts + 1][SORTERS]
+    u32* totals = counts + (args.parts + 1) * SORTERS;         // of parts, and where they begin
+    u32* starts = totals + args.parts;
     // Of the j-th vector of a thread; one that is not there is at the place of another.
     const auto locate = [&](int j, I (&at)[3]) {
       const I item = I(blockIdx.x) * I(CHUNK / V) + I(j * SORTERS + threadIdx.x);
       args.walk.template offsets<V>(item < args.items ? item : args.items - 1, at);
       return item < args.items;
     };
-    // Of each element: its bin, how many of the same part the thread has had, whether it is bad.
+    Vec<P, V> index[VECTORS];
+    u32 base[VECTORS], limit[VECTORS];
+    UNROLL for (int j = 0; j < VECTORS; ++j) {
+      I at[3];
+      limit[j] = locate(j, at) ? u32(args.extent) : 0;
+      index[j] = load<V>(args.index + at[1]);
+      base[j] = FLAT ? 0 : u32(at[2]);
+    }
+    for (u32 i = threadIdx.x * 4; i < (args.parts + 1) * SORTERS; i += SORTERS * 4) {
+      store<4>(counts + i, Vec<u32, 4>{});
+    }
+    __syncthreads();
+    // Count. Of each element: its bin in its part, the part, and how many of that there were.
     u32 place[EACH], highest = 0;
-    UNROLL for (int b = 0; b < VECTORS; b += BATCH) {
-      Vec<P, V> index[BATCH];
-      u32 base[BATCH];
-      bool there[BATCH];
-      UNROLL for (int d = 0; d < BATCH; ++d) {
-        I at[3];
-        there[d] = locate(b + d, at);
-        index[d] = load<V>(args.index + at[1]);
-        base[d] = FLAT ? 0 : u32(at[2]);
-      }
-      UNROLL for (int d = 0; d < BATCH; ++d) {
-        UNROLL for (int v = 0; v < V; ++v) {
-          const u32 i = narrowed(index[d].get(v));
-          highest = highest > i ? highest : i;
-          const bool good = i < u32(args.extent) && there[d];
-          u32 bin = base[d] + i * args.axis;
-          if (!FLAT) bin += v * args.beside;
-          bin = good ? bin : 0;
-          u16* count = counter(bin);
-          const u32 before = *count;
-          *count = u16(before + 1);
-          place[(b + d) * V + v] = (good ? bin : BAD) | before << BIN_BITS;
-        }
-      }
+    UNROLL for (int e = 0; e < EACH; ++e) {
+      const P i = index[e / V].get(e % V);
+      u32 bin = base[e / V] + u32(i) * args.axis;
+      if (!FLAT) bin += e % V * args.beside;
+      // What belongs nowhere has a part of its own, behind all.
+      if (typename Unsigned<P>::type(i) >= limit[e / V]) bin = args.parts << SHIFT;
+      highest = highest > bin ? highest : bin;
+      const u32 part = bin >> SHIFT;
+      u32& count = counts[part * SORTERS + threadIdx.x];
+      place[e] = bin + part * ((1 << 16) - (1 << SHIFT)) + (count << 24);
+      ++count;
     }
     // Under way while places are found.
     Vec<T, V> value[VECTORS];
@@ -144,83 +150,77 @@ template <class T, class P, int V, bool FLAT, class I> struct Partition {
       locate(j, at);
       value[j] = load<V>(args.values + at[0]);
     }
-    // Counts to places: within the warp, then those of warps and parts.
-    __syncwarp();
-    for (u32 w = 0; w < args.words; ++w) {
-      const u32 own = column[w * SORTERS];
-      u32 sum = own;
-      UNROLL for (u32 d = 1; d < 32; d *= 2) {
-        const u32 other = __shfl_up_sync(~0u, sum, d);
-        if (lane >= d) sum += other;
-      }
-      column[w * SORTERS] = sum - own;
-      if (lane == 31) totals[w * WARPS + warp] = sum;
-    }
     __syncthreads();
-    if (warp == 0) {
+    // Counts to places: a warp for each part, eight threads' counts for each lane.
+    constexpr u32 HALF = SORTERS / 2, WARPS = SORTERS / 32;
+    ROLLED for (u32 part = warp; part < args.parts; part += WARPS) {
+      u32* row = counts + part * SORTERS + lane * 4;
+      Vec<u32, 4> many[2] = {load<4>(row), load<4>(row + HALF)};
       u32 sum = 0;
-      if (lane < args.words) {
-        ROLLED for (u32 i = 0; i < WARPS; ++i) {
-          const u32 total = totals[lane * WARPS + i];
-          totals[lane * WARPS + i] = sum;
-          sum += total;
-        }
+      UNROLL for (int i = 0; i < 8; ++i) sum += many[i / 4].get(i % 4);
+      u32 before = sum_before(sum);
+      if (lane == 31) totals[part] = before + sum;
+      UNROLL for (int i = 0; i < 8; ++i) {
+        const u32 own = many[i / 4].get(i % 4);
+        many[i / 4].set(i % 4, before);
+        before += own;
       }
-      const u32 count[2] = {sum & 0xffff, sum >> 16};
-      const u32 first = (count[0] + 3) / 4, own = first + (count[1] + 3) / 4;
-      u32 end = own;
-      UNROLL for (u32 d = 1; d < 32; d *= 2) {
-        const u32 other = __shfl_up_sync(~0u, end, d);
-        if (lane >= d) end += other;
-      }
-      if (lane < args.words) {
-        const u32 begin[3] = {end - own, end - own + first, end};
-        bases[lane] = begin[0] * 4 | begin[1] << 18;
-        starts[2 * lane] = begin[0];
-        starts[2 * lane + 1] = begin[1];
-        starts[2 * lane + 2] = begin[2];
-        // Zeros fill up the last four of a part.
-        UNROLL for (int half = 0; half < 2; ++half) {
-          ROLLED for (u32 at = begin[half] * 4 + count[half]; at < begin[half + 1] * 4; ++at) {
-            sorted.put(mixed(at), 0, T{});
-          }
-        }
+      store<4>(row, many[0]);
+      store<4>(row + HALF, many[1]);
+    }
+    __syncthreads();
+    const u32 total = lane < args.parts ? totals[lane] : 0, fours = (total + 3) / 4;
+    const u32 start = sum_before(fours);
+    if (warp == 0 && lane < args.parts) {
+      starts[lane] = start;
+      starts[lane + 1] = start + fours;
+      // Zeros fill up the last four.
+      ROLLED for (u32 i = total; i < fours * 4; ++i) sorted.put(mixed(start * 4 + i), 0, T{});
+    }
+    ROLLED for (u32 part = warp; part < args.parts; part += WARPS) {
+      const u32 begin = __shfl_sync(~0u, start, part) * 4;
+      u32* row = counts + part * SORTERS + lane * 4;
+      UNROLL for (u32 half = 0; half < SORTERS; half += HALF) {
+        Vec<u32, 4> places = load<4>(row + half);
+        UNROLL for (int i = 0; i < 4; ++i) places.set(i, places.get(i) + begin);
+        store<4>(row + half, places);
       }
     }
     __syncthreads();
-    for (u32 w = 0; w < args.words; ++w) {
-      column[w * SORTERS] += totals[w * WARPS + warp] + bases[w];
-    }
-    __syncwarp();
     UNROLL for (int e = 0; e < EACH; ++e) {
-      const u32 bin = place[e] & ((1 << BIN_BITS) - 1);
-      const u32 at = *counter(bin) + (place[e] << 1 >> (BIN_BITS + 1));
-      T x = value[e / V].get(e % V);
-      if (place[e] & BAD) x = T{};
-      sorted.put(mixed(at), bin & ((1 << SHIFT) - 1), x);
+      const u32 part = place[e] >> 16 & 63;
+      const u32 at = counts[part * SORTERS + threadIdx.x] + (place[e] >> 24);
+      if (part < args.parts) sorted.put(mixed(at), place[e] & 0xffff, value[e / V].get(e % V));
     }
     __syncthreads();
+    write(args, sorted, starts);
+    if (highest == args.parts << SHIFT) look(args);
+  }
+
+  // Half a warp for each part.
+  static DEVICE void write(const Args& args, const Staged<T>& sorted, const u32* starts) {
     const Staged<T> out(args.stage, args.room, i64(blockIdx.x) * CHUNK_ROOM);
-    for (u32 part = warp; part < args.parts; part += WARPS) {
-      const u32 begin = starts[part], fours = starts[part + 1] - begin;
+    const u32 lane = threadIdx.x % LANES_OF_PART, mask = 0xffffu << (threadIdx.x & 16);
+    ROLLED for (u32 part = threadIdx.x / LANES_OF_PART; part < args.parts;
+                part += SORTERS / LANES_OF_PART) {
+      const u32 begin = starts[part], end = starts[part + 1];
       Range range;
-      for (u32 i = lane; i < fours; i += 32) {
-        const auto four = sorted.get(mixed((begin + i) * 4));
-        out.set((begin + i) * 4, four);
-        UNROLL for (int v = 0; v < 4; ++v) range.add(Bits<Acc<T>>::key(Staged<T>::value(four, v)));
+      for (u32 i = begin + lane; i < end; i += LANES_OF_PART) {
+        const auto four = sorted.get(mixed(i * 4));
+        out.set(i * 4, four);
+        UNROLL for (int v = 0; v < 4; ++v) range.add(Staged<T>::rank(four, v));
       }
-      range.most = __reduce_max_sync(~0u, range.most);
-      range.less = __reduce_min_sync(~0u, range.less);
-      if (lane == 0) {
-        args.segments[part * gridDim.x + blockIdx.x] = {begin * 4, fours, range.most, range.less};
-        args.fours[part * args.row + blockIdx.x] = u16(fours);
-        // What follows the last chunk of a row.
-        if (blockIdx.x == gridDim.x - 1) {
-          ROLLED for (u32 c = gridDim.x; c < args.row; ++c) args.fours[part * args.row + c] = 0;
-        }
-      }
+      const u32 most = __reduce_max_sync(mask, range.most);
+      u32 less = __reduce_min_sync(mask, range.less);
+      if (lane) continue;
+      if (less != ~0u) less = Staged<T>::key(less + 1) - 1;
+      args.segments[part * gridDim.x + blockIdx.x] = {
+          begin, end - begin, Staged<T>::key(most), less};
+      args.fours[part * args.row + blockIdx.x] = u16(end - begin);
+      // What follows the last chunk of a row.
+      if (blockIdx.x < gridDim.x - 1) continue;
+      ROLLED for (u32 c = gridDim.x; c < args.row; ++c) args.fours[part * args.row + c] = 0;
     }
-    if (highest >= args.extent) look(args);
   }
 
   // Report what is out of range in the chunk. Out of line: no index is expected here.

@@ -203,7 +203,7 @@ template <class T> struct SumParts {
       const u32 whole = __ballot_sync(~0u, window.holds(mine));
       ROLLED for (u32 left = __ballot_sync(~0u, window.meets(mine)); left; left &= left - 1) {
         const u32 i = __ffs(int(left)) - 1, fours = __shfl_sync(~0u, mine.fours, i);
-        const i64 at = i64(c + i * warps) * CHUNK_ROOM + __shfl_sync(~0u, mine.begin, i);
+        const i64 at = i64(c + i * warps) * CHUNK_ROOM + __shfl_sync(~0u, mine.begin, i) * 4;
         const Staged<T> from(args.stage, args.room, at);
         if (whole >> i & 1) {
           add(from, fours, sums, window.up);

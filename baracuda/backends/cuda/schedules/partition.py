@@ -79,17 +79,15 @@ def _sort(call: Call, dout: View, index: View, parts: int, chunks: int) -> Step:
         width = divisor(numbers, min(call.elements(), call.elements(kind.itemsize)))
         width, beside = min(width, WIDEST // kind.itemsize), dims[0].strides[2]
     flat = [d.strides for d in dims] == [(1, 1, 0)]
-    words = -(-parts // 2)
     packer = Packer(wide(count(dims), reach(dims))).pointers(5)
     packer.add("Q", call.listener).add("q", shape[axis], chunks * _ROOM)
-    packer.add("I", call.ticket, parts, words, -(-chunks // 8) * 8, strides[axis], beside)
+    packer.add("I", call.ticket, parts, -(-chunks // 8) * 8, strides[axis], beside, 0)
     packer.indices(count(dims) // width, 0)
     arguments = packer.walk(split(dims, width), 3, int(flat)).done()
     schedule = f"Partition<{call.type}, {kind.short}, {width}, {flag(flat)}, {packer.type}>"
     tags = ("partition", kind.short, f"v{width}", *["flat"] * flat, packer.type)
     entry = call.entry(schedule, len(arguments), *tags, threads=_SORTERS)
-    warps = _SORTERS // 32
-    shared = _ROOM * _STAGED[call.type] + 4 * words * (_SORTERS + warps + 1 + 2) + 4
+    shared = _ROOM * _STAGED[call.type] + 4 * ((parts + 1) * _SORTERS + 2 * parts + 1)
     return Step(entry, (chunks, 1), arguments, (), shared=shared)
 
 
