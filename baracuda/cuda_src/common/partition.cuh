@@ -16,6 +16,8 @@ namespace baracuda {
 // Elements of a chunk, its room where every part begins at a multiple of four; threads that sort
 // it, of which each has few enough of them that a byte counts them.
 constexpr u32 CHUNK = 4096, CHUNK_ROOM = CHUNK + 4 * 32, SORTERS = 256;
+// While it is sorted, what belongs nowhere has its place behind; low bits of 0 count the first.
+constexpr u32 NOWHERE = CHUNK + 256, SORT_ROOM = NOWHERE + 32;
 // log2 of the bins of a part.
 template <class A> constexpr u32 PART_BITS = sizeof(A) == 8 ? 12 : 13;
 
@@ -70,6 +72,16 @@ template <class T> struct Staged<T, false> {
   static DEVICE u32 key(u32 rank) { return rank; }
 };
 
+// Of numbers, one for each lane: the sum of those before this one's.
+DEVICE u32 sum_before(u32 x) {
+  u32 sum = x;
+  UNROLL for (u32 d = 1; d < 32; d *= 2) {
+    const u32 other = __shfl_up_sync(~0u, sum, d);
+    if ((threadIdx.x & 31) >= d) sum += other;
+  }
+  return sum - x;
+}
+
 // A block sorts a chunk. Each thread counts its elements of every part in a column of its own: no
 // atomics, no conflicts, and the same time for any index. Elements out of range are left out.
 template <class T, class P, int V, bool FLAT, class I> struct Partition {
@@ -95,22 +107,16 @@ template <class T, class P, int V, bool FLAT, class I> struct Partition {
   // So that neither what one thread nor what many threads place side by side meets in few banks.
   static DEVICE u32 mixed(u32 at) { return at ^ (at >> 3 & 28); }
 
-  static DEVICE u32 sum_before(u32 x) {
-    u32 sum = x;
-    UNROLL for (u32 d = 1; d < 32; d *= 2) {
-      const u32 other = __shfl_up_sync(~0u, sum, d);
-      if ((threadIdx.x & 31) >= d) sum += other;
-    }
-    return sum - x;
-  }
-
   static DEVICE void run(const Args& args) {
     extern __shared__ __align__(16) u32 memory[];
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    const Staged<T> sorted(memory, CHUNK_ROOM, 0);
-    u32* counts = memory + CHUNK_ROOM * Staged<T>::BYTES / 4;  // [parts + 1][SORTERS]
+    const Staged<T> sorted(memory, SORT_ROOM, 0);
+    u32* counts = memory + SORT_ROOM * Staged<T>::BYTES / 4;  // [parts + 1][SORTERS]
     u32* totals = counts + (args.parts + 1) * SORTERS;         // of parts, and where they begin
     u32* starts = totals + args.parts;
+    const auto count_of = [column = reinterpret_cast<char*>(counts + threadIdx.x)](u32 part) -> u32& {
+      return *reinterpret_cast<u32*>(column + part * (SORTERS * 4));
+    };
     // Of the j-th vector of a thread; one that is not there is at the place of another.
     const auto locate = [&](int j, I (&at)[3]) {
       const I item = I(blockIdx.x) * I(CHUNK / V) + I(j * SORTERS + threadIdx.x);
@@ -126,7 +132,8 @@ template <class T, class P, int V, bool FLAT, class I> struct Partition {
       base[j] = FLAT ? 0 : u32(at[2]);
     }
     for (u32 i = threadIdx.x * 4; i < (args.parts + 1) * SORTERS; i += SORTERS * 4) {
-      store<4>(counts + i, Vec<u32, 4>{});
+      const u32 first = i < args.parts * SORTERS ? 0 : NOWHERE;
+      store<4>(counts + i, Vec<u32, 4>{first, first, first, first});
     }
     __syncthreads();
     // Count. Of each element: its bin in its part, the part, and how many of that there were.
@@ -139,7 +146,7 @@ template <class T, class P, int V, bool FLAT, class I> struct Partition {
       if (typename Unsigned<P>::type(i) >= limit[e / V]) bin = args.parts << SHIFT;
       highest = highest > bin ? highest : bin;
       const u32 part = bin >> SHIFT;
-      u32& count = counts[part * SORTERS + threadIdx.x];
+      u32& count = count_of(part);
       place[e] = bin + part * ((1 << 16) - (1 << SHIFT)) + (count << 24);
       ++count;
     }
@@ -189,8 +196,8 @@ template <class T, class P, int V, bool FLAT, class I> struct Partition {
     __syncthreads();
     UNROLL for (int e = 0; e < EACH; ++e) {
       const u32 part = place[e] >> 16 & 63;
-      const u32 at = counts[part * SORTERS + threadIdx.x] + (place[e] >> 24);
-      if (part < args.parts) sorted.put(mixed(at), place[e] & 0xffff, value[e / V].get(e % V));
+      const u32 at = count_of(part) + (place[e] >> 24);
+      sorted.put(mixed(at), place[e] & 0xffff, value[e / V].get(e % V));
     }
     __syncthreads();
     write(args, sorted, starts);

@@ -47,7 +47,7 @@ template <class T> struct SumParts {
   using A = Acc<T>;
   using Sums = Bins<T>;
   using Four = typename Staged<T>::Four;
-  static constexpr int RESIDENT = 2, DEPTH = 2, WORDS = Exact<T>::WORDS;
+  static constexpr int RESIDENT = 2, DEPTH = sizeof(T) < 8 ? 2 : 1, WORDS = Exact<T>::WORDS;
   static constexpr u32 BINS = 1 << PART_BITS<A>;
 
   struct Args {
@@ -68,30 +68,44 @@ template <class T> struct SumParts {
     return (sum & 0xffff) + (sum >> 16);
   }
 
+  // Shared memory: the bins, and of the segments that are under way where each ends in the stream
+  // of all their fours, and what leads from there to its place in the stage.
+  struct Room {
+    u32 *bins, *ends, *leads, *few;
+
+    DEVICE Room(u32* memory)
+        : bins(memory), ends(memory + BINS * WORDS), leads(ends + blockDim.x),
+          few(leads + blockDim.x) {}
+  };
+
   // The unit of a block: parts have as many as their elements need, about equally large.
-  static DEVICE bool find(const Args& args, u32* memory, Unit& unit) {
+  static DEVICE bool find(const Args& args, const Room& room, Unit& unit) {
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     // A thread has `span` chunks side by side.
     const u32 span = (args.row / 8 + blockDim.x - 1) / blockDim.x * 8, from = threadIdx.x * span;
     const u32 to = from + span < args.row ? from + span : args.row;
-    u32* found = memory + args.parts * warps;
-    for (u32 part = 0; part < args.parts; ++part) {
-      u32 many = 0;
-      for (u32 c = from; c < to; c += 8) many += added(load<8>(args.fours + part * args.row + c));
-      many = __reduce_add_sync(~0u, many);
-      if (lane == 0) memory[part * warps + warp] = many;
+    u32 *sums = room.ends, *found = room.few;  // sums: [parts][warps]
+    constexpr int ONCE = 8;
+    ROLLED for (u32 first = 0; first < args.parts; first += ONCE) {
+      u32 many[ONCE] = {};
+      ROLLED for (u32 c = from; c < to; c += 8) {
+        Vec<u16, 8> x[ONCE] = {};
+        UNROLL for (int i = 0; i < ONCE; ++i) {
+          if (first + i < args.parts) x[i] = load<8>(args.fours + (first + i) * args.row + c);
+        }
+        UNROLL for (int i = 0; i < ONCE; ++i) many[i] += added(x[i]);
+      }
+      UNROLL for (int i = 0; i < ONCE; ++i) {
+        many[i] = __reduce_add_sync(~0u, many[i]);
+        if (lane == 0 && first + i < args.parts) sums[(first + i) * warps + warp] = many[i];
+      }
     }
     __syncthreads();
     if (warp == 0) {
       u32 many = 0;
-      for (u32 w = 0; lane < args.parts && w < warps; ++w) many += memory[lane * warps + w];
+      for (u32 w = 0; lane < args.parts && w < warps; ++w) many += sums[lane * warps + w];
       const u32 units = (many + args.target - 1) / args.target;
-      u32 end = units;
-      UNROLL for (u32 d = 1; d < 32; d *= 2) {
-        const u32 other = __shfl_up_sync(~0u, end, d);
-        if (lane >= d) end += other;
-      }
-      const u32 first = end - units;
+      const u32 first = sum_before(units), end = first + units;
       if (first <= blockIdx.x && blockIdx.x < end) {
         const u32 each = (many + units - 1) / units;
         found[0] = lane, found[1] = (blockIdx.x - first) * each, found[2] = found[1] + each;
@@ -109,13 +123,8 @@ template <class T> struct SumParts {
     const u16* fours = args.fours + unit.part * args.row;
     u32 own = 0, begin = 0, end = 0;
     for (u32 c = from; c < to; c += 8) own += added(load<8>(fours + c));
-    u32 before = own;
-    UNROLL for (u32 d = 1; d < 32; d *= 2) {
-      const u32 other = __shfl_up_sync(~0u, before, d);
-      if (lane >= d) before += other;
-    }
-    before -= own;
-    for (u32 w = 0; w < warp; ++w) before += memory[unit.part * warps + w];
+    u32 before = sum_before(own);
+    for (u32 w = 0; w < warp; ++w) before += sums[unit.part * warps + w];
     for (u32 c = from; c < to; c += 8) {
       const Vec<u16, 8> many = load<8>(fours + c);
       UNROLL for (int i = 0; i < 8; ++i) {
@@ -134,82 +143,125 @@ template <class T> struct SumParts {
     return true;
   }
 
-  // Add all of a segment, by a warp. Where all bins of a step are one, its elements first.
-  static DEVICE void add(const Staged<T>& from, u32 fours, const Sums& sums, A up) {
-    const u32 lane = threadIdx.x & 31;
-    ROLLED for (u32 first = 0; first < fours; first += 32 * DEPTH) {
-      Four four[DEPTH] = {};
-      UNROLL for (int d = 0; d < DEPTH; ++d) {
-        const u32 i = first + d * 32 + lane;
-        if (i < fours) four[d] = from.get(4 * i);
+  // The stream of segments, one of each thread: how many fours there are.
+  static DEVICE u32 line_up(const Room& room, const Segment& mine, u32 chunk, bool taken) {
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const u32 fours = taken ? mine.fours : 0, before = sum_before(fours);
+    __syncthreads();
+    if (lane == 31) room.few[warp] = before + fours;
+    __syncthreads();
+    const u32 other = lane < warps ? room.few[lane] : 0;
+    const u32 begin = before + __reduce_add_sync(~0u, lane < warp ? other : 0);
+    room.ends[threadIdx.x] = begin + fours;
+    room.leads[threadIdx.x] = chunk * (CHUNK_ROOM / 4) + mine.begin - begin;
+    __syncthreads();
+    return __reduce_add_sync(~0u, other);
+  }
+
+  // A lane's way along the stream.
+  struct Cursor {
+    const Room& room;
+    const Staged<T> from;
+    u32 at, segment, end, lead;
+
+    DEVICE Cursor(const Args& args, const Room& room, u32 at)
+        : room(room), from(args.stage, args.room, 0), at(at), segment(0) {
+      // The first that ends behind `at`; a stream is never longer than its segments.
+      for (u32 step = blockDim.x / 2; step; step /= 2) {
+        if (room.ends[segment + step - 1] <= at) segment += step;
       }
-      UNROLL for (int d = 0; d < DEPTH; ++d) {
-        const bool there = first + d * 32 + lane < fours;
-        const u32 bin = __shfl_sync(~0u, Staged<T>::bin(four[d], 0), 0);
-        bool same = there;
-        UNROLL for (int v = 0; v < 4; ++v) same &= Staged<T>::bin(four[d], v) == bin;
-        if (__all_sync(~0u, same)) {
-          u32 sum[WORDS] = {};
-          UNROLL for (int v = 0; v < 4; ++v) {
-            u32 digit[WORDS];
-            cut_up(Staged<T>::value(four[d], v) * up, LOW, digit);
-            UNROLL for (int w = 0; w < WORDS; ++w) sum[w] += digit[w];
-          }
-          UNROLL for (int w = 0; w < WORDS; ++w) {
-            sum[w] = __reduce_add_sync(~0u, sum[w]);
-            if (lane == 0) atomicAdd(sums.one().at(bin, w), sum[w]);
-          }
-        } else if (there) {
-          UNROLL for (int v = 0; v < 4; ++v) {
-            sums.add(Staged<T>::bin(four[d], v), Staged<T>::value(four[d], v) * up);
-          }
-        }
+      end = room.ends[segment], lead = room.leads[segment];
+    }
+    DEVICE Four next() {
+      while (at >= end) ++segment, end = room.ends[segment], lead = room.leads[segment];
+      const Four four = from.get(i64(lead + at) * 4);
+      at += 32;
+      return four;
+    }
+  };
+
+  // Add four elements of each lane, or none. Where all bins of a warp are one, its elements first.
+  static DEVICE void add(const Four& four, bool there, const Sums& sums, A up) {
+    const u32 bin = __shfl_sync(~0u, Staged<T>::bin(four, 0), 0);
+    bool same = there;
+    UNROLL for (int v = 0; v < 4; ++v) same &= Staged<T>::bin(four, v) == bin;
+    if (__all_sync(~0u, same)) {
+      u32 sum[WORDS] = {};
+      UNROLL for (int v = 0; v < 4; ++v) {
+        u32 digit[WORDS];
+        cut_up(Staged<T>::value(four, v) * up, LOW, digit);
+        UNROLL for (int w = 0; w < WORDS; ++w) sum[w] += digit[w];
+      }
+      UNROLL for (int w = 0; w < WORDS; ++w) {
+        sum[w] = __reduce_add_sync(~0u, sum[w]);
+        if ((threadIdx.x & 31) == 0) atomicAdd(sums.one().at(bin, w), sum[w]);
+      }
+    } else if (there) {
+      UNROLL for (int v = 0; v < 4; ++v) {
+        sums.add(Staged<T>::bin(four, v), Staged<T>::value(four, v) * up);
       }
     }
   }
 
-  // Add what a window has of a segment; the largest key of what is below.
-  static DEVICE u32 pick(
-      const Staged<T>& from, u32 fours, const Sums& sums, const Window<T>& window) {
+  // Add what a window has of four elements; the largest key of what is below.
+  static DEVICE u32 pick(const Four& four, const Sums& sums, const Window<T>& window) {
     u32 below = 0;
-    ROLLED for (u32 i = threadIdx.x & 31; i < fours; i += 32) {
-      const Four four = from.get(4 * i);
-      UNROLL for (int v = 0; v < 4; ++v) {
-        const A x = Staged<T>::value(four, v);
-        const u32 bin = Staged<T>::bin(four, v), key = Bits<A>::key(x);
-        if (key < window.floor) {
-          below = below > key ? below : key;
-        } else if (key <= window.upper) {
-          if (window.finite) {
-            sums.add(bin, x * window.lift * window.up);
-          } else {
-            atomicOr(sums.one().at(bin, 0), flags(x));
-          }
+    UNROLL for (int v = 0; v < 4; ++v) {
+      const A x = Staged<T>::value(four, v);
+      const u32 bin = Staged<T>::bin(four, v), key = Bits<A>::key(x);
+      if (key < window.floor) {
+        below = below > key ? below : key;
+      } else if (key <= window.upper) {
+        if (window.finite) {
+          sums.add(bin, x * window.lift * window.up);
+        } else {
+          atomicOr(sums.one().at(bin, 0), flags(x));
         }
       }
     }
     return below;
   }
 
-  // Add what a window has of a unit.
+  // Add what a window has of a unit: of segments that it holds, and of those that it meets.
   static DEVICE u32 sweep(
-      const Args& args, const Unit& unit, const Sums& sums, const Window<T>& window) {
-    const u32 lane = threadIdx.x & 31, warps = blockDim.x / 32;
+      const Args& args, const Unit& unit, const Room& room, const Sums& sums,
+      const Window<T>& window) {
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     u32 below = 0;
-    ROLLED for (u32 c = unit.begin + threadIdx.x / 32; c < unit.end; c += warps * 32) {
-      const u32 own = c + lane * warps;
+    ROLLED for (u32 first = unit.begin; first < unit.end; first += blockDim.x) {
+      const u32 chunk = first + threadIdx.x;
       Segment mine{0, 0, 0, ~0u};
-      if (own < unit.end) mine = args.segments[unit.part * args.chunks + own];
-      const u32 whole = __ballot_sync(~0u, window.holds(mine));
-      ROLLED for (u32 left = __ballot_sync(~0u, window.meets(mine)); left; left &= left - 1) {
-        const u32 i = __ffs(int(left)) - 1, fours = __shfl_sync(~0u, mine.fours, i);
-        const i64 at = i64(c + i * warps) * CHUNK_ROOM + __shfl_sync(~0u, mine.begin, i) * 4;
-        const Staged<T> from(args.stage, args.room, at);
-        if (whole >> i & 1) {
-          add(from, fours, sums, window.up);
+      if (chunk < unit.end) mine = args.segments[unit.part * args.chunks + chunk];
+      const bool met = window.meets(mine), held = met && window.holds(mine);
+      ROLLED for (int whole = 1; whole >= 0; --whole) {
+        const u32 all = line_up(room, mine, chunk, whole ? held : met && !held);
+        if (all == 0) continue;
+        // Whole steps for each warp, but for the last.
+        const u32 share = (all + 32 * warps - 1) / (32 * warps) * 32, begin = warp * share;
+        const u32 end = begin + share < all ? begin + share : all;
+        if (begin >= end) continue;
+        Cursor cursor(args, room, begin + lane < end ? begin + lane : begin);
+        cursor.at = begin + lane;
+        if (whole) {
+          Four next[DEPTH] = {};
+          UNROLL for (int d = 0; d < DEPTH; ++d) {
+            if (cursor.at < end) next[d] = cursor.next();
+          }
+          ROLLED for (u32 at = begin + lane; at - lane < end; at += 32 * DEPTH) {
+            Four four[DEPTH];
+            UNROLL for (int d = 0; d < DEPTH; ++d) {
+              four[d] = next[d];
+              if (cursor.at < end) next[d] = cursor.next();
+            }
+            UNROLL for (int d = 0; d < DEPTH; ++d) {
+              add(four[d], at + 32 * d < end, sums, window.up);
+            }
+          }
         } else {
-          const u32 rest = pick(from, fours, sums, window);
-          below = below > rest ? below : rest;
+          ROLLED while (cursor.at < end) {
+            const u32 rest = pick(cursor.next(), sums, window);
+            below = below > rest ? below : rest;
+          }
         }
       }
     }
@@ -241,27 +293,28 @@ template <class T> struct SumParts {
 
   static DEVICE void run(const Args& args) {
     extern __shared__ __align__(16) u32 memory[];
+    const Room room(memory);
+    const Sums sums{room.bins, BINS, LOW};
+    sums.one().clear();
     Unit unit;
-    if (!find(args, memory, unit)) return;
-    const Sums sums{memory, BINS, LOW};
+    if (!find(args, room, unit)) return;
     Range range;
     for (u32 c = unit.begin + threadIdx.x; c < unit.end; c += blockDim.x) {
       const u32 most = args.segments[unit.part * args.chunks + c].most;
       range.most = range.most > most ? range.most : most;
     }
     range.join();
-    bool again = false;
-    do {
+    for (bool again = false;; again = true) {
       const Window<T> window(range.most);
-      sums.one().clear();
-      __syncthreads();
-      range.most = sweep(args, unit, sums, window);
+      range.most = sweep(args, unit, room, sums, window);
       // All have added, and know the largest key that is left.
       range.join();
       write(args.sums + i64(blockIdx.x) * BINS, sums, window, again);
-      again = true;
+      if (range.most == 0) return;
       __syncthreads();
-    } while (range.most);
+      sums.one().clear();
+      __syncthreads();
+    }
   }
 };
 

@@ -15,6 +15,7 @@ from baracuda.dtypes import named
 # common/partition.cuh: elements of a chunk and their room, threads that sort it, log2 of the bins
 # of a part, bytes of an element that is sorted.
 _CHUNK, _ROOM, _SORTERS = 4096, 4096 + 4 * 32, 256
+_SORT_ROOM = _CHUNK + 256 + 32
 _SHIFT = {"f32": 13, "f64": 12}
 _STAGED = {"bf16": 4, "f16": 4, "f32": 6, "f64": 10}
 # common/units.cuh: words of a bin; threads that sum, and that join.
@@ -57,7 +58,7 @@ def plan(call: Call, name: str) -> Steps | None:
     arguments = packer.done()
     entry = call.entry(f"SumParts<{call.type}>", len(arguments), "sum_parts", threads=_SUMMERS)
     front = [(slot, 0) for slot in (stage, fours, segments, sums, firsts)]
-    shared = max(_WORDS[call.type] << shift, parts * _SUMMERS // 32 + 8) * 4
+    shared = ((_WORDS[call.type] << shift) + 2 * _SUMMERS + 64) * 4
     sum_up = Step(entry, (units, 1), arguments, front, shared=shared)
 
     sort = _sort(call, dout, index, parts, chunks)
@@ -87,7 +88,7 @@ def _sort(call: Call, dout: View, index: View, parts: int, chunks: int) -> Step:
     schedule = f"Partition<{call.type}, {kind.short}, {width}, {flag(flat)}, {packer.type}>"
     tags = ("partition", kind.short, f"v{width}", *["flat"] * flat, packer.type)
     entry = call.entry(schedule, len(arguments), *tags, threads=_SORTERS)
-    shared = _ROOM * _STAGED[call.type] + 4 * ((parts + 1) * _SORTERS + 2 * parts + 1)
+    shared = _SORT_ROOM * _STAGED[call.type] + 4 * ((parts + 1) * _SORTERS + 2 * parts + 1)
     return Step(entry, (chunks, 1), arguments, (), shared=shared)
 
 
