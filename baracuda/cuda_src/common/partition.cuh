@@ -117,19 +117,24 @@ template <class T, class P, int V, bool FLAT, class I> struct Partition {
     const auto count_of = [column = reinterpret_cast<char*>(counts + threadIdx.x)](u32 part) -> u32& {
       return *reinterpret_cast<u32*>(column + part * (SORTERS * 4));
     };
-    // Of the j-th vector of a thread; one that is not there is at the place of another.
-    const auto locate = [&](int j, I (&at)[3]) {
-      const I item = I(blockIdx.x) * I(CHUNK / V) + I(j * SORTERS + threadIdx.x);
-      args.walk.template offsets<V>(item < args.items ? item : args.items - 1, at);
-      return item < args.items;
-    };
+    // Of the vectors of a thread: where values are, where bins begin. A vector that is not there is
+    // out of range.
+    const I first = I(blockIdx.x) * I(CHUNK / V) + I(threadIdx.x);
+    const bool whole = FLAT && I(blockIdx.x + 1) * I(CHUNK / V) <= args.items;
     Vec<P, V> index[VECTORS];
-    u32 base[VECTORS], limit[VECTORS];
+    I from[VECTORS];
+    u32 base[VECTORS];
     UNROLL for (int j = 0; j < VECTORS; ++j) {
-      I at[3];
-      limit[j] = locate(j, at) ? u32(args.extent) : 0;
+      const I item = first + j * I(SORTERS);
+      I at[3] = {item * V, item * V, 0};
+      if (!whole) {
+        UNROLL for (int v = 0; v < V; ++v) index[j].set(v, P(-1));
+        if (item >= args.items) continue;
+        if (!FLAT) args.walk.template offsets<V>(item, at);
+      }
       index[j] = load<V>(args.index + at[1]);
-      base[j] = FLAT ? 0 : u32(at[2]);
+      from[j] = at[0];
+      base[j] = u32(at[2]);
     }
     for (u32 i = threadIdx.x * 4; i < (args.parts + 1) * SORTERS; i += SORTERS * 4) {
       const u32 first = i < args.parts * SORTERS ? 0 : NOWHERE;
@@ -140,24 +145,23 @@ template <class T, class P, int V, bool FLAT, class I> struct Partition {
     u32 place[EACH], highest = 0;
     UNROLL for (int e = 0; e < EACH; ++e) {
       const P i = index[e / V].get(e % V);
-      u32 bin = base[e / V] + u32(i) * args.axis;
-      if (!FLAT) bin += e % V * args.beside;
+      u32 bin = u32(i) * args.axis;
+      if (!FLAT) bin += base[e / V] + e % V * args.beside;
       // What belongs nowhere has a part of its own, behind all.
-      if (typename Unsigned<P>::type(i) >= limit[e / V]) bin = args.parts << SHIFT;
+      if (typename Unsigned<P>::type(i) >= u32(args.extent)) bin = args.parts << SHIFT;
       highest = highest > bin ? highest : bin;
       const u32 part = bin >> SHIFT;
       u32& count = count_of(part);
       place[e] = bin + part * ((1 << 16) - (1 << SHIFT)) + (count << 24);
       ++count;
     }
+    __syncthreads();
     // Under way while places are found.
     Vec<T, V> value[VECTORS];
     UNROLL for (int j = 0; j < VECTORS; ++j) {
-      I at[3];
-      locate(j, at);
-      value[j] = load<V>(args.values + at[0]);
+      const I item = first + j * I(SORTERS);
+      if (whole || item < args.items) value[j] = load<V>(args.values + (FLAT ? item * V : from[j]));
     }
-    __syncthreads();
     // Counts to places: a warp for each part, eight threads' counts for each lane.
     constexpr u32 HALF = SORTERS / 2, WARPS = SORTERS / 32;
     ROLLED for (u32 part = warp; part < args.parts; part += WARPS) {

@@ -30,18 +30,28 @@ _UNITS, _SMALL, _LARGE = 240, 1 << 14, (1 << 17) - _ROOM
 
 
 def takes(call: Call) -> bool:
-    """Whether there are enough elements, and not too many bins."""
-    bins, elements = prod(call.out().shape), prod(call.view("index").shape)
-    return 0 < bins <= _MOST_PARTS << _SHIFT[call.accumulate] and _LEAST <= elements <= _MOST
+    """Whether there are enough elements, and bins that fit."""
+    return _fits(call) and _LEAST <= prod(call.view("index").shape) <= _MOST
+
+
+def _fits(call: Call) -> bool:
+    """Whether there are not too many parts, each small enough for the device."""
+    most = _MOST_PARTS << _SHIFT[call.accumulate]
+    return 0 < prod(call.out().shape) <= most and _shared(call) <= call.facts.shared_per_block - 1024
+
+
+def _shared(call: Call) -> int:
+    """Bytes on chip of a block that sums: the bins, and a stretch of segments."""
+    return ((_WORDS[call.type] << _SHIFT[call.accumulate]) + 2 * _SUMMERS + 64) * 4
 
 
 def plan(call: Call, name: str) -> Steps | None:
-    """Sort, sum, join; None where the bins have too many parts."""
+    """Sort, sum, join; None where there is nothing to add, or bins do not fit."""
     dout, index, out = call.view("dout"), call.view("index"), call.out()
+    if 0 in index.shape or not _fits(call):
+        return None
     bins, shift = prod(out.shape), _SHIFT[call.accumulate]
     parts, chunks = -(-bins >> shift), -(-prod(index.shape) // _CHUNK)
-    if not 0 < parts <= _MOST_PARTS or not chunks:
-        return None
     row, room = -(-chunks // 8) * 8, chunks * _ROOM
     target = min(max(prod(index.shape) // _UNITS, _SMALL), _LARGE) // 4
     units = room // 4 // target + parts
@@ -58,8 +68,7 @@ def plan(call: Call, name: str) -> Steps | None:
     arguments = packer.done()
     entry = call.entry(f"SumParts<{call.type}>", len(arguments), "sum_parts", threads=_SUMMERS)
     front = [(slot, 0) for slot in (stage, fours, segments, sums, firsts)]
-    shared = ((_WORDS[call.type] << shift) + 2 * _SUMMERS + 64) * 4
-    sum_up = Step(entry, (units, 1), arguments, front, shared=shared)
+    sum_up = Step(entry, (units, 1), arguments, front, shared=_shared(call))
 
     sort = _sort(call, dout, index, parts, chunks)
     front = [(slot, 0) for slot in (dout.slot, index.slot, stage, fours, segments)]
