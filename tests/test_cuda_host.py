@@ -186,9 +186,10 @@ FORMS = [
     ((2, 4), (2, 8), "few a row", "few a row"),
     ((20, 40), (20, 80), "tiles", "tiles"),
     ((2000,), (90000,), "atomics", "fixed point"),
-    ((1 << 18,), (1 << 18,), "partition", "partition"),
+    ((1 << 20,), (1 << 18,), "partition", "partition"),
+    ((1 << 18,), (1 << 18,), "atomics", "partition"),
     (((1 << 18) - 1,), (1 << 18,), "atomics", "fixed point"),
-    ((1 << 18,), ((1 << 18) + 1,), "atomics", "fixed point"),
+    ((1 << 20,), ((1 << 18) + 1,), "atomics", "fixed point"),
 ]
 
 
@@ -215,7 +216,7 @@ def test_a_form_that_needs_too_much_room_gives_way(monkeypatch: pytest.MonkeyPat
     for fixed, limit, room in ((False, 0, 0), (True, 90000 * 12, 90000 * 12)):
         choices = replace(problem.choices, deterministic=fixed, max_workspace_bytes=limit)
         assert BACKEND.prepare(replace(problem, choices=choices)).workspace_size == room
-    large = on_gpu("gather_backward", (1 << 18,), (1 << 18,), axis=0, src_shape=(90000,))
+    large = on_gpu("gather_backward", (1 << 20,), (1 << 20,), axis=0, src_shape=(90000,))
     room = BACKEND.prepare(large).workspace_size
     for limit, form in ((room, "partition"), (room - 1, "atomics")):
         choices = replace(large.choices, max_workspace_bytes=limit)

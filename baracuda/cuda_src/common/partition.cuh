@@ -119,20 +119,18 @@ template <class T, class P, int V, bool FLAT, class I> struct Partition {
     };
     // Of the vectors of a thread: where values are, where bins begin. A vector that is not there is
     // out of range.
-    const I first = I(blockIdx.x) * I(CHUNK / V) + I(threadIdx.x);
-    const bool whole = FLAT && I(blockIdx.x + 1) * I(CHUNK / V) <= args.items;
+    const I first = I(blockIdx.x) * I(CHUNK / V) + I(threadIdx.x), left = args.items - first;
+    const T* values = args.values + (FLAT ? first * V : 0);
+    const P* indices = args.index + (FLAT ? first * V : 0);
     Vec<P, V> index[VECTORS];
     I from[VECTORS];
     u32 base[VECTORS];
     UNROLL for (int j = 0; j < VECTORS; ++j) {
-      const I item = first + j * I(SORTERS);
-      I at[3] = {item * V, item * V, 0};
-      if (!whole) {
-        UNROLL for (int v = 0; v < V; ++v) index[j].set(v, P(-1));
-        if (item >= args.items) continue;
-        if (!FLAT) args.walk.template offsets<V>(item, at);
-      }
-      index[j] = load<V>(args.index + at[1]);
+      I at[3] = {j * I(SORTERS * V), j * I(SORTERS * V), 0};
+      UNROLL for (int v = 0; v < V; ++v) index[j].set(v, P(-1));
+      if (j * I(SORTERS) >= left) continue;
+      if (!FLAT) args.walk.template offsets<V>(first + j * I(SORTERS), at);
+      index[j] = load<V>(indices + at[1]);
       from[j] = at[0];
       base[j] = u32(at[2]);
     }
@@ -140,27 +138,28 @@ template <class T, class P, int V, bool FLAT, class I> struct Partition {
       const u32 first = i < args.parts * SORTERS ? 0 : NOWHERE;
       store<4>(counts + i, Vec<u32, 4>{first, first, first, first});
     }
-    __syncthreads();
-    // Count. Of each element: its bin in its part, the part, and how many of that there were.
+    // Of each element: its bin in its part, the part, and how many of that there were.
     u32 place[EACH], highest = 0;
     UNROLL for (int e = 0; e < EACH; ++e) {
       const P i = index[e / V].get(e % V);
-      u32 bin = u32(i) * args.axis;
-      if (!FLAT) bin += base[e / V] + e % V * args.beside;
+      place[e] = u32(i) * args.axis;
+      if (!FLAT) place[e] += base[e / V] + e % V * args.beside;
       // What belongs nowhere has a part of its own, behind all.
-      if (typename Unsigned<P>::type(i) >= u32(args.extent)) bin = args.parts << SHIFT;
-      highest = highest > bin ? highest : bin;
-      const u32 part = bin >> SHIFT;
+      if (typename Unsigned<P>::type(i) >= u32(args.extent)) place[e] = args.parts << SHIFT;
+      highest = highest > place[e] ? highest : place[e];
+    }
+    __syncthreads();
+    UNROLL for (int e = 0; e < EACH; ++e) {
+      const u32 part = place[e] >> SHIFT;
       u32& count = count_of(part);
-      place[e] = bin + part * ((1 << 16) - (1 << SHIFT)) + (count << 24);
+      place[e] += part * ((1 << 16) - (1 << SHIFT)) + (count << 24);
       ++count;
     }
     __syncthreads();
     // Under way while places are found.
     Vec<T, V> value[VECTORS];
     UNROLL for (int j = 0; j < VECTORS; ++j) {
-      const I item = first + j * I(SORTERS);
-      if (whole || item < args.items) value[j] = load<V>(args.values + (FLAT ? item * V : from[j]));
+      if (j * I(SORTERS) < left) value[j] = load<V>(values + (FLAT ? j * I(SORTERS * V) : from[j]));
     }
     // Counts to places: a warp for each part, eight threads' counts for each lane.
     constexpr u32 HALF = SORTERS / 2, WARPS = SORTERS / 32;

@@ -22,8 +22,9 @@ _STAGED = {"bf16": 4, "f16": 4, "f32": 6, "f64": 10}
 _WORDS = {"bf16": 2, "f16": 2, "f32": 3, "f64": 5}
 _SUMMERS, _JOINERS = 512, 256
 _MOST_PARTS = 32
-# Elements from which sorting is worth its three launches, and those that 32 bits count.
-_LEAST, _MOST = 1 << 18, 1 << 28
+# Elements from which sorting is worth its three launches, beside atomics and beside what is
+# deterministic, and those that 32 bits count.
+_LEAST, _LEAST_FIXED, _MOST = 1 << 20, 1 << 18, 1 << 28
 # About so many units sum at once, two for each multiprocessor of the larger devices; but none
 # has fewer elements than clearing its bins is worth, or more than carries have room for.
 _UNITS, _SMALL, _LARGE = 240, 1 << 14, (1 << 17) - _ROOM
@@ -31,13 +32,14 @@ _UNITS, _SMALL, _LARGE = 240, 1 << 14, (1 << 17) - _ROOM
 
 def takes(call: Call) -> bool:
     """Whether there are enough elements, and bins that fit."""
-    return _fits(call) and _LEAST <= prod(call.view("index").shape) <= _MOST
+    least = _LEAST_FIXED if call.problem.choices.deterministic else _LEAST
+    return _fits(call) and least <= prod(call.view("index").shape) <= _MOST
 
 
 def _fits(call: Call) -> bool:
     """Whether there are not too many parts, each small enough for the device."""
-    most = _MOST_PARTS << _SHIFT[call.accumulate]
-    return 0 < prod(call.out().shape) <= most and _shared(call) <= call.facts.shared_per_block - 1024
+    bins, room = prod(call.out().shape), call.facts.shared_per_block - 1024
+    return 0 < bins <= _MOST_PARTS << _SHIFT[call.accumulate] and _shared(call) <= room
 
 
 def _shared(call: Call) -> int:
