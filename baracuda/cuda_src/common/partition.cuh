@@ -114,7 +114,9 @@ template <class T, class P, int V, bool FLAT, class I> struct Partition {
     u32* counts = memory + SORT_ROOM * Staged<T>::BYTES / 4;  // [parts + 1][SORTERS]
     u32* totals = counts + (args.parts + 1) * SORTERS;         // of parts, and where they begin
     u32* starts = totals + args.parts;
-    const auto count_of = [column = reinterpret_cast<char*>(counts + threadIdx.x)](u32 part) -> u32& {
+    // In bytes, so that a count is one multiplication away.
+    char* column = reinterpret_cast<char*>(counts + threadIdx.x);
+    const auto count_of = [column](u32 part) -> u32& {
       return *reinterpret_cast<u32*>(column + part * (SORTERS * 4));
     };
     // Of the vectors of a thread: where values are, where bins begin. A vector that is not there is
@@ -135,8 +137,8 @@ template <class T, class P, int V, bool FLAT, class I> struct Partition {
       base[j] = u32(at[2]);
     }
     for (u32 i = threadIdx.x * 4; i < (args.parts + 1) * SORTERS; i += SORTERS * 4) {
-      const u32 first = i < args.parts * SORTERS ? 0 : NOWHERE;
-      store<4>(counts + i, Vec<u32, 4>{first, first, first, first});
+      const u32 none = i < args.parts * SORTERS ? 0 : NOWHERE;
+      store<4>(counts + i, Vec<u32, 4>{none, none, none, none});
     }
     // Of each element: its bin in its part, the part, and how many of that there were.
     u32 place[EACH], highest = 0;
@@ -215,8 +217,11 @@ template <class T, class P, int V, bool FLAT, class I> struct Partition {
                 part += SORTERS / LANES_OF_PART) {
       const u32 begin = starts[part], end = starts[part + 1];
       Range range;
-      for (u32 i = begin + lane; i < end; i += LANES_OF_PART) {
-        const auto four = sorted.get(mixed(i * 4));
+      auto next = sorted.get(mixed((begin + lane) * 4));
+      ROLLED for (u32 i = begin + lane; i < end; i += LANES_OF_PART) {
+        const auto four = next;
+        // Past the end of the part, but not past what is sorted.
+        next = sorted.get(mixed((i + LANES_OF_PART) * 4));
         out.set(i * 4, four);
         UNROLL for (int v = 0; v < 4; ++v) range.add(Staged<T>::rank(four, v));
       }
