@@ -186,6 +186,10 @@ FORMS = [
     ((2, 4), (2, 8), "few a row", "few a row"),
     ((20, 40), (20, 80), "tiles", "tiles"),
     ((2000,), (90000,), "atomics", "fixed point"),
+    ((1 << 20,), (1 << 18,), "partition", "partition"),
+    ((1 << 18,), (1 << 18,), "atomics", "partition"),
+    (((1 << 18) - 1,), (1 << 18,), "atomics", "fixed point"),
+    ((1 << 20,), ((1 << 18) + 1,), "atomics", "fixed point"),
 ]
 
 
@@ -212,6 +216,11 @@ def test_a_form_that_needs_too_much_room_gives_way(monkeypatch: pytest.MonkeyPat
     for fixed, limit, room in ((False, 0, 0), (True, 90000 * 12, 90000 * 12)):
         choices = replace(problem.choices, deterministic=fixed, max_workspace_bytes=limit)
         assert BACKEND.prepare(replace(problem, choices=choices)).workspace_size == room
+    large = on_gpu("gather_backward", (1 << 20,), (1 << 20,), axis=0, src_shape=(90000,))
+    room = BACKEND.prepare(large).workspace_size
+    for limit, form in ((room, "partition"), (room - 1, "atomics")):
+        choices = replace(large.choices, max_workspace_bytes=limit)
+        assert BACKEND.prepare(replace(large, choices=choices)).variant.startswith(f"{form}, ")
     choices = replace(problem.choices, deterministic=True, max_workspace_bytes=90000 * 12 - 1)
     with pytest.raises(Refusal, match=r"^needs more workspace than max_workspace_bytes$"):
         BACKEND.prepare(replace(problem, choices=choices))
@@ -242,7 +251,7 @@ def test_a_deterministic_choice_holds_for_outputs_it_cannot_write(limit: int | N
 def test_an_index_of_any_length_is_inverted_where_a_block_has_room() -> None:
     index = np.broadcast_to(np.zeros((1 << 21, 1), np.int32), (1 << 21, 64))
     dout = np.broadcast_to(np.zeros((1, 64), np.float32), index.shape)
-    options = {"axis": 0, "src_shape": (4000, 64)}
+    options = {"axis": 0, "src_shape": (9000, 64)}
     problem = check.problem(registry["gather_backward"].spec, [dout, index], options, DEFAULT)
     for room, variant in ((232448, "lists"), (101376, "lists"), (48 << 10, "atomics")):
         call = Call(problem, DeviceFacts(0, "sm_90", 132, room), ((64, 1),))

@@ -17,7 +17,7 @@ from baracuda import check
 from baracuda.backends.cuda import geometry
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.reports import Record
-from baracuda.backends.cuda.schedules import plan
+from baracuda.backends.cuda.schedules import partition, plan
 from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
 from baracuda.dispatch import DEFAULT
 from baracuda.op import registry
@@ -64,6 +64,9 @@ PROBLEMS: dict[str, tuple[str, Shape, Shape, int, Callable[..., Array]]] = {
     "lists": ("lists", (2600, 72), (40, 72), 0, rows),
     "long lists": ("lists", (2600, 40), (9, 40), 0, one_row),
     "odd lists": ("lists", (300, 71), (700, 71), 0, rows),
+    "parts": ("partition", (45000,), (40000,), 0, uniform),
+    "parts of columns": ("partition", (3, 2001, 3), (4, 3000, 5), 1, uniform),
+    "parts, one bin": ("partition", (30001,), (20000,), 0, one),
     "fixed point": ("fixed point", (3000,), (40000,), 0, uniform),
     "atomics": ("atomics", (3000,), (40000,), 0, uniform),
 }
@@ -90,6 +93,8 @@ def made(
     if draw is uniform and bad:
         index.reshape(-1)[::97] = src[axis]
         index.reshape(-1)[5::101] = -1
+    elif bad and index.ndim == 1:
+        index[7::50] = -3
     elif bad:
         index = np.broadcast_to(
             np.where(np.arange(len(index))[:, None] % 50 == 7, -3, index[:, :1]), shape
@@ -199,7 +204,7 @@ def test_values_of_any_range_add_up(name: str, dtype: str, entries: tuple[Entry,
 FIRST = pytest.mark.parametrize("dtype", ["float32"], indirect=True)
 
 
-@pytest.mark.parametrize("name", ["as many as a digit takes", "fixed point"])
+@pytest.mark.parametrize("name", ["as many as a digit takes", "parts, one bin", "fixed point"])
 def test_digits_do_not_carry(name: str, dtype: str, entries: tuple[Entry, ...]) -> None:
     """Elements that all round up to the next power of 2, on both sides of 0."""
     dout, index, steps = made(name, dtype, "int64", bad=False)
@@ -211,7 +216,7 @@ def test_digits_do_not_carry(name: str, dtype: str, entries: tuple[Entry, ...]) 
 
 
 @pytest.mark.parametrize("dtype", ["float64"], indirect=True)
-@pytest.mark.parametrize("name", ["odd rows", "columns in a cluster", "fixed point"])
+@pytest.mark.parametrize("name", ["odd rows", "columns in a cluster", "parts", "fixed point"])
 @pytest.mark.parametrize("large", [1.0, 2.0**-1060])
 def test_bins_of_the_least_numbers_are_not_empty(
     name: str, large: float, dtype: str, entries: tuple[Entry, ...]
@@ -221,6 +226,34 @@ def test_bins_of_the_least_numbers_are_not_empty(
     values, out = np.where(index % 2 == 0, large, 2.0**-1060), out_of(name, dtype)
     emulator.run(entries, steps, [values, index, out])
     close(out, values, index, PROBLEMS[name][3])
+
+
+@FIRST
+@pytest.mark.parametrize("value", [2 - 2.0**-23, 1 + 2.0**-14, -1 - 2.0**-14])
+def test_a_whole_unit_in_one_bin_does_not_carry(
+    value: float, dtype: str, entries: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many elements as a unit has, with the largest first and the largest second digit."""
+    monkeypatch.setattr(partition, "_SMALL", partition._LARGE)
+    monkeypatch.setitem(PROBLEMS, "unit", ("partition", (partition._LARGE,), (9000,), 0, one))
+    dout, index, steps = made("unit", dtype, "int64", bad=False)
+    values, out = np.full_like(dout, value), out_of("unit", dtype)
+    emulator.run(entries, steps, [values, index, out])
+    assert out[-1] == np.float32(np.float64(np.float32(value)) * dout.size)
+
+
+def test_the_width_of_an_access_changes_no_bits() -> None:
+    """Nor does the type of the index, or how an output lies."""
+    found = []
+    calls = (("int64", 16, 1), ("int32", 16, 1), ("int64", 4, 1), ("int64", 16, 2))
+    for kind, alignment, step in calls:
+        dout, index, _ = made("parts", "float32", kind)
+        out = out_of("parts", "float32").repeat(step)
+        call = call_of("parts", "float32", index, dout, add=False)
+        steps = plan(call._replace(alignment=alignment, outs=((step,),)))
+        emulator.run(tuple(s.entry for s in steps.kernels), steps, [dout, index, out])
+        found.append(out[::step].tobytes())
+    assert len(set(found)) == 1
 
 
 @FIRST

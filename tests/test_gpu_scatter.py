@@ -29,6 +29,16 @@ def rows(high: int, *shape: int) -> torch.Tensor:
     return randint(high, shape[0], *(1 for _ in shape[1:])).expand(shape)
 
 
+def ascending(high: int, *shape: int) -> torch.Tensor:
+    """In order."""
+    return randint(high, *shape).sort().values
+
+
+def skewed(high: int, *shape: int) -> torch.Tensor:
+    """Half of all in one bin, the others in a few parts."""
+    return torch.where(randint(2, *shape) == 0, high // 3, randint(high // 9, *shape))
+
+
 def one(high: int, *shape: int) -> torch.Tensor:
     """All indices the same."""
     return torch.full(shape, high // 2, device="cuda")
@@ -67,6 +77,13 @@ PROBLEMS: dict[str, tuple[str, Shape, Shape, int, Callable[..., torch.Tensor]]] 
     "embedding, one row": ("lists", (5000, 64), (50, 64), 0, one_row),
     "rank 1": ("atomics", (200000,), (40000,), 0, randint),
     "rank 1, one bin": ("atomics", (200000,), (40000,), 0, one),
+    "parts": ("partition", (1500000,), (131072,), 0, randint),
+    "parts, odd": ("partition", (1100001,), (100003,), 0, randint),
+    "parts, one bin": ("partition", (1100000,), (100000,), 0, one),
+    "parts, sorted": ("partition", (1100000,), (100000,), 0, ascending),
+    "parts, skewed": ("partition", (1100000,), (100000,), 0, skewed),
+    "parts of rows": ("partition", (3, 400000), (3, 40000), 1, randint),
+    "parts of an index smaller than src": ("partition", (2, 200000, 3), (3, 9000, 4), 1, randint),
     "index smaller than src": ("atomics", (20, 30), (40, 50), 0, randint),
 }
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -5,3 +5,4 @@
 #include "common/gather.cuh"
 #include "common/lists.cuh"
 #include "common/scatter.cuh"
+#include "common/units.cuh"

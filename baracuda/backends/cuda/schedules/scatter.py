@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from baracuda import layouts
 from baracuda.backends.cuda.geometry import Packer, View, count, divisor, merged, reach, split, wide
-from baracuda.backends.cuda.schedules import lists
+from baracuda.backends.cuda.schedules import lists, partition
 from baracuda.backends.cuda.schedules.tiles import Lanes, Tiling, lanes_of, packed
 from baracuda.backends.cuda.steps import (
     MOST_ROWS,
@@ -23,7 +23,7 @@ from baracuda.dtypes import named
 from baracuda.spec import Refusal
 
 FEW, TILES, COLUMNS, LISTS = "few a row", "tiles", "columns", "lists"
-FIXED, ATOMIC = "fixed point", "atomics"
+PARTITION, FIXED, ATOMIC = "partition", "fixed point", "atomics"
 _TOO_MUCH = "needs more workspace than max_workspace_bytes"
 
 # Elements per row up to which each is looked for in every vector of bins.
@@ -93,6 +93,7 @@ def _names(call: Call) -> tuple[str, ...]:
     lanes = _lanes(call)
     if lanes is not None and 0 not in index.shape and 0 not in out.shape:
         names = [name for name, takes in _TAKES.items() if takes(call, lanes)]
+    names += [PARTITION] * partition.takes(call)
     names += [FIXED] if fixed else [ATOMIC, FIXED]
     return tuple(names)
 
@@ -350,6 +351,10 @@ def _lists(call: Call) -> Steps | None:
     return lists.plan(call, lanes, LISTS) if lanes is not None else None
 
 
+def _partition(call: Call) -> Steps | None:
+    return partition.plan(call, PARTITION)
+
+
 # In the order of preference, each with what it takes.
 _TAKES = {
     LISTS: lists.takes,
@@ -362,6 +367,7 @@ _FORMS: dict[str, Callable[[Call], Steps | None]] = {
     FEW: _few,
     COLUMNS: _columns,
     TILES: _tiles,
+    PARTITION: _partition,
     FIXED: _fixed,
     ATOMIC: _atomic,
 }
