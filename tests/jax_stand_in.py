@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,7 +57,7 @@ def install(monkeypatch: pytest.MonkeyPatch, eager: bool = False) -> list[str]:
     if eager:
         describe = Jax.describe
         monkeypatch.setattr(
-            Jax, "describe", lambda self, x: replace(describe(self, x), device="cuda:0")
+            Jax, "describe", lambda self, x: describe(self, x)._replace(device="cuda:0")
         )
     monkeypatch.setattr(Jax, "compiled_for", lambda self: "cuda:0")
     monkeypatch.setattr(cuda, "unavailable", lambda: None)
