@@ -15,6 +15,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -61,7 +62,9 @@ struct Fiber {
 
 static std::vector<Block> blocks;
 static std::vector<Fiber> fibers;
-static std::vector<char> stacks;
+// Memory that is never filled, so that only what is used of a stack takes room.
+static std::unique_ptr<char[]> stacks;
+static size_t stacked;
 static jmp_buf scheduler;
 static Fiber* self;
 static bool moved;
@@ -140,7 +143,7 @@ inline void body() {
 inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt19937& random) {
   blocks.assign(size, Block());
   fibers.assign(size * threads, Fiber());
-  stacks.resize(fibers.size() * STACK);
+  if (stacked < fibers.size()) stacks.reset(new char[(stacked = fibers.size()) * STACK]);
   cluster_arrived = cluster_rounds = 0;
   std::vector<unsigned> order(fibers.size());
   for (unsigned b = 0; b < size; ++b) {
@@ -156,7 +159,7 @@ inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt1993
     f.block = &blocks[i / threads];
     f.number = i % threads;
     getcontext(&f.context);
-    f.context.uc_stack.ss_sp = stacks.data() + i * STACK;
+    f.context.uc_stack.ss_sp = stacks.get() + i * STACK;
     f.context.uc_stack.ss_size = STACK;
     f.context.uc_link = nullptr;
     makecontext(&f.context, body, 0);
