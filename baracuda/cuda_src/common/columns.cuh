@@ -1,5 +1,5 @@
 // Scatter on chip across long columns: a cluster of CLUSTER blocks takes as many columns, a block
-// one of them. Blocks read lines of all columns, so that memory sees runs, and hand each other the
+// one of them. Blocks read lines of all columns, so that memory sees runs, and send each other the
 // elements through distributed shared memory; so too with the results.
 //
 // The sums are those of ScatterTiles. A thread keeps all elements that it adds.
@@ -14,7 +14,7 @@ namespace baracuda {
 template <class T, class P, int QUADS, class I, bool ADD> struct ScatterColumns {
   using A = Acc<T>;
   using Sums = Bins<T>;
-  // What is handed on: sums that are added to something are rounded only then.
+  // What is sent: sums that are added to something are rounded only then.
   using R = typename Either<ADD, A, T>::type;
   static constexpr int CLUSTER = 8, RESIDENT = 2;
 
@@ -24,15 +24,15 @@ template <class T, class P, int QUADS, class I, bool ADD> struct ScatterColumns 
     T* target;
     Report* listener;
     i64 extent;
-    u32 ticket, bits, length, room;     // elements of a column; bins, and one for what has none
-    u32 lines, written;     // of a block: of elements, of bins; multiples of 8
-    I columns, steps[3];                // along the axis
+    u32 ticket, bits, length, room;  // elements of a column; bins, and one for what has none
+    u32 lines, written;              // of a block: of elements, of bins; multiples of 8
+    I columns, steps[3];             // along the axis
     Extent<typename Unsigned<I>::type> groups;
     typename Unsigned<I>::type last;
     Walk<0, 3, I> walk;  // outer items
   };
 
-  // Where a block's columns lie before they are handed on: apart, so that they meet all banks.
+  // Where a block's columns lie before they are sent: apart, so that they meet all banks.
   template <class E> static constexpr u32 VECTOR = lesser(8, 16 / int(sizeof(E)));
   template <class E> static DEVICE u32 pitch(u32 lines) { return lines + VECTOR<E>; }
 
@@ -169,7 +169,7 @@ template <class T, class P, int QUADS, class I, bool ADD> struct ScatterColumns 
     Vec<R, 4> result[QUADS];
     UNROLL for (int q = 0; q < QUADS; ++q) {
       const u32 i = (warp / CLUSTER * 32 + threadIdx.x % 32 + q * share) * 4;
-      const u32 n = i < written ? to * written + i : 0;
+      const u32 line = to * written + i, n = i < written && line < extent ? line : 0;
       A x[4];
       if (exact) {
         u32 one[4][Sums::ONE_SCALE];
