@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 import re
 import shutil
 import subprocess
@@ -99,11 +101,29 @@ def library(entries: tuple[Entry, ...]) -> ctypes.CDLL:
         return ctypes.CDLL(str(built))
 
 
+_PAGE = mmap.PAGESIZE
+_protect = ctypes.CDLL(None).mprotect
+
+
 def empty(shape: Sequence[int], dtype: str) -> NDArray[Any]:
-    """An array full of what nobody should read."""
+    """An array full of what nobody should read, between pages that nobody can."""
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    out = np.empty(shape, kind)
-    out.view(np.uint8).fill(0xCD)
+    nbytes = kind.itemsize * math.prod(shape)
+    inner = -(-max(nbytes, 1) // _PAGE) * _PAGE
+    whole = np.frombuffer(mmap.mmap(-1, inner + 2 * _PAGE), np.uint8)
+    for page in (0, _PAGE + inner):
+        assert _protect(ctypes.c_void_p(whole.ctypes.data + page), _PAGE, 0) == 0
+    # As near to the end as an aligned address can be.
+    first = _PAGE + inner - -(-nbytes // 16) * 16
+    out = whole[first : first + nbytes]
+    out.fill(0xCD)
+    return out.view(kind).reshape(shape)
+
+
+def placed(x: NDArray[Any]) -> NDArray[Any]:
+    """A copy between such pages."""
+    out = empty(x.shape, x.dtype.name)
+    out[...] = x
     return out
 
 

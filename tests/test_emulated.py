@@ -99,7 +99,11 @@ def made(
         index = np.broadcast_to(
             np.where(np.arange(len(index))[:, None] % 50 == 7, -3, index[:, :1]), shape
         ).astype(kind)[:, :1]
-        index = np.broadcast_to(index, shape)
+    if index.strides[-1] == 0 or index.shape != shape:
+        index = np.broadcast_to(emulator.placed(index[:, :1]), shape)
+    else:
+        index = emulator.placed(index)
+    dout = emulator.placed(dout)
     return dout, index, plan(call_of(name, dtype, index, dout, add))
 
 
@@ -331,6 +335,7 @@ def gathering(kind: str, name: str, variant: str) -> tuple[Array, Array, Steps]:
     x = (rng.standard_normal(src) * 9).astype(kind)
     index = uniform(rng, src[axis], shape)
     index.reshape(-1)[::13], index.reshape(-1)[5::29] = src[axis], -1
+    x, index = emulator.placed(x), emulator.placed(index)
     options = {"axis": axis, "mode": "drop"}
     problem = check.problem(registry["gather"].spec, [x, index], options, DEFAULT)
     outs = tuple(strides_of(y) for y in problem.outputs)
