@@ -85,6 +85,25 @@ def slots(problem: Problem, given: Iterable[Array]) -> list[Array]:
     return [None if x is None else next(left) for x in problem.inputs]
 
 
+def on_views(run: Runner, view: Callable[[Array], Array], back: Callable[[Array], Array]) -> Runner:
+    """`run` on what `view` makes of another library's arrays; `back` makes its results theirs."""
+
+    def run_on_views(
+        arrays: Sequence[Array],
+        outs: tuple[Array, ...] | None,
+        accumulate: bool,
+        scalars: Mapping[str, Any],
+    ) -> Any:
+        given = [x if x is None else view(x) for x in arrays]
+        if outs is not None:
+            run(given, tuple(map(view, outs)), accumulate, scalars)
+            return outs if len(outs) > 1 else outs[0]
+        result = run(given, None, accumulate, scalars)
+        return tuple(map(back, result)) if type(result) is tuple else back(result)
+
+    return run_on_views
+
+
 def of_given(
     problem: Problem, run: Runner, scalars: Mapping[str, Any]
 ) -> Callable[..., tuple[Array, ...]]:

@@ -260,6 +260,24 @@ def test_the_width_of_an_access_changes_no_bits() -> None:
     assert len(set(found)) == 1
 
 
+@pytest.mark.parametrize("kind", DTYPES)
+def test_the_width_of_an_access_changes_no_bits_of_a_tile(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elements that give the scale are the same, or the scale does not matter."""
+    monkeypatch.setitem(PROBLEMS, "row", ("tiles", (1, 6000), (1, 400), 1, uniform))
+    dout, index, steps = made("row", kind, "int64")
+    dout[0, 3000:] *= 3
+    found = []
+    for alignment in (16, dout.itemsize):
+        call = call_of("row", kind, index, dout, add=False)._replace(alignment=alignment)
+        steps, out = plan(call), out_of("row", kind)
+        emulator.run(tuple(s.entry for s in steps.kernels), steps, [dout, index, out])
+        found.append((steps.kernels[0].entry.symbol, out.tobytes()))
+    assert found[0][0] != found[1][0]
+    assert found[0][1] == found[1][1]
+
+
 @FIRST
 @pytest.mark.parametrize("name", list(PROBLEMS))
 def test_the_place_of_an_index_out_of_range_is_reported(

@@ -146,9 +146,11 @@ def _on_views(problem: Problem, run: Runner) -> Runner:
     theirs, running = problem.library, library("cupy").running
 
     def view(x: Array) -> Array:
-        return x if x is None else cupy.from_dlpack(theirs.shared(x))
+        return cupy.from_dlpack(theirs.shared(x))
 
-    def run_on_views(
+    on_views = body.on_views(run, view, theirs.xp.from_dlpack)
+
+    def run_on_their_stream(
         arrays: Sequence[Array],
         outs: tuple[Array, ...] | None,
         accumulate: bool,
@@ -157,15 +159,9 @@ def _on_views(problem: Problem, run: Runner) -> Runner:
         # On one stream nothing has to wait, and memory is given back in order.
         stream = cupy.cuda.Stream.from_external(Handle(theirs.stream(arrays[0])))
         with running(problem.device), stream:
-            given = [view(x) for x in arrays]
-            if outs is not None:
-                run(given, tuple(view(x) for x in outs), accumulate, scalars)
-                return outs if len(outs) > 1 else outs[0]
-            result = run(given, None, accumulate, scalars)
-            share = theirs.xp.from_dlpack
-            return tuple(share(y) for y in result) if type(result) is tuple else share(result)
+            return on_views(arrays, outs, accumulate, scalars)
 
-    return run_on_views
+    return run_on_their_stream
 
 
 # -- indices out of range ------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,22 +67,8 @@ def _runner(problem: Problem) -> Runner:
 
 
 def _numpy_runner(problem: Problem) -> Runner:
-    run, op = _runner(replace(problem, library=library("torch"))), problem.spec.name
-
-    def run_on_views(
-        arrays: Sequence[Array],
-        outs: tuple[Array, ...] | None,
-        accumulate: bool,
-        scalars: Mapping[str, Any],
-    ) -> Any:
-        tensors = [x if x is None else _view(op, x) for x in arrays]
-        if outs is not None:
-            run(tensors, tuple(_view(op, x) for x in outs), accumulate, scalars)
-            return outs if len(outs) > 1 else outs[0]
-        result = run(tensors, None, accumulate, scalars)
-        return tuple(x.numpy() for x in result) if type(result) is tuple else result.numpy()
-
-    return run_on_views
+    run = _runner(replace(problem, library=library("torch")))
+    return body.on_views(run, partial(_view, problem.spec.name), torch.Tensor.numpy)
 
 
 def _view(op: str, x: Array) -> Any:

@@ -35,9 +35,9 @@ def launch_all(
 ) -> None:
     """Launch a program on the arrays at the addresses `words`."""
     for launch, front, takes in launches:
-        given = [words[slot] + offset for slot, offset in front]
+        given: list[float] = [words[slot] + offset for slot, offset in front]
         if takes:
-            given += scalars  # type: ignore[arg-type]
+            given += scalars
         launch(stream, given)
 
 

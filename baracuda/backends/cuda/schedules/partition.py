@@ -9,6 +9,7 @@ from math import prod
 
 from baracuda import layouts
 from baracuda.backends.cuda.geometry import Packer, View, count, divisor, merged, reach, split, wide
+from baracuda.backends.cuda.schedules.tiles import WORDS
 from baracuda.backends.cuda.steps import WIDEST, Call, Step, Steps, flag
 from baracuda.dtypes import named
 
@@ -18,8 +19,7 @@ _CHUNK, _ROOM, _SORTERS = 4096, 4096 + 4 * 32, 256
 _SORT_ROOM = _CHUNK + 256 + 32
 _SHIFT = {"f32": 13, "f64": 12}
 _STAGED = {"bf16": 4, "f16": 4, "f32": 6, "f64": 10}
-# common/units.cuh: words of a bin; threads that sum, and that join.
-_WORDS = {"bf16": 2, "f16": 2, "f32": 3, "f64": 5}
+# common/units.cuh: threads that sum, and that join.
 _SUMMERS, _JOINERS = 512, 256
 _MOST_PARTS = 32
 # Elements from which sorting is worth its three launches, beside atomics and beside what is
@@ -44,7 +44,7 @@ def _fits(call: Call) -> bool:
 
 def _shared(call: Call) -> int:
     """Bytes on chip of a block that sums: the bins, and a stretch of segments."""
-    return ((_WORDS[call.type] << _SHIFT[call.accumulate]) + 2 * _SUMMERS + 64) * 4
+    return ((WORDS[call.type] << _SHIFT[call.accumulate]) + 2 * _SUMMERS + 64) * 4
 
 
 def plan(call: Call, name: str) -> Steps | None:

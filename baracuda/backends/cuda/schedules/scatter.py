@@ -7,7 +7,7 @@ from collections.abc import Callable
 from baracuda import layouts
 from baracuda.backends.cuda.geometry import Packer, View, count, divisor, merged, reach, split, wide
 from baracuda.backends.cuda.schedules import lists, partition
-from baracuda.backends.cuda.schedules.tiles import Lanes, Tiling, lanes_of, packed
+from baracuda.backends.cuda.schedules.tiles import WORDS, Lanes, Tiling, lanes_of, packed
 from baracuda.backends.cuda.steps import (
     MOST_ROWS,
     WIDEST,
@@ -28,10 +28,9 @@ _TOO_MUCH = "needs more workspace than max_workspace_bytes"
 
 # Elements per row up to which each is looked for in every vector of bins.
 _FEW = 4
-# Words per bin on chip, at one scale and at scales of their own; the least bits of a digit (a lone
+# Words per bin on chip at scales of their own; the least bits of a digit (a lone
 # element stays exact, of several less is lost than by rounding once), and words per bin in memory:
 # cuda_src/common/digits.cuh and fixed.cuh.
-_WORDS = {"bf16": 2, "f16": 2, "f32": 3, "f64": 5}
 _OWN_WORDS = {"f32": 3, "f64": 5}
 _LEAST_BITS, _MOST_BITS = {"f32": 13, "f64": 14}, 21
 _WIDE_WORDS = {"f32": 1, "f64": 2}
@@ -152,7 +151,7 @@ def _tiling(call: Call, lanes: Lanes) -> Tiling | None:
     rows = lanes.count * lanes.tiles_outside
     if _bits(call, lanes.length) is None or (rows < _MANY and lanes.length > _LONG):
         return None
-    words = _WORDS[call.type]
+    words = WORDS[call.type]
     most = (call.facts.shared_per_block - 1024) // 4
     # Two blocks of a multiprocessor at once: one reads while the other adds.
     pair = (call.facts.shared_per_block - 2048) // 8
@@ -187,6 +186,9 @@ def _tiles(call: Call) -> Steps | None:
     kind = named(call.problem.index_dtype or "").short
     way = "ACROSS" if lanes.across else "ALONG" if tiling.lanes > 1 else "ALONE"
     depth = min(_DEPTH.get((way, call.itemsize), 4), _HELD // tiled.values)
+    if call.itemsize == 8:
+        # Its sums depend on the scale in the last bit: the same elements give it at any alignment.
+        depth = _HELD // 2 // tiled.values
     schedule = (
         f"ScatterTiles<{call.type}, {kind}, {way}, {tiled.values}, {tiled.indices}, "
         f"{tiled.bins}, {depth}, {tiled.packer.type}, {flag(call.add)}>"
@@ -200,7 +202,7 @@ def _tiles(call: Call) -> Steps | None:
         *["add"] * call.add,
         threads=_THREADS,
     )
-    shared = tiled.room * 4 * _WORDS[call.type]
+    shared = tiled.room * 4 * WORDS[call.type]
     step = Step(entry, tiled.grid, arguments, _front(lanes), shared=shared)
     return Steps((step,), variant=TILES)
 
@@ -234,7 +236,7 @@ def _columns(call: Call) -> Steps | None:
     quads = -(-max(lines, written) * _CLUSTER // (4 * _COLUMN_THREADS))
     # All bins at scales of their own fit, and one for what has none.
     words = _OWN_WORDS[call.accumulate]
-    room = -(-(lanes.extent // 4 + 1) * 4 * words // _WORDS[call.type] // 4) * 4 + 4
+    room = -(-(lanes.extent // 4 + 1) * 4 * words // WORDS[call.type] // 4) * 4 + 4
     groups = lanes.count // _CLUSTER
     packer = Packer(lanes.wide()).pointers(3)
     packer.add("Q", call.listener).add("q", lanes.extent)
@@ -246,7 +248,7 @@ def _columns(call: Call) -> Steps | None:
     tags = ("columns", kind, f"q{quads}", packer.type, *["add"] * call.add)
     entry = call.entry(schedule, len(arguments), *tags, threads=_COLUMN_THREADS, cluster=_CLUSTER)
     held = _CLUSTER * (2 * lines * (call.itemsize + 2) + 2 * WIDEST)
-    shared = max(room * 4 * _WORDS[call.type], held, written * _CLUSTER * max(call.itemsize, 4))
+    shared = max(room * 4 * WORDS[call.type], held, written * _CLUSTER * max(call.itemsize, 4))
     shared += 2 * WIDEST
     grid = (groups * lanes.tiles_outside * _CLUSTER, 1)
     step = Step(entry, grid, arguments, _front(lanes), shared=shared)

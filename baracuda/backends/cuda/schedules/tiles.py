@@ -8,6 +8,9 @@ from baracuda.backends.cuda.geometry import Dim, Packer, View, count, divisor, m
 from baracuda.backends.cuda.steps import WIDEST, Call
 from baracuda.dtypes import named
 
+# Words of a bin on chip at one scale: cuda_src/common/digits.cuh.
+WORDS = {"bf16": 2, "f16": 2, "f32": 3, "f64": 5}
+
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
