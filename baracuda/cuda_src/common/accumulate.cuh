@@ -15,7 +15,10 @@ template <class T, class P, Direction D, int V, int XI, int VO, int DEPTH, class
 struct ScatterTiles {
   using A = Acc<T>;
   using Sums = Bins<T>;
-  static constexpr int RESIDENT = 2;
+  // Of a thread, the vectors that give the scale: the same elements whatever V is, so that no bits
+  // depend on how wide accesses are.
+  static constexpr int RESIDENT = 2, FIRST = 4 / V;
+  static_assert(FIRST * V == 4 && FIRST <= DEPTH, "four elements of each thread");
 
   struct Args : TileArgs<const T, P, T, I> {
     u32 bits, last;
@@ -45,8 +48,8 @@ struct ScatterTiles {
         UNROLL for (int v = 0; v < V; ++v) f(bin[v], widen(value[d], v));
       }
     }
-    DEVICE void add_to(Range& range) const {
-      UNROLL for (int d = 0; d < N; ++d) {
+    template <int FROM, int TO> DEVICE void add_to(Range& range) const {
+      UNROLL for (int d = FROM; d < TO; ++d) {
         UNROLL for (int v = 0; v < V; ++v) range.add(Bits<A>::key(widen(value[d], v)));
       }
     }
@@ -75,9 +78,10 @@ struct ScatterTiles {
     batch.take(tile, i);
     sums.one().clear();
     Range range;
-    batch.add_to(range);
+    batch.template add_to<0, FIRST>(range);
     Range some = range;
     some.join();
+    batch.template add_to<FIRST, DEPTH>(range);
     const u32 scale = some.scale_for_more<A>();
     const A up = factor<A>(scale, sums.bits), down = inverse<A>(scale, sums.bits);
     ROLLED while (true) {
@@ -85,7 +89,7 @@ struct ScatterTiles {
       i += DEPTH * blockDim.x;
       if (i >= tile.end) break;
       batch.take(tile, i);
-      batch.add_to(range);
+      batch.template add_to<0, DEPTH>(range);
     }
     range.join(1);
     if (!range.exact<T>(scale, sums.bits)) return careful(args);

@@ -36,8 +36,8 @@ _LEAST_BITS, _MOST_BITS = {"f32": 13, "f64": 14}, 21
 _WIDE_WORDS = {"f32": 1, "f64": 2}
 # Threads of a block, two of which share a multiprocessor, and vectors of each in flight: the best
 # of 2, 4 and 8 on an H200, by the size of an element; elements of each for which registers suffice.
-# 1024 threads are slower.
-_THREADS, _HELD = 512, 16
+# At least those that give the scale: cuda_src/common/accumulate.cuh. 1024 threads are slower.
+_THREADS, _HELD, _SAMPLE = 512, 16, 4
 _DEPTH = {("ALONE", 2): 2, ("ALONE", 4): 8, ("ACROSS", 4): 2}
 # Blocks that read the same elements, each for some of the bins.
 _MOST_SLICES = 8
@@ -186,9 +186,7 @@ def _tiles(call: Call) -> Steps | None:
     kind = named(call.problem.index_dtype or "").short
     way = "ACROSS" if lanes.across else "ALONG" if tiling.lanes > 1 else "ALONE"
     depth = min(_DEPTH.get((way, call.itemsize), 4), _HELD // tiled.values)
-    if call.itemsize == 8:
-        # Its sums depend on the scale in the last bit: the same elements give it at any alignment.
-        depth = _HELD // 2 // tiled.values
+    depth = max(depth, _SAMPLE // tiled.values)
     schedule = (
         f"ScatterTiles<{call.type}, {kind}, {way}, {tiled.values}, {tiled.indices}, "
         f"{tiled.bins}, {depth}, {tiled.packer.type}, {flag(call.add)}>"
