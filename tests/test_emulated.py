@@ -264,7 +264,7 @@ def test_the_width_of_an_access_changes_no_bits() -> None:
 def test_the_width_of_an_access_changes_no_bits_of_a_tile(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The elements that give the scale are the same, though some behind them are too large for it."""
+    """The same elements give the scale, though some behind them are too large for it."""
     monkeypatch.setitem(PROBLEMS, "row", ("tiles", (1, 6000), (1, 400), 1, uniform))
     dout, index, steps = made("row", kind, "int64")
     dout[0, 2048:] *= 1000
