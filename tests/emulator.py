@@ -43,6 +43,11 @@ _INSTEAD = (
         r'asm\("cvt\.rn\.(b?f16)x2\.f32 [^;]*;"[^;]*;',
         r"y = emulated::to_\1(low) | unsigned(emulated::to_\1(high)) << 16;",
     ),
+    (r'asm volatile\("ld\.acquire[^;]*;"[^;]*;', "x = *p;"),
+    (r'asm volatile\("red\.release[^;]*;"[^;]*;', "++*p;"),
+    (r'asm volatile\("createpolicy[^;]*;"[^;]*;', "policy = 0;"),
+    (r'asm volatile\("ld\.global\.L1[^;]*;"[^;]*;', "std::memcpy(&v, p, sizeof v);"),
+    (r'asm volatile\("st\.global\.L2[^;]*;"[^;]*;', "std::memcpy(p, &v, sizeof v);"),
     (r'asm volatile\("prefetch[^;]*;"[^;]*;', ""),
     (r'asm volatile\("prefetch[^;]*;', ""),
 )

@@ -59,7 +59,8 @@ PROBLEMS: dict[str, tuple[str, Shape, Shape, int, Callable[..., Array]]] = {
     "as many as a digit takes": ("tiles", (3, 4095), (3, 1), 1, one),
     "columns in a tile": ("tiles", (2, 60, 32), (2, 40, 32), 1, uniform),
     "columns, some left over": ("tiles", (40, 21), (30, 21), 0, uniform),
-    "columns in a cluster": ("columns", (900, 8), (2000, 8), 0, uniform),
+    "columns turned": ("turned", (2, 300, 80), (2, 200, 80), 1, uniform),
+    "odd columns turned": ("turned", (140, 21), (330, 21), 0, uniform),
     "few a row": ("few a row", (9, 2), (9, 64), 1, uniform),
     "lists": ("lists", (2600, 72), (40, 72), 0, rows),
     "long lists": ("lists", (2600, 40), (9, 40), 0, one_row),
@@ -220,7 +221,7 @@ def test_digits_do_not_carry(name: str, dtype: str, entries: tuple[Entry, ...]) 
 
 
 @pytest.mark.parametrize("dtype", ["float64"], indirect=True)
-@pytest.mark.parametrize("name", ["odd rows", "columns in a cluster", "parts", "fixed point"])
+@pytest.mark.parametrize("name", ["odd rows", "columns turned", "parts", "fixed point"])
 @pytest.mark.parametrize("large", [1.0, 2.0**-1060])
 def test_bins_of_the_least_numbers_are_not_empty(
     name: str, large: float, dtype: str, entries: tuple[Entry, ...]

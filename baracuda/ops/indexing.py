@@ -150,7 +150,7 @@ def gather_backward(
 
     On the host the order of a sum is fixed. The kernels for NVIDIA GPUs come in forms that suit
     shapes and strides, named by the plan's SKU. Two add in a fixed order: "lists" (the index is the
-    same along rows) and "few a row". Four add integers, whose sum no order changes: "columns",
+    same along rows) and "few a row". Four add integers, whose sum no order changes: "turned",
     "tiles", "partition" (many elements to not too many bins), and "fixed point", which takes any
     problem. "atomics" (all that the others do not suit) may differ from run to run, and
     ``deterministic=True`` never runs them. Two forms may differ in the last bit. Other backends on

@@ -11,19 +11,14 @@
 
 namespace baracuda {
 
-template <class T, class P, Direction D, int V, int XI, int VO, int DEPTH, class I, bool ADD>
-struct ScatterTiles {
+// What a tile is to the sums, At, says where its elements and bins are; R is what is written.
+template <class T, class P, class R, int V, int XI, int VO, int DEPTH, bool ADD> struct SumOnChip {
   using A = Acc<T>;
   using Sums = Bins<T>;
-  // Of a thread, the vectors that give the scale: the same elements whatever V is, so that no bits
-  // depend on how wide accesses are.
-  static constexpr int RESIDENT = 2, FIRST = 4 / V;
-  static_assert(FIRST * V == 4 && FIRST <= DEPTH, "four elements of each thread");
-
-  struct Args : TileArgs<const T, P, T, I> {
-    u32 bits, last;
-  };
-  using At = Tile<D, Args, I>;
+  // Of a thread, the vectors that give the scale: the same elements for any V up to 4, so that no
+  // bits depend on how wide accesses are.
+  static constexpr int FIRST = greater(4 / V, 1);
+  static_assert(FIRST <= DEPTH, "at least four elements of each thread");
 
   // Vectors of a thread that are under way together.
   template <int N> struct Batch {
@@ -31,7 +26,7 @@ struct ScatterTiles {
     Vec<P, V> index[N];
     u32 lane[N];
 
-    DEVICE void take(const At& tile, u32 i) {
+    template <class At> DEVICE void take(const At& tile, u32 i) {
       UNROLL for (int d = 0; d < N; ++d) {
         const auto place = tile.template element<V>(i + d * blockDim.x);
         value[d] = load<V>(tile.args.values + place.values);
@@ -41,7 +36,7 @@ struct ScatterTiles {
       }
     }
     // f(bin, x) of every element; `highest` becomes the largest index.
-    template <class F> DEVICE void each(const At& tile, u32& highest, F f) const {
+    template <class At, class F> DEVICE void each(const At& tile, u32& highest, F f) const {
       UNROLL for (int d = 0; d < N; ++d) {
         u32 bin[V];
         tile.bins_of(index[d], lane[d], highest, bin);
@@ -56,23 +51,25 @@ struct ScatterTiles {
   };
 
   // The results of a tile: f makes sums of the words of bins side by side.
-  template <int N, class F> static DEVICE void write(const At& tile, const Words<N>& words, F f) {
-    constexpr int STEP = D == ACROSS ? 1 : VO;
+  template <class At, int N, class F>
+  static DEVICE void write(const At& tile, const Words<N>& words, F f) {
     for (u32 i = threadIdx.x; i < tile.held(); i += blockDim.x) {
-      I offset;
+      decltype(tile.first) offset;
       u32 bin, word[VO][N];
       if (!tile.template whole<VO>(i, offset, bin)) continue;
-      words.template read<STEP>(bin, word);
+      words.template read<At::SIDE_BY_SIDE ? VO : 1>(bin, word);
       A x[VO];
       f(word, x);
       put<ADD>(tile.args.bins + offset, x);
     }
   }
 
-  static DEVICE void run(const Args& args) {
-    extern __shared__ __align__(16) u32 words[];
-    const At tile(args);
-    const Sums sums{words, args.room, int(args.bits)};
+  // Sum the tile that `from` describes, its bins behind At::FRONT words; the largest index.
+  template <class At, class... From>
+  static DEVICE u32 run(u32 room, u32 bits, From... from) {
+    extern __shared__ __align__(16) u32 memory[];
+    const At tile(from...);
+    const Sums sums{memory + At::FRONT, room, int(bits)};
     Batch<DEPTH> batch;
     u32 i = threadIdx.x, highest = 0;
     batch.take(tile, i);
@@ -92,20 +89,21 @@ struct ScatterTiles {
       batch.template add_to<0, DEPTH>(range);
     }
     range.join(1);
-    if (!range.exact<T>(scale, sums.bits)) return careful(args);
+    if (!range.exact<T>(scale, sums.bits)) return careful<At, From...>(room, bits, from...);
     write(tile, sums.one(), [&](const u32 (&word)[VO][Sums::ONE_SCALE], A (&x)[VO]) {
       sums.sums(word, x);
       UNROLL for (int v = 0; v < VO; ++v) x[v] *= down;
     });
-    if (highest >= args.extent) look<D, V, I>(args);
+    return highest;
   }
 
   // At scales of their own, as many bins at a time as there is room for. It shares no variable with
   // the usual way, which therefore keeps its own in registers.
-  static __device__ __noinline__ void careful(const Args& args) {
-    extern __shared__ __align__(16) u32 words[];
-    const At whole(args);
-    const Sums sums{words, args.room, int(args.bits)};
+  template <class At, class... From>
+  static __device__ __noinline__ u32 careful(u32 room, u32 bits, From... from) {
+    extern __shared__ __align__(16) u32 memory[];
+    const At whole(from...);
+    const Sums sums{memory + At::FRONT, room, int(bits)};
     const u32 size = whole.most(sums.own_room());
     u32 highest = 0;
     ROLLED for (u32 begin = 0; begin < whole.bins; begin += size) {
@@ -131,6 +129,22 @@ struct ScatterTiles {
         UNROLL for (int v = 0; v < VO; ++v) x[v] = sums.sum_own(word[v]);
       });
     }
+    return highest;
+  }
+};
+
+template <class T, class P, Direction D, int V, int XI, int VO, int DEPTH, class I, bool ADD>
+struct ScatterTiles {
+  static constexpr int RESIDENT = 2;
+
+  struct Args : TileArgs<const T, P, T, I> {
+    u32 bits, last;
+  };
+  using At = Tile<D, Args, I>;
+
+  static DEVICE void run(const Args& args) {
+    using Sum = SumOnChip<T, P, T, V, XI, VO, DEPTH, ADD>;
+    const u32 highest = Sum::template run<At, const Args&>(args.room, args.bits, args);
     if (highest >= args.extent) look<D, V, I>(args);
   }
 };

@@ -202,7 +202,7 @@ template <class T, class P, int V, bool FLAT, class I> struct Partition {
     UNROLL for (int e = 0; e < EACH; ++e) {
       const u32 part = place[e] >> 16 & 63;
       const u32 at = count_of(part) + (place[e] >> 24);
-      sorted.put(mixed(at), place[e] & 0xffff, value[e / V].get(e % V));
+      if (part < args.parts) sorted.put(mixed(at), place[e] & 0xffff, value[e / V].get(e % V));
     }
     __syncthreads();
     write(args, sorted, starts);

@@ -38,6 +38,9 @@ template <class P> DEVICE u32 narrowed(P i) {
 
 template <Direction D, class Args, class I> struct Tile {
   using U = typename Unsigned<I>::type;
+  // Whether the bins of a lane lie so.
+  static constexpr bool SIDE_BY_SIDE = D != ACROSS;
+  static constexpr u32 FRONT = 0;
   const Args& args;
   I first, base[3], outer;  // first: lane
   u32 lanes, low, bins;     // those that are there; of the slice

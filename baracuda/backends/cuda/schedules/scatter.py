@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 from baracuda import layouts
 from baracuda.backends.cuda.geometry import Packer, View, count, divisor, merged, reach, split, wide
-from baracuda.backends.cuda.schedules import lists, partition
+from baracuda.backends.cuda.schedules import lists, partition, turned
 from baracuda.backends.cuda.schedules.tiles import WORDS, Lanes, Tiling, lanes_of, packed
 from baracuda.backends.cuda.steps import (
     MOST_ROWS,
-    WIDEST,
     Call,
     Step,
     Steps,
@@ -22,7 +21,7 @@ from baracuda.backends.cuda.steps import (
 from baracuda.dtypes import named
 from baracuda.spec import Refusal
 
-FEW, TILES, COLUMNS, LISTS = "few a row", "tiles", "columns", "lists"
+FEW, TILES, TURNED, LISTS = "few a row", "tiles", "turned", "lists"
 PARTITION, FIXED, ATOMIC = "partition", "fixed point", "atomics"
 _TOO_MUCH = "needs more workspace than max_workspace_bytes"
 
@@ -47,8 +46,6 @@ _MANY, _LONG = 64, 1 << 16
 _WIDE = 16
 # Elements of a tile, where lanes are short.
 _TILE = 8192
-# Blocks of a cluster, each with a column of at most so many elements and bins.
-_CLUSTER, _COLUMN, _COLUMN_THREADS = 8, 8192, 512
 
 
 def plan(call: Call) -> Steps:
@@ -205,52 +202,21 @@ def _tiles(call: Call) -> Steps | None:
     return Steps((step,), variant=TILES)
 
 
-# -- columns -------------------------------------------------------------------------------------
+# -- turned ----------------------------------------------------------------------------------------
 
 
-def _takes_columns(call: Call, lanes: Lanes) -> bool:
-    """Whether a cluster of blocks can take neighbouring columns, and a tile only few of them."""
+def _takes_turned(call: Call, lanes: Lanes) -> bool:
+    """Whether a tile can take only few of the columns."""
     tiling = _tiling(call, lanes)
     if tiling is not None and tiling.lanes >= min(_WIDE, lanes.count):
         return False
-    kind = named(call.problem.index_dtype or "").itemsize
-    strides = [s for d in lanes.outer for s in d.strides] + list(lanes.steps)
-    return (
-        lanes.across
-        and lanes.beside == 1
-        and int(call.facts.arch.removeprefix("sm_").rstrip("a")) >= 90
-        and lanes.count % _CLUSTER == 0
-        and max(lanes.length, lanes.extent) <= _COLUMN // max(call.itemsize // 4, 1)
-        and call.alignment == WIDEST
-        and all(s % (WIDEST // min(call.itemsize, kind)) == 0 for s in strides)
-    )
+    return _bits(call, lanes.length) is not None and turned.takes(call, lanes)
 
 
-def _columns(call: Call) -> Steps | None:
+def _turned(call: Call) -> Steps | None:
     lanes = _lanes(call)
-    if lanes is None or not _takes_columns(call, lanes):
-        return None
-    lines, written = (-(-n // (8 * _CLUSTER)) * 8 for n in (lanes.length, lanes.extent))
-    quads = -(-max(lines, written) * _CLUSTER // (4 * _COLUMN_THREADS))
-    # All bins at scales of their own fit, and one for what has none.
-    words = _OWN_WORDS[call.accumulate]
-    room = -(-(lanes.extent // 4 + 1) * 4 * words // WORDS[call.type] // 4) * 4 + 4
-    groups = lanes.count // _CLUSTER
-    packer = Packer(lanes.wide()).pointers(3)
-    packer.add("Q", call.listener).add("q", lanes.extent)
-    packer.add("I", call.ticket, _bits(call, lanes.length) or 0, lanes.length, room)
-    packer.add("I", lines, written).indices(lanes.count, *lanes.steps)
-    arguments = packer.extents(groups).add(packer.unsigned, 0).walk(lanes.outer, 3).done()
-    kind = named(call.problem.index_dtype or "").short
-    schedule = f"ScatterColumns<{call.type}, {kind}, {quads}, {packer.type}, {flag(call.add)}>"
-    tags = ("columns", kind, f"q{quads}", packer.type, *["add"] * call.add)
-    entry = call.entry(schedule, len(arguments), *tags, threads=_COLUMN_THREADS, cluster=_CLUSTER)
-    held = _CLUSTER * (2 * lines * (call.itemsize + 2) + 2 * WIDEST)
-    shared = max(room * 4 * WORDS[call.type], held, written * _CLUSTER * max(call.itemsize, 4))
-    shared += 2 * WIDEST
-    grid = (groups * lanes.tiles_outside * _CLUSTER, 1)
-    step = Step(entry, grid, arguments, _front(lanes), shared=shared)
-    return Steps((step,), variant=COLUMNS)
+    bits = _bits(call, lanes.length) if lanes is not None else None
+    return turned.plan(call, lanes, bits, TURNED) if lanes is not None and bits else None
 
 
 def _front(lanes: Lanes) -> list[tuple[int, int]]:
@@ -360,13 +326,13 @@ def _partition(call: Call) -> Steps | None:
 _TAKES = {
     LISTS: lists.takes,
     FEW: _takes_few,
-    COLUMNS: _takes_columns,
+    TURNED: _takes_turned,
     TILES: _takes_tiles,
 }
 _FORMS: dict[str, Callable[[Call], Steps | None]] = {
     LISTS: _lists,
     FEW: _few,
-    COLUMNS: _columns,
+    TURNED: _turned,
     TILES: _tiles,
     PARTITION: _partition,
     FIXED: _fixed,
