@@ -67,7 +67,7 @@ PROBLEMS: dict[str, tuple[str, Shape, Shape, int, Callable[..., torch.Tensor]]] 
     "columns on chip": ("tiles", (4, 100, 8, 32), (4, 65, 8, 32), 1, randint),
     "columns, not a multiple": ("tiles", (3, 50, 41), (3, 30, 41), 1, randint),
     "columns turned": ("turned", (2, 900, 64), (2, 3000, 64), 1, randint),
-    "many columns turned": ("turned", (1500, 1500), (1100, 1500), 0, randint),
+    "many columns turned": ("turned", (1500, 1500), (4100, 1500), 0, randint),
     "odd columns turned": ("turned", (3, 777, 333), (3, 8001, 333), 1, randint),
     "as many as fit": ("turned", (8192, 32), (8192, 32), 0, randint),
     "labels": ("few a row", (500, 1), (500, 3200), 1, randint),

@@ -17,7 +17,7 @@ _THREADS, _RESIDENT = 512, 2
 # which the stage has room.
 _LAG, _SLOTS = 4, 9
 # Columns, of a group of 64, for which reading as many is worth it.
-_LEAST = 16
+_LEAST = 8
 _MOST_ITEMS = 1 << 30
 
 
@@ -27,7 +27,8 @@ def takes(call: Call, lanes: Lanes) -> bool:
     return (
         lanes.across
         and lanes.count >= _LEAST
-        and lanes.extent < _NOWHERE
+        and 0 < lanes.extent < _NOWHERE
+        and lanes.length > 0
         and _shared(call, lanes) <= call.facts.shared_per_block - 1024
         and _items(lanes, groups) < _MOST_ITEMS
     )
