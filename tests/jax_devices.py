@@ -1,7 +1,8 @@
-"""A program of its own, since JAX counts its devices once: an op over 4 devices of the host.
+"""A program of its own, since JAX counts its devices once: an op over several devices.
 
-Prints what each check found wrong with the op that is its argument, as JSON; with a second argument
-for the op as a custom call, of which XLA sees only what is said of it.
+Prints what each check found wrong with the op that is its argument, as JSON. The second argument
+says where: on 4 devices of the host, as its body (``host``) or as a custom call of which XLA sees
+only what is said of it (``kernels``); or on all NVIDIA GPUs (``gpus``).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
-os.environ["JAX_PLATFORMS"] = "cpu"
+if sys.argv[2] != "gpus":
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+    os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +29,9 @@ from baracuda.shapes import Pattern
 from baracuda.spec import Case
 from baracuda.testing.cases import Call, Subject, draw
 
-DEVICES = 4
-AS_KERNELS = len(sys.argv) > 2
+WHERE = sys.argv[2]
+EXTENT = 4  # of what is spread
+DEVICES = len(jax.devices())
 COLLECTIVE = re.compile(r"all-gather|all-reduce|all-to-all|collective-\w+|reduce-scatter|\bwhile\b")
 
 
@@ -107,7 +110,7 @@ def sharded(op: str) -> Iterator[Sharded]:
     subject = Subject(op, "array_api", "jax", "float32")
     for case in subject.spec.cases:
         axes = {
-            name: tuple(DEVICES for _ in at) if isinstance(at, tuple) else at
+            name: tuple(EXTENT for _ in at) if isinstance(at, tuple) else at
             for name, at in case.axes.items()
         }
         wide = Case(axes, **case.options)
@@ -150,7 +153,7 @@ def collectives(this: Sharded, mesh: Mesh) -> None:
         found = sorted(set(COLLECTIVE.findall(program.as_text())))
         assert not found, f"{function.__name__}: {found}"
         if function == this.function:
-            assert ("baracuda_" in program.as_text()) == AS_KERNELS, "what runs"
+            assert ("baracuda_" in program.as_text()) == (WHERE != "host"), "what runs"
         got = program(*given)
         near(got, right)
         # A gradient that is 0 throughout may be a constant.
@@ -207,11 +210,10 @@ def problems(op: str, mesh: Mesh) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    devices = np.asarray(jax.devices())
-    assert len(devices) == DEVICES
-    if AS_KERNELS:
+    assert DEVICES > 1
+    if WHERE == "kernels":
         import jax_stand_in
         import pytest
 
         jax_stand_in.install(pytest.MonkeyPatch())
-    print(json.dumps(problems(sys.argv[1], Mesh(devices, ("devices",)))))
+    print(json.dumps(problems(sys.argv[1], Mesh(np.asarray(jax.devices()), ("devices",)))))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from device import close
+from over_devices import works
 
 import baracuda as bc
 from baracuda.op import registry
@@ -160,6 +161,12 @@ def test_an_index_out_of_range_surfaces_later() -> None:
     traced = jax.jit(lambda s, i: bc.gather(s, i, axis=1))(src, bad)
     np.testing.assert_array_equal(traced, [[1.0], [0.0]])
     bc.check_errors()
+
+
+@pytest.mark.skipif(not has_gpu() or len(jax.devices()) < 2, reason="needs two NVIDIA GPUs")
+@pytest.mark.parametrize("op", list(registry))
+def test_over_all_devices(op: str) -> None:
+    works(op, "gpus")
 
 
 def test_a_program_for_the_host_is_the_body() -> None:

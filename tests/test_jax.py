@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from over_devices import ROOT, works
 
 import baracuda as bc
 from baracuda import body
@@ -21,7 +20,6 @@ from baracuda.op import op as declare
 from baracuda.op import registry
 from baracuda.testing.cases import Call, Subject
 
-ROOT = Path(__file__).parents[1]
 OPS = sorted(registry)
 PAIRS = [(o.spec.adjoint_of, name) for name, o in registry.items() if o.spec.adjoint_of]
 # Where the backward takes nothing that the forward is not linear in.
@@ -350,10 +348,4 @@ def test_options_stay_what_they_are_while_traced() -> None:
 
 @every_op
 def test_over_four_devices(op: str) -> None:
-    """Shards run where they are: right under jit and shard_map, and without a collective."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "jax_devices.py"), op],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
-    found = json.loads(done.stdout)
-    assert found == {"eager": [], "collectives": [], "shard_map": [], "replicated": []}
+    works(op, "host")

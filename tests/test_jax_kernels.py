@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from emulator import compiler
-from test_jax import OPS, ROOT, close, every_op, every_pair, given
+from over_devices import works
+from test_jax import OPS, close, every_op, every_pair, given
 
 import baracuda as bc
 from baracuda.op import registry
@@ -326,9 +325,4 @@ def test_a_share_has_smaller_options_and_each_mesh_axis_once() -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_over_four_devices(op: str) -> None:
     """Opaque as a custom call is, shards run where they are, without a collective."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "jax_devices.py"), op, "kernels"],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
-    found = json.loads(done.stdout)
-    assert found == {"eager": [], "collectives": [], "shard_map": [], "replicated": []}
+    works(op, "kernels")
