@@ -92,8 +92,5 @@ def plan(call: Call, lanes: Lanes, bits: int, name: str) -> Steps | None:
     resident = min(_RESIDENT, (call.facts.shared_per_block + 1024) // (shared + 2048))
     grid = (call.facts.multiprocessors * max(resident, 1), 1)
     front = [(view.slot, 0) for view in lanes.views] + [(slot, 0) for slot in stage]
-    # What a block takes depends on time, what comes of it does not.
-    step = Step(
-        entry, (call.facts.multiprocessors * max(resident, 1), 1), arguments, front, shared=shared
-    )
+    step = Step(entry, grid, arguments, front, shared=shared)
     return Steps((Zero(stage[3], (1 + 3 * groups) * 4), step), workspaces, variant=name)
