@@ -7,6 +7,7 @@
 #pragma once
 #include "bins.cuh"
 #include "index.cuh"
+#include "policy.cuh"
 #include "report.cuh"
 #include "tiles.cuh"
 #ifdef __CUDACC__
@@ -37,6 +38,8 @@ template <class T, bool ONE = sizeof(T) == 2> struct Staged {
     words[at] = bin << 16 | reinterpret_cast<const u16&>(x);
   }
   DEVICE Four get(u32 at) const { return load<4>(words + at); }
+  // From memory, for the last time.
+  DEVICE Four fetch(u32 at) const { return load<PASSING, 4>(words + at); }
   DEVICE void set(u32 at, const Four& four) const { store<4>(words + at, four); }
   static DEVICE u32 bin(const Four& four, int i) { return four.get(i) >> 16; }
   static DEVICE Acc<T> value(const Four& four, int i) { return widened(four.get(i)); }
@@ -62,6 +65,9 @@ template <class T> struct Staged<T, false> {
         bins(reinterpret_cast<u16*>(static_cast<T*>(memory) + room) + first) {}
   DEVICE void put(u32 at, u32 bin, T x) const { values[at] = x, bins[at] = u16(bin); }
   DEVICE Four get(u32 at) const { return {load<4>(values + at), load<4>(bins + at)}; }
+  DEVICE Four fetch(u32 at) const {
+    return {load<PASSING, 4>(values + at), load<PASSING, 4>(bins + at)};
+  }
   DEVICE void set(u32 at, const Four& four) const {
     store<4>(values + at, four.values);
     store<4>(bins + at, four.bins);

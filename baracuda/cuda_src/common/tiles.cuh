@@ -5,7 +5,6 @@
 // one from each column, lie side by side, and so do the same bins of all lanes.
 #pragma once
 #include "index.cuh"
-#include "policy.cuh"
 #include "report.cuh"
 #include "vec.cuh"
 #ifdef __CUDACC__

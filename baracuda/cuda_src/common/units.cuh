@@ -174,7 +174,7 @@ template <class T> struct SumParts {
     }
     DEVICE Four next() {
       while (at >= end) ++segment, end = room.ends[segment], lead = room.leads[segment];
-      const Four four = from.get(i64(lead + at) * 4);
+      const Four four = from.fetch(i64(lead + at) * 4);
       at += 32;
       return four;
     }
