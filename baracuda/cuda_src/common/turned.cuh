@@ -89,11 +89,13 @@ template <class T, class R, int V, int VO> struct StageRow {
   }
 };
 
-template <class T, class P, int IN, int OUT, class I, bool ADD> struct ScatterTurned {
+// Accesses have W columns side by side: 1 or 2.
+template <class T, class P, int W, class I, bool ADD> struct ScatterTurned {
   using A = Acc<T>;
   // Sums that are added to something are rounded only then.
   using R = typename Either<ADD, A, T>::type;
-  static constexpr int RESIDENT = 2, V = 16 / int(sizeof(T)), VO = 16 / int(greater(4, sizeof(T)));
+  static constexpr int RESIDENT = sizeof(T) < 8 ? 2 : 1;
+  static constexpr int V = 16 / int(sizeof(T)), VO = 16 / int(greater(4, sizeof(T)));
   static constexpr int DEPTH = sizeof(T) == 2 ? 2 : 4;
   static constexpr u32 NOWHERE = 0xffff;  // a bin that nothing has
   using Row = StageRow<T, R, V, VO>;
@@ -142,7 +144,7 @@ template <class T, class P, int IN, int OUT, class I, bool ADD> struct ScatterTu
   static DEVICE u32* counter(const Args& args, u32 group, u32 way) {
     return args.done + 1 + group * 3 + way;
   }
-  // Until what the first thread waits for is there, for all.
+  // The first thread waits, the others at the barrier that has to follow.
   static DEVICE void wait(const u32* counter, u32 items) {
     if (threadIdx.x > 0) return;
     while (acquired(counter) < items) continue;
@@ -150,8 +152,8 @@ template <class T, class P, int IN, int OUT, class I, bool ADD> struct ScatterTu
 
   // The elements of a lane in four lines: with more under way, all wait longer.
   struct Lines {
-    Vec<P, IN> index[4][2 / IN];
-    Vec<T, IN> value[4][2 / IN];
+    Vec<P, W> index[4][2 / W];
+    Vec<T, W> value[4][2 / W];
   };
 
   static DEVICE void turn(const Args& args, u32 group, u32 square, u32* memory) {
@@ -162,9 +164,9 @@ template <class T, class P, int IN, int OUT, class I, bool ADD> struct ScatterTu
     const u32 extent = u32(args.extent);
     bool strange = false;
     // What is not there is read elsewhere.
-    I from[2 / IN][2];
-    UNROLL for (int h = 0; h < 2 / IN; ++h) {
-      u32 column = IN == 2 ? 2 * lane : lane + 32 * h;
+    I from[2 / W][2];
+    UNROLL for (int h = 0; h < 2 / W; ++h) {
+      u32 column = W == 2 ? 2 * lane : lane + 32 * h;
       if (column >= at.left) column = 0;
       from[h][0] = at.base[0] + at.first + I(column);
       from[h][1] = at.base[1] + (at.first + I(column)) * args.beside;
@@ -174,9 +176,9 @@ template <class T, class P, int IN, int OUT, class I, bool ADD> struct ScatterTu
       UNROLL for (int j = 0; j < 4; ++j) {
         u32 line = square * LINES + begin + j;
         if (line >= args.length) line = args.length - 1;
-        UNROLL for (int h = 0; h < 2 / IN; ++h) {
-          x.index[j][h] = load<PASSING, IN>(args.index + from[h][1] + I(line) * args.steps[1]);
-          x.value[j][h] = load<PASSING, IN>(args.values + from[h][0] + I(line) * args.steps[0]);
+        UNROLL for (int h = 0; h < 2 / W; ++h) {
+          x.index[j][h] = load<PASSING, W>(args.index + from[h][1] + I(line) * args.steps[1]);
+          x.value[j][h] = load<PASSING, W>(args.values + from[h][0] + I(line) * args.steps[0]);
         }
       }
       UNROLL for (int c = 0; c < 2; ++c) {
@@ -184,10 +186,10 @@ template <class T, class P, int IN, int OUT, class I, bool ADD> struct ScatterTu
         Vec<u16, 4> place;
         UNROLL for (int j = 0; j < 4; ++j) {
           const bool there = square * LINES + begin + j < args.length;
-          const u32 i = narrowed(x.index[j][c / IN].get(c % IN));
+          const u32 i = narrowed(x.index[j][c / W].get(c % W));
           strange |= there && i >= extent;
           place.set(j, u16(there && i < extent ? i : NOWHERE));
-          value.set(j, x.value[j][c / IN].get(c % IN));
+          value.set(j, x.value[j][c / W].get(c % W));
         }
         values.set(c * 32 + lane, begin, value);
         places.set(c * 32 + lane, begin, place);
@@ -198,7 +200,7 @@ template <class T, class P, int IN, int OUT, class I, bool ADD> struct ScatterTu
     __syncthreads();
     ROLLED for (u32 i = threadIdx.x; i < GROUP * Square<T>::FOURS; i += blockDim.x) {
       const u32 row = i / Square<T>::FOURS, line = i % Square<T>::FOURS * 4;
-      const i64 to = at.row(column_of<IN>(row), args.in) + square * LINES + line;
+      const i64 to = at.row(column_of<W>(row), args.in) + square * LINES + line;
       store<STAYING>(args.elements + to, values.get(row, line));
       store<STAYING>(args.places + to, places.get(row, line));
     }
@@ -210,7 +212,7 @@ template <class T, class P, int IN, int OUT, class I, bool ADD> struct ScatterTu
     const Square<R> sums(memory);
     ROLLED for (u32 i = threadIdx.x; i < GROUP * Square<R>::FOURS; i += blockDim.x) {
       const u32 row = i / Square<R>::FOURS, line = i % Square<R>::FOURS * 4;
-      const i64 from = at.row(column_of<OUT>(row), args.out) + square * LINES + line;
+      const i64 from = at.row(column_of<W>(row), args.out) + square * LINES + line;
       sums.set(row, line, load<PASSING, 4>(args.sums + from));
     }
     __syncthreads();
@@ -222,15 +224,15 @@ template <class T, class P, int IN, int OUT, class I, bool ADD> struct ScatterTu
         const u32 bin = square * LINES + begin + j;
         if (bin >= args.extent) break;
         T* to = target + I(bin) * args.steps[2];
-        UNROLL for (int h = 0; h < 2 / OUT; ++h) {
-          const u32 column = OUT == 2 ? 2 * lane : lane + 32 * h;
+        UNROLL for (int h = 0; h < 2 / W; ++h) {
+          const u32 column = W == 2 ? 2 * lane : lane + 32 * h;
           if (column >= at.left) continue;
-          A y[OUT];
-          UNROLL for (int c = 0; c < OUT; ++c) y[c] = widen(x[h + c], j);
+          A y[W];
+          UNROLL for (int c = 0; c < W; ++c) y[c] = widen(x[h + c], j);
           if constexpr (ADD) {
             put<true>(to + column, y);
           } else {
-            Vec<T, OUT> z;
+            Vec<T, W> z;
             narrow(y, z);
             store<PASSING>(to + column, z);
           }
@@ -248,8 +250,8 @@ template <class T, class P, int IN, int OUT, class I, bool ADD> struct ScatterTu
       const i64 line = square * LINES + l;
       if (line >= args.length) return;
       ROLLED for (u32 row = lane; row < GROUP; row += 32) {
-        if (column_of<IN>(row) >= at.left) continue;
-        const I column = at.first + I(column_of<IN>(row));
+        if (column_of<W>(row) >= at.left) continue;
+        const I column = at.first + I(column_of<W>(row));
         valid(args.index[at.base[1] + column * args.beside + I(line) * args.steps[1]], args.extent,
               args.listener, args.ticket,
               (i64(at.outer) * args.length + line) * args.columns + column);

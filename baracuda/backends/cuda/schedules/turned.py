@@ -69,10 +69,9 @@ def plan(call: Call, lanes: Lanes, bits: int, name: str) -> Steps | None:
     stage = [call.workspace(i) for i in range(4)]
 
     kind = named(call.problem.index_dtype or "")
-    strides = [d.strides for d in lanes.outer] + [lanes.steps]
-    wide = [lanes.count, *(s for along in strides for s in along[:2])]
-    width = divisor(wide, min(2, call.elements(), call.elements(kind.itemsize)))
-    written = divisor([lanes.count, *(along[2] for along in strides)], min(2, call.elements()))
+    numbers = [lanes.count, *(s for d in lanes.outer for s in d.strides), *lanes.steps]
+    width = divisor(numbers, min(2, call.elements(), call.elements(kind.itemsize)))
+    width = width if lanes.beside == 1 else 1
     packer = Packer(lanes.wide()).pointers(7).add("Q", call.listener).add("q", lanes.extent)
     packer.add("I", call.ticket, bits, _room(lanes), lanes.length, into, out)
     packer.add("I", groups, _LAG, _items(lanes, groups), 0)
@@ -80,12 +79,8 @@ def plan(call: Call, lanes: Lanes, bits: int, name: str) -> Steps | None:
     packer.indices(lanes.count, lanes.beside, *lanes.steps, 0)
     packer.extents(across).add(packer.unsigned, 0)
     arguments = packer.walk(lanes.outer, 3).done()
-    width = width if lanes.beside == 1 else 1
-    schedule = (
-        f"ScatterTurned<{call.type}, {kind.short}, {width}, {written}, {packer.type}, "
-        f"{flag(call.add)}>"
-    )
-    tags = ("turned", kind.short, f"v{width}", f"w{written}", packer.type, *["add"] * call.add)
+    schedule = f"ScatterTurned<{call.type}, {kind.short}, {width}, {packer.type}, {flag(call.add)}>"
+    tags = ("turned", kind.short, f"v{width}", packer.type, *["add"] * call.add)
     entry = call.entry(schedule, len(arguments), *tags, threads=_THREADS)
     shared = _shared(call, lanes)
     # Of each block the device keeps 1 KiB, and the schedule has some fixed.
