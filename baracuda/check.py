@@ -19,7 +19,9 @@ from baracuda.spec import Normaliser, Operand, OpSpec, Problem
 
 
 def integer(op: str, name: str, value: Any) -> int:
-    """An integer, of Python or NumPy."""
+    """An integer, of Python or NumPy, or an extent of a graph that is not known yet."""
+    if type(value).__name__ == "SymInt":
+        return value  # type: ignore[no-any-return]
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise type_error(op, name, "an integer", repr(value))
     return int(value)

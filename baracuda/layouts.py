@@ -14,14 +14,24 @@ Shape: TypeAlias = tuple[int, ...]
 _OVERLAP_WORK = 20_000
 
 
-@lru_cache(maxsize=1024)
 def contiguous(shape: Shape) -> Shape:
-    """The C-order strides of `shape`, in elements; a plan asks for the same ones several times."""
+    """The C-order strides of `shape`, in elements."""
+    try:
+        return _known(shape)
+    except TypeError:  # symbolic extents have no hash
+        return _contiguous(shape)
+
+
+def _contiguous(shape: Shape) -> Shape:
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)
         step *= max(extent, 1)
     return tuple(reversed(strides))
+
+
+# A plan asks for the same ones several times.
+_known = lru_cache(maxsize=1024)(_contiguous)
 
 
 def canonical(shape: Shape, strides: Shape | None) -> Shape | None:

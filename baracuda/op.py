@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
@@ -44,6 +45,19 @@ class Route(Protocol):
 routes: dict[str, Route] = {}
 """The route of each library; without one, such calls run the differentiable body."""
 
+_modules = sys.modules
+
+
+def _operators(framework: str) -> bool:
+    """Have a framework know the ops as operators, which stand for them in its graphs."""
+    import_module(f"baracuda.frameworks.{framework}.operators")
+    return True
+
+
+# torch.compile runs it while it reads the caller's code, as what
+# `torch.compiler.assume_constant_result` marks.
+_operators._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
 # Libraries whose framework module adds its route when it is loaded, by the first such call.
 _FRAMEWORKS = ("jax",)
 
@@ -69,6 +83,12 @@ class Op(Generic[P, R]):
         self._least = sum(p.kind is p.POSITIONAL_ONLY and p.default is p.empty for p in own)
         self._required = {p.name for p in own if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
         self._keywords = {*spec.options, *spec.scalars, *NAMES}
+        # Options that are a number for each axis, or one for all.
+        self._lists = [
+            (p.name, str(p.annotation).partition("tuple")[2].count("int"))
+            for p in own
+            if str(p.annotation).startswith("int | tuple")
+        ]
 
     def __repr__(self) -> str:
         return f"<op {self.spec.name}>"
@@ -77,6 +97,9 @@ class Op(Generic[P, R]):
         return self.spec.name
 
     def __call__(self, *arrays: P.args, **options: P.kwargs) -> R:
+        torch = _modules.get("torch")
+        if torch is not None and torch.compiler.is_compiling():
+            return self._in_graph(torch, arrays, options)  # type: ignore[no-any-return]
         scalars = self._split(options) if self._scalars else _NOTHING
         state = alias = None
         try:
@@ -111,6 +134,14 @@ class Op(Generic[P, R]):
         except Misfit:
             plan = self._find(arrays, options)
             return plan.run(arrays, None, False, scalars)  # type: ignore[no-any-return]
+
+    def _in_graph(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
+        """The call as torch.compile reads it: one operator."""
+        _operators("torch")
+        for name, count in self._lists:
+            if isinstance(options.get(name), int):
+                options = {**options, name: (options[name],) * count}
+        return getattr(torch.ops.baracuda, self._name)(*arrays, **options)
 
     def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan:
         """Choose once: the plan that a call with these arguments runs.

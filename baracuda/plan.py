@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from importlib import import_module
 from typing import Any
 
 from baracuda import backends, layouts
@@ -13,7 +14,7 @@ from baracuda.dtypes import name_of, named
 from baracuda.errors import UnsupportedError, type_error, value_error
 from baracuda.libraries import Array, Library, facts_of
 from baracuda.sku import KernelSku
-from baracuda.spec import Misfit, Operand, Prepared, Problem
+from baracuda.spec import Misfit, Operand, Prepared, Problem, Runner
 
 
 class Plan:
@@ -278,9 +279,12 @@ def make(
     wanted = problem.choices.sku
     if wanted is not None:
         problem = _as_recorded(problem, wanted)
-    name, prepared, why = backends.choose(problem)
+    watch = _watched(problem)
+    name, prepared, why = backends.choose(replace(problem, mode="") if watch else problem)
     if prepared.tuned is not None and problem.choices.autotune and wanted is None:
         prepared = prepared.tuned(arrays)
+    if watch:
+        prepared = prepared._replace(run=watch(prepared.run))
     plan = Plan(problem, name, prepared, why, sibling, facts)
     if wanted is not None and (sku := plan.sku) != wanted:
         differing = [f for f in _SKU_FIELDS if getattr(sku, f) != getattr(wanted, f)]
@@ -291,6 +295,14 @@ def make(
             ", ".join(f"{getattr(sku, f)}" for f in differing) + " here",
         )
     return plan
+
+
+def _watched(problem: Problem) -> Callable[[Runner], Runner] | None:
+    """What makes a runner of plain arrays one that the framework can differentiate."""
+    if problem.mode != "autograd":
+        return None
+    framework = import_module(f"baracuda.frameworks.{problem.library.name}")
+    return framework.watched(problem)  # type: ignore[no-any-return]
 
 
 _SKU_FIELDS = tuple(field.name for field in fields(KernelSku))

@@ -286,7 +286,7 @@ class Binder:
                 raise self._fail(pattern, f"{even} along axis {axis} ({term})", extent)
             self.axes[term.name] = extent // term.factor
             return
-        want = term.factor * int(known)  # type: ignore[arg-type]
+        want = term.factor * known
         if extent != want and not (term.or_one and extent == 1):
             owner = self._owner(term.name)
             either = " or 1" if term.or_one else ""

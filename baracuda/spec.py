@@ -170,7 +170,8 @@ class Problem:
     library : Library
     device : str
     mode : str
-        ``""``, ``"autograd"`` (concrete values under differentiation) or ``"traced"``.
+        ``""``; concrete values, differentiated backward (``"autograd"``) or as they are computed
+        (``"forward-mode"``); or ``"traced"``.
     axes : dict
         Every axis with its extent.
     inputs : tuple of Operand or None

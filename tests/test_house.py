@@ -22,7 +22,7 @@ FLOORS = [
     {"plan"},
     {"cache"},
     {"op"},
-    {"ops"},
+    {"adjoint", "ops"},
     {"frameworks"},
     {"__init__"},
     {"examples", "testing"},

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import add
 from typing import Any, TypeAlias
 
@@ -26,14 +27,14 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from baracuda import body, check
+from baracuda import adjoint, body, check
 from baracuda.dispatch import NAMES
 from baracuda.dtypes import FLOATS
 from baracuda.libraries import Array
 from baracuda.libraries.jax import varies_along
 from baracuda.op import Op, registry, routes
 from baracuda.plan import Plan
-from baracuda.spec import OpSpec, Runner
+from baracuda.spec import Runner
 
 Function: TypeAlias = Callable[..., tuple[Array, ...]]
 
@@ -168,7 +169,7 @@ def _differentiable(
     outputs = [x.name for x in problem.outputs]
     floats = [i for i, name in enumerate(names) if name not in spec.integers]
     define = _on_given(plan, body.runner(problem), scalars)
-    partner, linear = _partner(spec)
+    partner, linear = adjoint.partner(spec)
     kept = [n for n in names if n in spec.integers] if linear else [*names, *outputs]
 
     def primal(*given: Array) -> tuple[Array, ...]:
@@ -198,12 +199,15 @@ def _differentiable(
         function.defjvp(by_body)
         return function  # type: ignore[no-any-return]
 
-    def dual(name: str) -> str:
-        return name.removeprefix("d") if spec.adjoint_of else f"d{name}"
+    dual = partial(adjoint.dual, spec)
 
     def transpose(*args: Array) -> tuple[Array, ...]:
         known = dict(zip([*kept, *map(dual, outputs)], args, strict=True))
-        found = _named_call(partner, plan, known, {**scalars, **dispatch})
+        asked = adjoint.request(partner, problem, known)
+        arrays = [None if name is None else known[name] for name in asked.arrays]
+        result = registry[partner.name](*arrays, **asked.options, **scalars, **dispatch)
+        results = result if type(result) is tuple else (result,)
+        found = dict(zip(asked.results, results, strict=True))
         return tuple(found[dual(names[i])] for i in floats)
 
     def by_partner(primals: Sequence[Array], tangents: Sequence[Array]) -> Any:
@@ -215,40 +219,6 @@ def _differentiable(
 
     function.defjvp(by_partner)
     return function  # type: ignore[no-any-return]
-
-
-def _partner(spec: OpSpec) -> tuple[OpSpec | None, bool]:
-    """The op that transposes this one's tangents, None where only the body can say; linear?"""
-    if spec.adjoint_of:
-        first, second = registry[spec.adjoint_of].spec, spec
-    else:
-        found = [o.spec for o in registry.values() if o.spec.adjoint_of == spec.name]
-        if not found:
-            return None, False
-        first, second = spec, found[0]
-    cotangents = {f"d{p.name}" for form in first.signatures for p in form.outputs}
-    linear = set(second.arrays) - set(second.integers) <= cotangents
-    if second is spec:
-        return (first if linear else None), linear
-    return second, linear
-
-
-def _named_call(
-    spec: OpSpec, plan: Plan, known: Mapping[str, Array], more: Mapping[str, Any]
-) -> dict[str, Array]:
-    """The op of `spec` on what is known by its names, under the options of `plan`; named results.
-
-    A pair shares the names of its axes, options and run-time values.
-    """
-    problem = plan.problem
-    arrays = {name: known.get(name) for name in spec.arrays}
-    there = {name for name, x in arrays.items() if x is not None}
-    form = next(s for s in spec.signatures if set(s.names) == there)
-    options = {k: v for k, v in problem.options.items() if k in spec.options}
-    shapes = {p.name: p.shape(problem.axes) for p in form.inputs if p.is_option}
-    result = registry[spec.name](*arrays.values(), **{**options, **shapes, **more})
-    results = result if type(result) is tuple else (result,)
-    return dict(zip([p.name for p in form.outputs], results, strict=True))
 
 
 def _varying(arrays: Sequence[Array]) -> list[Array]:

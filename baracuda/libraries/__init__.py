@@ -78,7 +78,7 @@ class Library:
         return getattr(x, "device", None)
 
     def state(self, arrays: Sequence[Array]) -> tuple[str, bool] | None:
-        """Mode (``""``, ``"autograd"``, ``"traced"``) and global determinism; None: plain."""
+        """The mode (see `Problem`) and global determinism; None: plain."""
         return None
 
     def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:

@@ -61,7 +61,9 @@ class Torch(Library):
                 mode = "traced"
         if _compiling() or _transforms() is not None or _modes():
             mode = "traced"
-        elif not mode and (forward_ad._current_level >= 0 or (grad and torch.is_grad_enabled())):
+        elif not mode and forward_ad._current_level >= 0:
+            mode = "forward-mode"
+        elif not mode and grad and torch.is_grad_enabled():
             mode = "autograd"
         deterministic = _deterministic()
         return (mode, deterministic) if mode or deterministic else None

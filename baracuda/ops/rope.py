@@ -36,9 +36,10 @@ def _rotary_dim(name: str, axes: Axes, options: dict[str, Any]) -> dict[str, int
     d: Any = axes["d"]
     if options["rotary_dim"] is None:
         options["rotary_dim"] = d
-    if options["rotary_dim"] not in range(0, d + 1, 2):
+    size = options["rotary_dim"]
+    if size % 2 or not 0 <= size <= d:
         expected = f"an even number from 0 to d = {d}"
-        raise value_error(name, "rotary_dim", expected, options["rotary_dim"], axes)
+        raise value_error(name, "rotary_dim", expected, size, axes)
     return {}
 
 

@@ -1,0 +1,65 @@
+"""Which op is the gradient of which, and how one is called by the names of the other's arrays.
+
+A pair shares the names of its axes, options and run-time values; the cotangent of ``y`` is ``dy``.
+Frameworks derive their gradients from this and from nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from baracuda.op import registry
+from baracuda.spec import OpSpec, Problem
+
+
+def partner(spec: OpSpec) -> tuple[OpSpec | None, bool]:
+    """The op that transposes this one's tangents, None where only the body can say; linear?
+
+    Linear where the backward takes no floating input but cotangents: then each of the two
+    transposes into the other.
+    """
+    if spec.adjoint_of:
+        first, second = registry[spec.adjoint_of].spec, spec
+    else:
+        found = [o.spec for o in registry.values() if o.spec.adjoint_of == spec.name]
+        if not found:
+            return None, False
+        first, second = spec, found[0]
+    cotangents = {f"d{p.name}" for form in first.signatures for p in form.outputs}
+    linear = set(second.arrays) - set(second.integers) <= cotangents
+    if second is spec:
+        return (first if linear else None), linear
+    return second, linear
+
+
+def dual(spec: OpSpec, name: str) -> str:
+    """What the partner of `spec` calls the cotangent of one of its arrays."""
+    return name.removeprefix("d") if spec.adjoint_of else f"d{name}"
+
+
+class Request(NamedTuple):
+    """How an op is called for its partner.
+
+    Attributes
+    ----------
+    arrays : tuple of (str or None)
+        In their places, None for what is not given.
+    options : dict
+        Structural options, shapes that are options among them.
+    results : tuple of str
+    """
+
+    arrays: tuple[str | None, ...]
+    options: dict[str, Any]
+    results: tuple[str, ...]
+
+
+def request(spec: OpSpec, problem: Problem, names: Collection[str]) -> Request:
+    """How the op of `spec` is called where its partner has `problem` and `names` are known."""
+    arrays = tuple([name if name in names else None for name in spec.arrays])
+    there = {name for name in arrays if name is not None}
+    form = next(s for s in spec.signatures if set(s.names) == there)
+    options = {k: v for k, v in problem.options.items() if k in spec.options}
+    shapes = {p.name: p.shape(problem.axes) for p in form.inputs if p.is_option}
+    return Request(arrays, {**options, **shapes}, tuple([p.name for p in form.outputs]))

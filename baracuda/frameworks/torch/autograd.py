@@ -1,0 +1,126 @@
+"""Under autograd an op runs as it does without, and its gradient is the explicit op.
+
+Everything is read off the declarations (`baracuda.adjoint`). A backward that is itself watched, for
+a second derivative, runs the same way where it has an adjoint of its own, and else as its body,
+which autograd differentiates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from baracuda import adjoint, body
+from baracuda.dispatch import DEFAULT, NAMES
+from baracuda.dtypes import FLOATS
+from baracuda.libraries import Array
+from baracuda.op import registry
+from baracuda.plan import Plan
+from baracuda.spec import OpSpec, Problem, Runner
+
+
+def watched(problem: Problem) -> Callable[[Runner], Runner] | None:
+    """From a runner of plain tensors to one of watched tensors; None: no op is the gradient.
+
+    Parameters
+    ----------
+    problem : Problem
+        In mode ``"autograd"``.
+    """
+    partner, _ = adjoint.partner(problem.spec)
+    if partner is None or problem.dtype not in FLOATS:
+        return None
+    return partial(_differentiable, problem, partner)
+
+
+def _differentiable(problem: Problem, partner: OpSpec, run: Runner) -> Runner:
+    link, composite = Link(problem, partner, run), body.runner(problem)
+
+    def run_watched(
+        arrays: Sequence[Array],
+        outs: tuple[Array, ...] | None,
+        accumulate: bool,
+        scalars: Mapping[str, Any],
+    ) -> Any:
+        if outs is not None:
+            return composite(arrays, outs, accumulate, scalars)
+        return Fused.apply(link, scalars, *arrays)  # type: ignore[no-untyped-call]
+
+    return run_watched
+
+
+class Link:
+    """A planned op and the op that is its gradient.
+
+    Attributes
+    ----------
+    run : Runner
+        The op on plain tensors.
+    kept : tuple of int
+        What the gradient needs of the arrays and the results, counted through.
+    places : tuple of (int or None)
+        For each array that the op takes, which result of the gradient is its cotangent.
+    """
+
+    __slots__ = ("_order", "_plan", "_request", "kept", "places", "run")
+
+    def __init__(self, problem: Problem, partner: OpSpec, run: Runner) -> None:
+        spec, self.run = problem.spec, run
+        outputs = [x.name for x in problem.outputs]
+        there = [x and x.name for x in problem.inputs]
+        known = [*there, *outputs]
+        kept = [name for name in partner.arrays if name in known]
+        self.kept = tuple(map(known.index, kept))
+        saved = [*kept, *[adjoint.dual(spec, name) for name in outputs]]
+        asked = adjoint.request(partner, problem, saved)
+        self._order = [None if name is None else saved.index(name) for name in asked.arrays]
+        self.places = tuple([
+            None if name is None or name in spec.integers
+            else asked.results.index(adjoint.dual(spec, name))
+            for name in there
+        ])  # fmt: skip
+        # The block that set them may be left by then, and another thread runs what is backward. A
+        # record says how to run this op, not its partner.
+        chosen = {k: getattr(problem.choices, k) for k in NAMES if k != "sku"}
+        dispatch = {k: v for k, v in chosen.items() if v != getattr(DEFAULT, k)}
+        self._request = partial(registry[partner.name].plan, **asked.options, **dispatch)
+        self._plan: Plan | None = None
+
+    def gradients(
+        self, kept: Sequence[Array], cotangents: Sequence[Array], scalars: Mapping[str, Any]
+    ) -> list[Array | None]:
+        """The cotangents of all that the op takes, None for what has none."""
+        some = (*kept, *cotangents)
+        arrays = [None if i is None else some[i] for i in self._order]
+        if self._plan is None:
+            # That of plain tensors; watched ones, of a second derivative, find theirs from it.
+            with torch.no_grad():
+                self._plan = self._request(*arrays)
+        found = self._plan(*arrays, **scalars)
+        results = found if type(found) is tuple else (found,)
+        return [None if i is None else results[i] for i in self.places]
+
+
+class Fused(torch.autograd.Function):
+    """``Fused.apply(link, scalars, *arrays)``: the op, with its adjoint as the gradient.
+
+    With a context that is made apart, torch would look up the signature at every call; transforms
+    that need one never come here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, link: Link, scalars: Mapping[str, Any], *arrays: Array) -> Any:
+        result = link.run(arrays, None, False, scalars)
+        known = (*arrays, *[None] * (len(link.places) - len(arrays)))
+        known += result if type(result) is tuple else (result,)
+        ctx.link, ctx.scalars, ctx.count = link, scalars, len(arrays)
+        ctx.save_for_backward(*[known[i] for i in link.kept])
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Array) -> Any:
+        found = ctx.link.gradients(ctx.saved_tensors, cotangents, ctx.scalars)
+        return None, None, *found[: ctx.count]

@@ -1,0 +1,186 @@
+"""``torch.ops.baracuda``: each op as an operator that torch.compile, export and subclasses see.
+
+Schemas are read off the functions: arrays positional, options and dispatch options by keyword, no
+plans. An op whose forms return different numbers of arrays has an overload for each number. What
+tensors an operator returns, and in which layout, says the same check that plain calls begin with;
+its gradient is the operator of its adjoint, or where there is none that of the body.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from baracuda import adjoint, body, check
+from baracuda.dispatch import DEFAULT, NAMES
+from baracuda.dtypes import FLOATS
+from baracuda.libraries import Array
+from baracuda.op import Op, registry
+from baracuda.shapes import Signature
+from baracuda.spec import Problem
+
+NAMESPACE = "baracuda"
+# Of the options' annotations.
+_TYPES = {
+    "int": "int",
+    "bool": "bool",
+    "str": "str",
+    "float": "float",
+    "int | None": "SymInt?",
+    "tuple[int, ...]": "SymInt[]",
+    "int | tuple[int]": "SymInt[1]",
+    "int | tuple[int] | None": "SymInt[1]?",
+    "int | tuple[int, int]": "SymInt[2]",
+    "int | tuple[int, int] | None": "SymInt[2]?",
+}
+_DISPATCH = (
+    "str? backend=None, bool? deterministic=None, SymInt? max_workspace_bytes=None, "
+    "bool autotune=False"
+)
+_library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
+
+
+def overloads(op: Op[Any, Any]) -> dict[str, list[Signature]]:
+    """The forms of an op by the name of their overload: what a form has beyond the first one."""
+    forms = op.spec.signatures
+    first = forms[0]
+    out: dict[str, list[Signature]] = {}
+    for form in forms:
+        same = len(form.outputs) == len(first.outputs)
+        more = [name for name in form.names if name not in first.names]
+        out.setdefault("" if same else "_".join(more), []).append(form)
+    return out
+
+
+def schema(op: Op[Any, Any], forms: Sequence[Signature]) -> str:
+    """What torch calls the arguments and results of some forms of an op."""
+    parameters = inspect.signature(op.spec.body).parameters
+    arrays = []
+    for name in max((form.names for form in forms), key=len):
+        optional = not all(name in form.names for form in forms)
+        arrays.append(f"Tensor? {name}=None" if optional else f"Tensor {name}")
+    options = []
+    for name, p in parameters.items():
+        if p.kind is p.KEYWORD_ONLY:
+            default = "" if p.default is p.empty else f"={_literal(p.default)}"
+            options.append(f"{_TYPES[p.annotation]} {name}{default}")
+    results = ["Tensor"] * len(forms[0].outputs)
+    returned = results[0] if len(results) == 1 else f"({', '.join(results)})"
+    return f"({', '.join(arrays)}, *, {', '.join([*options, _DISPATCH])}) -> {returned}"
+
+
+def _literal(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _problem(op: Op[Any, Any], arrays: Sequence[Array], keywords: Mapping[str, Any]) -> Problem:
+    own = {k: v for k, v in keywords.items() if k in op.spec.options}
+    dispatch = {k: v for k, v in keywords.items() if k in NAMES}
+    return check.problem(op.spec, arrays, own, DEFAULT.but(op.spec.name, dispatch))
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the public function takes them: torch makes lists of tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+
+
+def _run(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
+    """On plain tensors, below autograd."""
+    keywords = _plain(keywords)
+    scalars = {k: keywords.pop(k) for k in op.spec.scalars}
+    with torch.no_grad():
+        return op.plan(*arrays, **keywords)(*arrays, **scalars)
+
+
+def _fake(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
+    """Tensors of the right shapes and layouts, without values."""
+    problem = _problem(op, arrays, _plain(keywords))
+    results = []
+    for x in problem.outputs:
+        like = arrays[0]
+        if x.strides is None:
+            results.append(like.new_empty(x.shape))
+        else:
+            results.append(like.new_empty_strided(x.shape, x.strides))
+    return tuple(results) if len(results) > 1 else results[0]
+
+
+def _save(
+    op: Op[Any, Any], ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any
+) -> None:
+    """Keep what the gradient takes: of the body it is that of the inputs."""
+    ctx.keywords, ctx.count = _plain(keyword_only_inputs), len(inputs)
+    ctx.problem = problem = _problem(op, inputs, ctx.keywords)
+    partner, _ = adjoint.partner(op.spec)
+    outputs = output if isinstance(output, tuple) else (output,)
+    tensors = [x for x in inputs if x is not None] + list(outputs)
+    names = [x.name for x in (*problem.given, *problem.outputs)]
+    wanted = op.spec.arrays if partner is None else partner.arrays
+    ctx.names = [name for name in names if name in wanted]
+    ctx.save_for_backward(*[x for name, x in zip(names, tensors, strict=True) if name in wanted])
+
+
+def _gradient(op: Op[Any, Any], ctx: Any, *cotangents: Array) -> Any:
+    """The operator of the adjoint, or the gradient of the body where there is none."""
+    problem, keywords = ctx.problem, ctx.keywords
+    spec = problem.spec
+    known = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+    partner, _ = adjoint.partner(spec)
+    if partner is None:
+        found = _of_body(problem, known, cotangents, keywords)
+    else:
+        for x, dy in zip(problem.outputs, cotangents, strict=True):
+            known[adjoint.dual(spec, x.name)] = dy
+        asked = adjoint.request(partner, problem, known)
+        arrays = [None if name is None else known[name] for name in asked.arrays]
+        while arrays[-1] is None:
+            arrays.pop()
+        more = {k: v for k, v in keywords.items() if k in spec.scalars or k in NAMES}
+        result = getattr(torch.ops.baracuda, partner.name)(*arrays, **asked.options, **more)
+        results = result if isinstance(result, tuple) else (result,)
+        by_dual = dict(zip(asked.results, results, strict=True))
+        found = {x.name: by_dual.get(adjoint.dual(spec, x.name)) for x in problem.given}
+    names = spec.arrays[: ctx.count]
+    return tuple([None if name in spec.integers else found.get(name) for name in names])
+
+
+def _of_body(
+    problem: Problem, known: Mapping[str, Array], cotangents: Sequence[Array],
+    keywords: Mapping[str, Any],
+) -> dict[str, Array | None]:  # fmt: skip
+    """The gradient of the definition; where another is to follow, part of the graph that is there,
+    else of one of its own."""
+    names = [x.name for x in problem.given if x.name not in problem.spec.integers]
+    again, given = torch.is_grad_enabled(), dict(known)
+    if not again:
+        given = {name: x.detach().requires_grad_(name in names) for name, x in known.items()}
+    scalars = {k: keywords[k] for k in problem.spec.scalars}
+    with torch.enable_grad():
+        outputs = body.of_given(problem, body.runner(problem), scalars)(*given.values())
+        wanted = [given[name] for name in names]
+        found = torch.autograd.grad(
+            outputs, wanted, cotangents, create_graph=again, allow_unused=True
+        )
+    return dict(zip(names, found, strict=True))
+
+
+def _define(op: Op[Any, Any]) -> None:
+    for suffix, forms in overloads(op).items():
+        name = f"{op.spec.name}.{suffix}" if suffix else op.spec.name
+        declared, tags = name + schema(op, forms), (torch.Tag.pt2_compliant_tag,)
+        _library.define(declared, tags=tags)  # type: ignore[no-untyped-call]
+        _library.impl(name, partial(_run, op), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        whole = f"{NAMESPACE}::{name}"
+        torch.library.register_fake(whole, partial(_fake, op), lib=_library)
+        if set(op.spec.dtypes) & set(FLOATS):
+            torch.library.register_autograd(
+                whole, partial(_gradient, op), setup_context=partial(_save, op), lib=_library
+            )
+
+
+for _op in registry.values():
+    _define(_op)

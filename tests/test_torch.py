@@ -1,0 +1,185 @@
+"""torch: watched tensors run the op as plain ones do, and the gradient is the explicit op."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+import baracuda as bc
+from baracuda import adjoint
+from baracuda.frameworks.torch.autograd import Link
+from baracuda.op import registry
+from baracuda.testing.cases import Call, Subject
+
+DIFFERENTIABLE = [name for name, op in registry.items() if adjoint.partner(op.spec)[0]]
+each_op = pytest.mark.parametrize("op", DIFFERENTIABLE)
+
+
+def calls(op: str, dtype: str = "float64") -> list[Call]:
+    return list(Subject(op, "torch", "torch", dtype).calls())
+
+
+class Watched:
+    """A call as a function of its floating tensors, which are watched."""
+
+    def __init__(self, call: Call) -> None:
+        self.spec, self.options = call.subject.spec, call.options
+        self.function = call.subject.function
+        self.arrays = call.given()
+        self.at = [i for i, x in enumerate(self.arrays) if x is not None and x.is_floating_point()]
+        self.floats = tuple(self.arrays[i].requires_grad_() for i in self.at)
+
+    def __call__(self, *floats: torch.Tensor, **more: Any) -> tuple[torch.Tensor, ...]:
+        arrays = list(self.arrays)
+        for i, x in zip(self.at, floats, strict=True):
+            arrays[i] = x
+        out = self.function(*arrays, **self.options, **more)
+        return out if isinstance(out, tuple) else (out,)
+
+
+def close(got: Any, want: Any, dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=16 * eps, atol=16 * eps)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@each_op
+def test_the_gradient_is_that_of_the_body(op: str, dtype: str) -> None:
+    for call in calls(op, dtype):
+        watched = Watched(call)
+        out = watched(*watched.floats)
+        assert all(y.requires_grad and y.grad_fn.name() == "FusedBackward" for y in out)
+        along = tuple(torch.cos(y.detach() * 3 + 1) for y in out)
+        got = torch.autograd.grad(out, watched.floats, along)
+        plain = tuple(x.detach().double() for x in watched.floats)
+        # Transforms go through the body.
+        want = torch.func.vjp(watched, *plain)[1](tuple(x.double() for x in along))
+        for x, y, z in zip(got, want, watched.floats, strict=True):
+            assert (x.dtype, x.shape) == (z.dtype, z.shape)
+            scale = float(y.abs().max()) if y.numel() else 0.0
+            eps = torch.finfo(z.dtype).eps
+            torch.testing.assert_close(x.double(), y, rtol=16 * eps, atol=16 * eps * (1 + scale))
+
+
+@each_op
+def test_first_and_second_derivatives_by_finite_differences(op: str) -> None:
+    seen = set()
+    for call in calls(op):
+        if call.form.text in seen or any(x.size == 0 for x in call.arrays.values()):
+            continue
+        seen.add(call.form.text)
+        watched = Watched(call)
+        assert torch.autograd.gradcheck(watched, watched.floats, atol=1e-4)
+        assert torch.autograd.gradgradcheck(watched, watched.floats, atol=1e-4)
+
+
+def test_a_plan_says_what_runs() -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    plan = bc.swiglu.plan(x)
+    assert plan.sku == bc.swiglu.plan(x.detach()).sku
+    assert plan(x).requires_grad
+    assert plan is bc.swiglu.plan(x)
+    assert bc.swiglu(x, backend="array_api").requires_grad
+    assert bc.swiglu.plan(x, sku=plan.sku).sku == plan.sku
+    with forward_ad.dual_level():
+        assert bc.swiglu.plan(forward_ad.make_dual(x, x)).sku.variant == "forward-mode"
+    # The body of what has no adjoint.
+    assert bc.swiglu_backward.plan(x[:, :4], x).sku.backend == "array_api"
+
+
+def test_only_the_fused_ops_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, ran = torch.randn(4, 8, requires_grad=True), []
+    gradients = Link.gradients
+
+    def counted(self: Link, *args: Any) -> Any:
+        ran.append(self)
+        return gradients(self, *args)
+
+    monkeypatch.setattr(Link, "gradients", counted)
+    y = bc.swiglu(x)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert len(ran) == 1
+    assert torch.equal(dx, bc.swiglu_backward(torch.ones_like(y), x.detach()))
+    assert ran[0]._plan.sku.backend == "torch"
+    before = bc.plan_cache.info().misses
+    for _ in range(5):
+        bc.swiglu(x).sum().backward()
+    assert bc.plan_cache.info().misses <= before + 1  # cotangents of stride 0
+
+
+def test_a_choice_holds_for_the_gradient_too() -> None:
+    x, found = torch.randn(4, 8, requires_grad=True), []
+    with bc.options(backend="array_api"):
+        y = bc.swiglu(x)
+    thread = threading.Thread(target=lambda: found.append(torch.autograd.grad(y.sum(), x)[0]))
+    thread.start()
+    thread.join()
+    link = y.grad_fn.link
+    assert link._plan.sku.backend == "array_api"
+    close(found, [bc.swiglu_backward(torch.ones(4, 4), x.detach())], x.dtype)
+
+
+PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "one of two results": lambda x: bc.lerp_backward(x, weight=0.3)[1],
+    "the second of two arrays": lambda x: bc.lerp(torch.ones(4, 8).double(), x, weight=0.3),
+    "an array twice": lambda x: bc.swiglu(x, x),
+    "a gate alone": lambda x: bc.swiglu(torch.ones(4, 8).double(), x),
+    "a view": lambda x: bc.swiglu(x.t(), axis=0),
+    "a row": lambda x: bc.rope(x[1:3]),
+}
+
+
+@pytest.mark.parametrize("name", list(PARTS))
+def test_parts_of_a_call_may_be_watched(name: str) -> None:
+    x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(PARTS[name], x)
+    assert torch.autograd.gradgradcheck(PARTS[name], x)
+
+
+def test_what_is_saved_must_stay_as_it_is() -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    y = bc.swiglu(x)
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    # A rotation is linear: nothing of it is needed.
+    z = bc.rope(x)
+    with torch.no_grad():
+        x.mul_(2)
+    z.sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_compute_again(reentrant: bool) -> None:
+    x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return bc.rope(bc.swiglu(x)) * 2
+
+    (want,) = torch.autograd.grad(block(x).sum(), x)
+    checkpoint(block, x, use_reentrant=reentrant).sum().backward()
+    torch.testing.assert_close(x.grad, want)
+
+
+def test_an_index_out_of_range_is_an_error_before_anything_is_recorded() -> None:
+    src = torch.randn(3, 4, requires_grad=True)
+    with pytest.raises(IndexError, match="gather: index: expected 0 <= i < 4, got 4"):
+        bc.gather(src, torch.tensor([[0], [4], [1]]), axis=1)
+
+
+def test_integers_and_blocks_without_gradients_are_not_watched() -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    for block in (torch.no_grad, torch.inference_mode):
+        with block():
+            assert bc.swiglu(x).grad_fn is None
+    assert (
+        bc.gather(torch.arange(6).reshape(2, 3), torch.zeros(2, 1).long(), axis=1).grad_fn is None
+    )

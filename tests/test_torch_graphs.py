@@ -1,0 +1,160 @@
+"""torch.compile, export, `torch.library`: ops as operators, each with its fake and gradient."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+
+import baracuda as bc
+from baracuda import adjoint, check
+from baracuda.frameworks.torch import operators
+from baracuda.op import registry
+from baracuda.testing.cases import Call, Subject
+
+OPS = list(registry)
+each_op = pytest.mark.parametrize("op", OPS)
+
+
+def calls(op: str, dtype: str = "float32") -> list[Call]:
+    """One with elements for each form."""
+    found: dict[str, Call] = {}
+    for call in Subject(op, "torch", "torch", dtype).calls():
+        if all(x.size for x in call.arrays.values()):
+            found.setdefault(call.form.text, call)
+    return list(found.values())
+
+
+def floats(arrays: list[Any]) -> list[torch.Tensor]:
+    return [x for x in arrays if x is not None and x.is_floating_point()]
+
+
+def overload(call: Call) -> Any:
+    op = registry[call.subject.op]
+    for suffix, forms in operators.overloads(op).items():
+        if call.form in forms:
+            return getattr(getattr(torch.ops.baracuda, op.spec.name), suffix or "default")
+    raise AssertionError
+
+
+@each_op
+def test_operators_keep_their_promises(op: str) -> None:
+    for call in calls(op, "float64"):
+        arrays = call.given()
+        for x in floats(arrays):
+            x.requires_grad_()
+        spec = registry[op].spec
+        options = check.arguments(spec, {**spec.options, **spec.scalars}, call.options)
+        torch.library.opcheck(overload(call), tuple(arrays), options)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@each_op
+def test_a_compiled_call_is_one_operator_and_so_is_its_gradient(op: str, dynamic: bool) -> None:
+    for call in calls(op):
+        torch._dynamo.reset()
+        arrays, graphs = call.given(), []
+        watched = [x.requires_grad_() for x in floats(arrays)]
+        partner = adjoint.partner(registry[op].spec)[0]
+
+        def keep(graph: Any, inputs: Any, graphs: list[Any] = graphs) -> Any:
+            graphs.append(graph.print_readable(print_output=False))
+            return make_boxed_func(graph.forward)
+
+        def function(*arrays: Any, call: Call = call) -> Any:
+            out = call.subject.function(*arrays, **call.options)
+            return out if isinstance(out, tuple) else (out,)
+
+        backend = aot_autograd(fw_compiler=keep)
+        compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend=backend)
+        got, want = compiled(*arrays), function(*arrays)
+        along = [torch.cos(y.detach()) for y in want]
+        slopes = torch.autograd.grad(got, watched, along)
+        for x, y in zip(
+            (*got, *slopes), (*want, *torch.autograd.grad(want, watched, along)), strict=True
+        ):
+            assert torch.equal(x, y)
+            assert x.stride() == y.stride()
+        forward, backward = graphs
+        assert f"torch.ops.baracuda.{op}." in forward
+        assert partner is None or f"torch.ops.baracuda.{partner.name}." in backward
+
+
+def test_new_sizes_compile_nothing() -> None:
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+    def step(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+        return bc.swiglu_backward(dy, bc.rope(x)) + 1
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend=counter)
+    for n in range(3, 20):
+        x, dy = torch.randn(n, 2 * n), torch.randn(n, n)
+        torch.testing.assert_close(compiled(x, dy), step(x, dy))
+    assert counter.frame_count == 1
+
+
+def test_inductor_trains_as_eager_does() -> None:
+    torch._dynamo.reset()
+
+    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = bc.rope(x.unflatten(-1, (2, 8)).transpose(1, 2)).transpose(1, 2).flatten(-2)
+        return bc.lerp(bc.swiglu(y @ w), x, weight=0.25).square().mean()
+
+    x, w = torch.randn(3, 5, 16), torch.randn(16, 32)
+    found = []
+    for function in (loss, torch.compile(loss, fullgraph=True)):
+        at = w.clone().requires_grad_()
+        for _ in range(3):
+            (slope,) = torch.autograd.grad(function(x, at), at)
+            with torch.no_grad():
+                at -= 0.1 * slope
+        found.append(at.detach())
+    torch.testing.assert_close(*found)
+
+
+@each_op
+def test_an_exported_program_comes_back(op: str, tmp_path: Any) -> None:
+    for i, call in enumerate(calls(op)):
+
+        class Module(torch.nn.Module):
+            def forward(self, arrays: list[Any], call: Call = call) -> Any:
+                return call.subject.function(*arrays, **call.options)
+
+        arrays = call.given()
+        program = torch.export.export(Module(), (arrays,))
+        assert f"baracuda.{op}." in program.graph_module.code
+        torch.export.save(program, tmp_path / f"{i}.pt2")
+        again = torch.export.load(tmp_path / f"{i}.pt2").module()
+        got, want = again(arrays), Module()(arrays)
+        for x, y in zip(
+            got if isinstance(want, tuple) else [got],
+            want if isinstance(want, tuple) else [want], strict=True,
+        ):  # fmt: skip
+            assert torch.equal(x, y)
+
+
+def test_the_first_call_of_all_may_be_compiled() -> None:
+    source = (
+        "import baracuda as bc, torch\n"
+        "f = torch.compile(lambda x: bc.swiglu(x), fullgraph=True, backend='aot_eager')\n"
+        "print(f(torch.ones(2, 4)).sum().item())"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout) == pytest.approx(4 / (1 + 2.718281828**-1))
+
+
+def test_dispatch_options_are_part_of_the_graph() -> None:
+    torch._dynamo.reset()
+    x = torch.randn(4, 8)
+    compiled = torch.compile(
+        lambda x: bc.swiglu(x, backend="array_api"), fullgraph=True, backend="aot_eager"
+    )
+    with bc.options(backend="no such backend"):
+        torch.testing.assert_close(compiled(x), bc.swiglu(x, backend="array_api"))
