@@ -281,6 +281,10 @@ def make(
         problem = _as_recorded(problem, wanted)
     watch = _watched(problem)
     name, prepared, why = backends.choose(replace(problem, mode="") if watch else problem)
+    if watch and prepared.kernel == "body" and problem.choices.backend is None:
+        # Of the body the framework's own gradient is the faster: it computes nothing twice.
+        watch = None
+        name, prepared, why = backends.choose(problem)
     if prepared.tuned is not None and problem.choices.autotune and wanted is None:
         prepared = prepared.tuned(arrays)
     if watch:

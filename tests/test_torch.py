@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -35,11 +36,13 @@ class Watched:
         self.at = [i for i, x in enumerate(self.arrays) if x is not None and x.is_floating_point()]
         self.floats = tuple(self.arrays[i].requires_grad_() for i in self.at)
 
-    def __call__(self, *floats: torch.Tensor, **more: Any) -> tuple[torch.Tensor, ...]:
+    def __call__(
+        self, *floats: torch.Tensor, backend: str | None = "torch"
+    ) -> tuple[torch.Tensor, ...]:
         arrays = list(self.arrays)
         for i, x in zip(self.at, floats, strict=True):
             arrays[i] = x
-        out = self.function(*arrays, **self.options, **more)
+        out = self.function(*arrays, **self.options, backend=backend)
         return out if isinstance(out, tuple) else (out,)
 
 
@@ -60,7 +63,8 @@ def test_the_gradient_is_that_of_the_body(op: str, dtype: str) -> None:
         got = torch.autograd.grad(out, watched.floats, along)
         plain = tuple(x.detach().double() for x in watched.floats)
         # Transforms go through the body.
-        want = torch.func.vjp(watched, *plain)[1](tuple(x.double() for x in along))
+        definition = functools.partial(watched, backend=None)
+        want = torch.func.vjp(definition, *plain)[1](tuple(x.double() for x in along))
         for x, y, z in zip(got, want, watched.floats, strict=True):
             assert (x.dtype, x.shape) == (z.dtype, z.shape)
             scale = float(y.abs().max()) if y.numel() else 0.0
@@ -82,15 +86,18 @@ def test_first_and_second_derivatives_by_finite_differences(op: str) -> None:
 
 def test_a_plan_says_what_runs() -> None:
     x = torch.randn(4, 8, requires_grad=True)
-    plan = bc.swiglu.plan(x)
-    assert plan.sku == bc.swiglu.plan(x.detach()).sku
+    plan = bc.swiglu.plan(x, backend="torch")
+    assert plan.sku == bc.swiglu.plan(x.detach(), backend="torch").sku
     assert plan(x).requires_grad
-    assert plan is bc.swiglu.plan(x)
-    assert bc.swiglu(x, backend="array_api").requires_grad
+    assert plan is bc.swiglu.plan(x, backend="torch")
     assert bc.swiglu.plan(x, sku=plan.sku).sku == plan.sku
+    assert bc.swiglu(x, backend="array_api").grad_fn.name() == "FusedBackward"
+    # The body by choice is differentiated itself: nothing is computed twice.
+    assert bc.swiglu.plan(x).sku.variant == "autograd"
+    assert bc.swiglu(x).grad_fn.name() != "FusedBackward"
     with forward_ad.dual_level():
         assert bc.swiglu.plan(forward_ad.make_dual(x, x)).sku.variant == "forward-mode"
-    # The body of what has no adjoint.
+    # And so is that of what has no adjoint.
     assert bc.swiglu_backward.plan(x[:, :4], x).sku.backend == "array_api"
 
 
@@ -103,14 +110,14 @@ def test_only_the_fused_ops_run(monkeypatch: pytest.MonkeyPatch) -> None:
         return gradients(self, *args)
 
     monkeypatch.setattr(Link, "gradients", counted)
-    y = bc.swiglu(x)
+    y = bc.swiglu(x, backend="torch")
     (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
     assert len(ran) == 1
     assert torch.equal(dx, bc.swiglu_backward(torch.ones_like(y), x.detach()))
     assert ran[0]._plan.sku.backend == "torch"
     before = bc.plan_cache.info().misses
     for _ in range(5):
-        bc.swiglu(x).sum().backward()
+        bc.swiglu(x, backend="torch").sum().backward()
     assert bc.plan_cache.info().misses <= before + 1  # cotangents of stride 0
 
 
@@ -134,24 +141,31 @@ PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a view": lambda x: bc.swiglu(x.t(), axis=0),
     "a row": lambda x: bc.rope(x[1:3]),
 }
+each_way = pytest.mark.parametrize("backend", ["torch", None])
 
 
+@each_way
 @pytest.mark.parametrize("name", list(PARTS))
-def test_parts_of_a_call_may_be_watched(name: str) -> None:
+def test_parts_of_a_call_may_be_watched(name: str, backend: str | None) -> None:
     x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(PARTS[name], x)
-    assert torch.autograd.gradgradcheck(PARTS[name], x)
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        with bc.options(backend=backend):
+            return PARTS[name](x)
+
+    assert torch.autograd.gradcheck(part, x)
+    assert torch.autograd.gradgradcheck(part, x)
 
 
 def test_what_is_saved_must_stay_as_it_is() -> None:
     x = torch.randn(4, 8, requires_grad=True)
-    y = bc.swiglu(x)
+    y = bc.swiglu(x, backend="torch")
     with torch.no_grad():
         x.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
     # A rotation is linear: nothing of it is needed.
-    z = bc.rope(x)
+    z = bc.rope(x, backend="torch")
     with torch.no_grad():
         x.mul_(2)
     z.sum().backward()
@@ -162,7 +176,7 @@ def test_checkpoints_compute_again(reentrant: bool) -> None:
     x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
 
     def block(x: torch.Tensor) -> torch.Tensor:
-        return bc.rope(bc.swiglu(x)) * 2
+        return bc.rope(bc.swiglu(x, backend="torch"), backend="torch") * 2
 
     (want,) = torch.autograd.grad(block(x).sum(), x)
     checkpoint(block, x, use_reentrant=reentrant).sum().backward()

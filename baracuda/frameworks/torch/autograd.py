@@ -1,8 +1,8 @@
 """Under autograd an op runs as it does without, and its gradient is the explicit op.
 
 Everything is read off the declarations (`baracuda.adjoint`). A backward that is itself watched, for
-a second derivative, runs the same way where it has an adjoint of its own, and else as its body,
-which autograd differentiates.
+a second derivative, is a call like any other: it runs the same way where it has an adjoint of its
+own, and else as its body, which autograd differentiates.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Link:
         For each array that the op takes, which result of the gradient is its cotangent.
     """
 
-    __slots__ = ("_order", "_plan", "_request", "kept", "places", "run")
+    __slots__ = ("_again", "_order", "_plan", "_request", "kept", "places", "run")
 
     def __init__(self, problem: Problem, partner: OpSpec, run: Runner) -> None:
         spec, self.run = problem.spec, run
@@ -86,7 +86,10 @@ class Link:
         # record says how to run this op, not its partner.
         chosen = {k: getattr(problem.choices, k) for k in NAMES if k != "sku"}
         dispatch = {k: v for k, v in chosen.items() if v != getattr(DEFAULT, k)}
-        self._request = partial(registry[partner.name].plan, **asked.options, **dispatch)
+        op = registry[partner.name]
+        self._request = partial(op.plan, **asked.options, **dispatch)
+        # What is to be differentiated again is nobody's to choose.
+        self._again = partial(op, **asked.options)
         self._plan: Plan | None = None
 
     def gradients(
@@ -95,11 +98,11 @@ class Link:
         """The cotangents of all that the op takes, None for what has none."""
         some = (*kept, *cotangents)
         arrays = [None if i is None else some[i] for i in self._order]
-        if self._plan is None:
-            # That of plain tensors; watched ones, of a second derivative, find theirs from it.
-            with torch.no_grad():
-                self._plan = self._request(*arrays)
-        found = self._plan(*arrays, **scalars)
+        if torch.is_grad_enabled():
+            found = self._again(*arrays, **scalars)
+        else:
+            self._plan = self._plan or self._request(*arrays)
+            found = self._plan(*arrays, **scalars)
         results = found if type(found) is tuple else (found,)
         return [None if i is None else results[i] for i in self.places]
 
