@@ -1,4 +1,4 @@
-// What stands for common/cluster.cuh on a host: messages arrive at once, in memory of the receiver.
+// What stands for common/cluster.cuh on a host.
 #pragma once
 
 namespace baracuda {

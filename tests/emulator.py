@@ -67,7 +67,7 @@ def source(entries: Sequence[Entry]) -> str:
     """A C function for each entry of one file."""
     (file,) = {entry.file for entry in entries}
     text = flattened(file)
-    # Messages between blocks are instructions and nothing else: the whole header is stood in for.
+    # What blocks of a cluster do together is instructions: the whole header is stood in for.
     cluster = (SOURCES / "common/cluster.cuh").read_text()
     text = text.replace(
         cluster.partition('#include "vec.cuh"\n')[2],
