@@ -6,9 +6,10 @@ Frameworks derive their gradients from this and from nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+from baracuda.libraries import Array
 from baracuda.op import registry
 from baracuda.spec import OpSpec, Problem
 
@@ -53,6 +54,17 @@ class Request(NamedTuple):
     arrays: tuple[str | None, ...]
     options: dict[str, Any]
     results: tuple[str, ...]
+
+    def call(
+        self, function: Callable[..., Any], known: Mapping[str, Array], more: Mapping[str, Any]
+    ) -> dict[str, Array]:
+        """The named results of `function` on what is known; `more` are keywords beside options."""
+        arrays = [None if name is None else known[name] for name in self.arrays]
+        while arrays[-1] is None:
+            arrays.pop()
+        result = function(*arrays, **self.options, **more)
+        results = result if isinstance(result, tuple) else (result,)
+        return dict(zip(self.results, results, strict=True))
 
 
 def request(spec: OpSpec, problem: Problem, names: Collection[str]) -> Request:

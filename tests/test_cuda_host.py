@@ -606,3 +606,24 @@ def test_64_bits_are_used_before_32_overflow() -> None:
     assert not geometry.wide(0, 2**30)
     for number in (2**31 - 1, 2**31, 2**40):
         assert geometry.wide(1, number)
+
+
+@pytest.fixture
+def apart() -> Iterator[None]:
+    """Plans made here are forgotten afterwards: the tensors are those of the CPU."""
+    bc.plan_cache.clear()
+    yield
+    bc.plan_cache.clear()
+
+
+def test_a_watched_tensor_launches_both_kernels(
+    apart: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = stub_device.install(monkeypatch)
+    x = torch.randn(4, 8, requires_grad=True)
+    assert bc.swiglu.plan(x).sku.backend == "cuda"
+    y = bc.swiglu(x)
+    torch.autograd.grad(y, x, torch.ones(4, 4))
+    forward, backward = (entry.symbol for entry in device.launched)
+    assert forward.startswith("swiglu_f32_")
+    assert backward.startswith("swiglu_backward_f32_")

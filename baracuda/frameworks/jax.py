@@ -204,10 +204,7 @@ def _differentiable(
     def transpose(*args: Array) -> tuple[Array, ...]:
         known = dict(zip([*kept, *map(dual, outputs)], args, strict=True))
         asked = adjoint.request(partner, problem, known)
-        arrays = [None if name is None else known[name] for name in asked.arrays]
-        result = registry[partner.name](*arrays, **asked.options, **scalars, **dispatch)
-        results = result if type(result) is tuple else (result,)
-        found = dict(zip(asked.results, results, strict=True))
+        found = asked.call(registry[partner.name], known, {**scalars, **dispatch})
         return tuple(found[dual(names[i])] for i in floats)
 
     def by_partner(primals: Sequence[Array], tangents: Sequence[Array]) -> Any:

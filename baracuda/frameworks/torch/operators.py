@@ -1,4 +1,4 @@
-"""``torch.ops.baracuda``: each op as an operator that torch.compile, export and subclasses see.
+"""``torch.ops.baracuda``: each op as an operator, which torch.compile and export see.
 
 Schemas are read off the functions: arrays positional, options and dispatch options by keyword, no
 plans. An op whose forms return different numbers of arrays has an overload for each number. What
@@ -99,13 +99,11 @@ def _run(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
 def _fake(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
     """Tensors of the right shapes and layouts, without values."""
     problem = _problem(op, arrays, _plain(keywords))
-    results = []
-    for x in problem.outputs:
-        like = arrays[0]
-        if x.strides is None:
-            results.append(like.new_empty(x.shape))
-        else:
-            results.append(like.new_empty_strided(x.shape, x.strides))
+    like = arrays[0]
+    results = [
+        like.new_empty_strided(x.shape, x.strides) if x.strides else like.new_empty(x.shape)
+        for x in problem.outputs
+    ]
     return tuple(results) if len(results) > 1 else results[0]
 
 
@@ -136,13 +134,8 @@ def _gradient(op: Op[Any, Any], ctx: Any, *cotangents: Array) -> Any:
         for x, dy in zip(problem.outputs, cotangents, strict=True):
             known[adjoint.dual(spec, x.name)] = dy
         asked = adjoint.request(partner, problem, known)
-        arrays = [None if name is None else known[name] for name in asked.arrays]
-        while arrays[-1] is None:
-            arrays.pop()
         more = {k: v for k, v in keywords.items() if k in spec.scalars or k in NAMES}
-        result = getattr(torch.ops.baracuda, partner.name)(*arrays, **asked.options, **more)
-        results = result if isinstance(result, tuple) else (result,)
-        by_dual = dict(zip(asked.results, results, strict=True))
+        by_dual = asked.call(getattr(torch.ops.baracuda, partner.name), known, more)
         found = {x.name: by_dual.get(adjoint.dual(spec, x.name)) for x in problem.given}
     names = spec.arrays[: ctx.count]
     return tuple([None if name in spec.integers else found.get(name) for name in names])
