@@ -240,11 +240,12 @@ def test_watched_tensors_run_the_kernels() -> None:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        z = bc.swiglu(x)
+        aside = x.detach().requires_grad_()
+        z = bc.swiglu(aside)
     torch.cuda.current_stream().wait_stream(stream)
     want = bc.swiglu_backward(dy, x.detach(), backend="cuda")
-    for out in (y, z):
-        assert torch.equal(torch.autograd.grad(out, x, dy)[0], want)
+    for out, leaf in ((y, x), (z, aside)):
+        assert torch.equal(torch.autograd.grad(out, leaf, dy)[0], want)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, x)
         assert bc.swiglu.plan(dual).sku.backend == "array_api"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -79,9 +80,15 @@ def by_replay(task: Task, copies: int = 50) -> float:
         task()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(copies):
-            task()
+    # What the collector would free here (a module, pinned memory) breaks a capture.
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            for _ in range(copies):
+                task()
+    finally:
+        gc.enable()
     times = []
     for _ in range(20):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
