@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from baracuda.libraries import Array
 from baracuda.op import registry
-from baracuda.spec import OpSpec, Problem
+from baracuda.spec import OpSpec, Problem, independent
 
 
 def partner(spec: OpSpec) -> tuple[OpSpec | None, bool]:
@@ -32,6 +32,20 @@ def partner(spec: OpSpec) -> tuple[OpSpec | None, bool]:
     if second is spec:
         return (first if linear else None), linear
     return second, linear
+
+
+def summed(spec: OpSpec) -> frozenset[str]:
+    """The axes over which a linear gradient adds up: its partner takes each place by itself.
+
+    A part of such an axis gives a part of the sum.
+    """
+    other, linear = partner(spec)
+    if not (linear and other and spec.adjoint_of):
+        return frozenset()
+    apart = frozenset().union(*[independent(other, form) for form in other.signatures])
+    kept = {t.name for form in spec.signatures for p in form.outputs for t in p.terms}
+    bounded = {t.name for form in spec.signatures for p in form.inputs for t in p.terms if t.bound}
+    return apart - kept - bounded
 
 
 def dual(spec: OpSpec, name: str) -> str:

@@ -51,6 +51,8 @@ _modules = sys.modules
 def _operators(framework: str) -> bool:
     """Have a framework know the ops as operators, which stand for them in its graphs."""
     import_module(f"baracuda.frameworks.{framework}.operators")
+    if f"{framework}.distributed.tensor" in _modules:
+        import_module(f"baracuda.frameworks.{framework}.sharding")
     return True
 
 
@@ -59,7 +61,7 @@ def _operators(framework: str) -> bool:
 _operators._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 # Libraries whose framework module adds its route when it is loaded, by the first such call.
-_FRAMEWORKS = ("jax",)
+_FRAMEWORKS = ("jax", "torch")
 
 
 class Op(Generic[P, R]):
@@ -99,7 +101,7 @@ class Op(Generic[P, R]):
     def __call__(self, *arrays: P.args, **options: P.kwargs) -> R:
         torch = _modules.get("torch")
         if torch is not None and torch.compiler.is_compiling():
-            return self._in_graph(torch, arrays, options)  # type: ignore[no-any-return]
+            return self.as_operator(torch, arrays, options)  # type: ignore[no-any-return]
         scalars = self._split(options) if self._scalars else _NOTHING
         state = alias = None
         try:
@@ -120,7 +122,7 @@ class Op(Generic[P, R]):
                     self._last = plan, plan_cache.generation
         except _UNFIT:
             plan = alias = None
-        if plan is None or (routes and state is not None):
+        if plan is None or (state is not None and state[0] == "traced"):
             self._signature_check(arrays, {**options, **scalars})
             # Where nothing watches the arrays, no route does.
             route = self._route(arrays) if alias is None or state is not None else None
@@ -135,8 +137,8 @@ class Op(Generic[P, R]):
             plan = self._find(arrays, options)
             return plan.run(arrays, None, False, scalars)  # type: ignore[no-any-return]
 
-    def _in_graph(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
-        """The call as torch.compile reads it: one operator."""
+    def as_operator(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
+        """The call as torch's graphs, modes and subclasses see it: one operator."""
         _operators("torch")
         for name, count in self._lists:
             if isinstance(options.get(name), int):

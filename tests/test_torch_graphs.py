@@ -36,9 +36,10 @@ def floats(arrays: list[Any]) -> list[torch.Tensor]:
 
 def overload(call: Call) -> Any:
     op = registry[call.subject.op]
-    for suffix, forms in operators.overloads(op).items():
+    for name, forms in operators.overloads(op).items():
         if call.form in forms:
-            return getattr(getattr(torch.ops.baracuda, op.spec.name), suffix or "default")
+            packet, _, suffix = name.partition(".")
+            return getattr(getattr(torch.ops.baracuda, packet), suffix or "default")
     raise AssertionError
 
 

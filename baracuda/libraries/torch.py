@@ -17,8 +17,8 @@ from baracuda.libraries import Array, Facts, Library
 
 _compiling = torch.compiler.is_compiling
 _deterministic = torch._C._get_deterministic_algorithms
-_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._functorch.peek_interpreter_stack
+modes = torch._C._len_torch_dispatch_stack
+transforms = torch._C._functorch.peek_interpreter_stack
 # What torch.compile itself guards its graphs with; without it the general way is taken.
 TensorGuards = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 
@@ -59,7 +59,7 @@ class Torch(Library):
                 grad |= x.requires_grad
             elif isinstance(x, torch.Tensor):
                 mode = "traced"
-        if _compiling() or _transforms() is not None or _modes():
+        if _compiling() or transforms() is not None or modes():
             mode = "traced"
         elif not mode and forward_ad._current_level >= 0:
             mode = "forward-mode"
@@ -81,7 +81,7 @@ class Torch(Library):
         def fits(others: Sequence[Array]) -> bool:
             return (
                 same(*others)
-                and not _modes()
+                and not modes()
                 and forward_ad._current_level < 0
                 and not _deterministic()
             )

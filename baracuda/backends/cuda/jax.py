@@ -36,7 +36,7 @@ from baracuda._version import __version__
 from baracuda.backends import choose
 from baracuda.backends.cuda.launch import OK, checked, device_facts, stream_of
 from baracuda.backends.cuda.runner import CudaRunner, aligned, launch_all
-from baracuda.backends.cuda.shares import Shares, batch
+from baracuda.shares import Shares, batch
 from baracuda.backends.cuda.steps import WIDEST, DeviceFacts
 from baracuda.backends.cuda.xla import Handler
 from baracuda.dtypes import named

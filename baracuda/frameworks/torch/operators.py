@@ -41,18 +41,22 @@ _DISPATCH = (
     "str? backend=None, bool? deterministic=None, SymInt? max_workspace_bytes=None, "
     "bool autotune=False"
 )
-_library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
+library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
 
 
 def overloads(op: Op[Any, Any]) -> dict[str, list[Signature]]:
-    """The forms of an op by the name of their overload: what a form has beyond the first one."""
+    """The forms of an op by the operator's name, with an overload for other numbers of results.
+
+    An overload is named after what its form has beyond the first one.
+    """
     forms = op.spec.signatures
     first = forms[0]
     out: dict[str, list[Signature]] = {}
     for form in forms:
         same = len(form.outputs) == len(first.outputs)
         more = [name for name in form.names if name not in first.names]
-        out.setdefault("" if same else "_".join(more), []).append(form)
+        name = op.spec.name if same else f"{op.spec.name}.{'_'.join(more)}"
+        out.setdefault(name, []).append(form)
     return out
 
 
@@ -77,20 +81,21 @@ def _literal(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def _problem(op: Op[Any, Any], arrays: Sequence[Array], keywords: Mapping[str, Any]) -> Problem:
+def problem_of(op: Op[Any, Any], arrays: Sequence[Array], keywords: Mapping[str, Any]) -> Problem:
+    """What `check` says of an operator's arguments."""
     own = {k: v for k, v in keywords.items() if k in op.spec.options}
     dispatch = {k: v for k, v in keywords.items() if k in NAMES}
     return check.problem(op.spec, arrays, own, DEFAULT.but(op.spec.name, dispatch))
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Options as the public function takes them: torch makes lists of tuples."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def _run(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
     """On plain tensors, below autograd."""
-    keywords = _plain(keywords)
+    keywords = plain(keywords)
     scalars = {k: keywords.pop(k) for k in op.spec.scalars}
     with torch.no_grad():
         return op.plan(*arrays, **keywords)(*arrays, **scalars)
@@ -98,7 +103,7 @@ def _run(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
 
 def _fake(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
     """Tensors of the right shapes and layouts, without values."""
-    problem = _problem(op, arrays, _plain(keywords))
+    problem = problem_of(op, arrays, plain(keywords))
     like = arrays[0]
     results = [
         like.new_empty_strided(x.shape, x.strides) if x.strides else like.new_empty(x.shape)
@@ -111,8 +116,8 @@ def _save(
     op: Op[Any, Any], ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any
 ) -> None:
     """Keep what the gradient takes: of the body it is that of the inputs."""
-    ctx.keywords, ctx.count = _plain(keyword_only_inputs), len(inputs)
-    ctx.problem = problem = _problem(op, inputs, ctx.keywords)
+    ctx.keywords, ctx.count = plain(keyword_only_inputs), len(inputs)
+    ctx.problem = problem = problem_of(op, inputs, ctx.keywords)
     partner, _ = adjoint.partner(op.spec)
     outputs = output if isinstance(output, tuple) else (output,)
     tensors = [x for x in inputs if x is not None] + list(outputs)
@@ -162,16 +167,15 @@ def _of_body(
 
 
 def _define(op: Op[Any, Any]) -> None:
-    for suffix, forms in overloads(op).items():
-        name = f"{op.spec.name}.{suffix}" if suffix else op.spec.name
+    for name, forms in overloads(op).items():
         declared, tags = name + schema(op, forms), (torch.Tag.pt2_compliant_tag,)
-        _library.define(declared, tags=tags)  # type: ignore[no-untyped-call]
-        _library.impl(name, partial(_run, op), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        library.define(declared, tags=tags)  # type: ignore[no-untyped-call]
+        library.impl(name, partial(_run, op), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         whole = f"{NAMESPACE}::{name}"
-        torch.library.register_fake(whole, partial(_fake, op), lib=_library)
+        torch.library.register_fake(whole, partial(_fake, op), lib=library)
         if set(op.spec.dtypes) & set(FLOATS):
             torch.library.register_autograd(
-                whole, partial(_gradient, op), setup_context=partial(_save, op), lib=_library
+                whole, partial(_gradient, op), setup_context=partial(_save, op), lib=library
             )
 
 

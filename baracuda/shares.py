@@ -7,7 +7,7 @@ and divides its programs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from baracuda.layouts import Shape
@@ -94,19 +94,25 @@ def _axis(problem: Problem, name: str) -> int:
 class Shares:
     """The axes along which a problem falls apart into problems of the same op.
 
+    Parameters
+    ----------
+    problem : Problem
+    more : collection of str
+        Axes that the caller can see to, beyond those along which nothing depends on anything.
+
     Attributes
     ----------
     inputs, outputs : tuple of tuple of str
         For every array a name for each axis. Axes of one name are cut together; "" stays whole.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, more: Collection[str] = ()) -> None:
         form = problem.signature
         self._options = problem.options
         self._shapes = [p for p in form.inputs if p.is_option]
         shapes = {x.name: x.shape for x in (*problem.given, *problem.outputs)}
         shapes |= {p.name: problem.options[p.name] for p in self._shapes}
-        free, bounds = _free(problem.spec, problem), _bounds(problem)
+        free, bounds = _free(problem.spec, problem) | set(more), _bounds(problem)
         extents: dict[str, int] = {}
         uneven: set[str] = set()
         rows: dict[str, list[str]] = {}
@@ -157,14 +163,20 @@ class Shares:
 
     def options(self, places: Mapping[str, Place], mesh: Mapping[str, int]) -> dict[str, Any]:
         """The options of one share: shapes among them shrink."""
+        return self._shrunk(lambda name, extent: -(-extent // _parts(places.get(name), mesh)))
+
+    def options_of(self, shapes: Sequence[Shape]) -> dict[str, Any]:
+        """The options of the share whose inputs have these shapes."""
+        extents: dict[str, int] = {}
+        for row, shape in zip(self.inputs, shapes, strict=True):
+            extents |= zip(row, shape, strict=True)
+        return self._shrunk(lambda name, extent: extents[name] if name else extent)
+
+    def _shrunk(self, share: Callable[[str, int], int]) -> dict[str, Any]:
         options = dict(self._options)
         for pattern in self._shapes:
-            options[pattern.name] = tuple(
-                -(-extent // _parts(places.get(name), mesh))
-                for extent, name in zip(
-                    self._options[pattern.name], self._rows[pattern.name], strict=True
-                )
-            )
+            whole, row = self._options[pattern.name], self._rows[pattern.name]
+            options[pattern.name] = tuple(map(share, row, whole))
         return options
 
 

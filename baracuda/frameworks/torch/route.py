@@ -1,0 +1,41 @@
+"""Calls into which torch looks: under its dispatch modes, and on DTensors, an op is one operator.
+
+Transforms (`torch.func`) are left with the body, which all of them know how to take apart, and so
+are subclasses that may know nothing but torch's own operators.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from baracuda.libraries import Array
+from baracuda.libraries.torch import modes, transforms
+from baracuda.op import Op, routes
+
+# Where they are defined; whoever has one has imported it.
+_KNOWN = (("torch.distributed.tensor", "DTensor"), ("torch._subclasses.fake_tensor", "FakeTensor"))
+
+
+def knows_operators(x: Array) -> bool:
+    """Whether `x` is of a subclass that takes operators as they are."""
+    return any(
+        module in sys.modules and isinstance(x, getattr(sys.modules[module], name))
+        for module, name in _KNOWN
+    )
+
+
+class TorchRoute:
+    """Takes what dispatch modes and known subclasses are to see as one operator."""
+
+    def takes(self, op: Op[Any, Any], arrays: Sequence[Array], mode: str) -> bool:
+        return transforms() is None and bool(modes() or any(map(knows_operators, arrays)))
+
+    def call(self, op: Op[Any, Any], arrays: Sequence[Array], options: dict[str, Any]) -> Any:
+        return op.as_operator(torch, arrays, options)
+
+
+routes["torch"] = TorchRoute()

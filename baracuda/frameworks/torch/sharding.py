@@ -1,0 +1,225 @@
+"""DTensors: every op runs on the shards, and moves data only where its shape string says it must.
+
+Along each axis of a mesh the inputs are cut along one axis of the op, or not at all: whichever
+moves the fewest bytes. What may be cut is read off the declaration (`baracuda.shares`), and
+
+- an axis over which a gradient adds up: the result is then a partial sum;
+- an axis that is counted where no positions are given: every shard gets its own;
+- a linear op leaves a sum that is still to be made to whoever needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from baracuda import adjoint
+from baracuda.errors import type_error, value_error
+from baracuda.frameworks.torch.operators import NAMESPACE, library, overloads, plain, problem_of
+from baracuda.layouts import Shape, contiguous
+from baracuda.libraries import Array
+from baracuda.op import Op, registry
+from baracuda.shares import Shares
+from baracuda.spec import Problem
+
+Placement: TypeAlias = Any
+
+WHOLE = Replicate()
+_SUMS = ("sum", "avg")
+
+
+class Cut(NamedTuple):
+    """What lies where along one axis of a mesh."""
+
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    name: str = ""
+
+
+def cuts(problem: Problem, shares: Shares, here: Sequence[Placement]) -> Iterator[Cut]:
+    """All that could be, for inputs that lie `here`; the last one always can."""
+    spec = problem.spec
+    named = {
+        row[p.dim]: None
+        for row, p in zip(shares.inputs, here, strict=True)
+        if type(p) is Shard and row[p.dim]
+    }
+    for name in named:
+        # Of a gradient, what lacks the axis is a sum over it.
+        rows = [(row, WHOLE) for row in shares.inputs], [(row, Partial()) for row in shares.outputs]
+        inputs, outputs = (
+            tuple([Shard(row.index(name)) if name in row else other for row, other in side])
+            for side in rows
+        )
+        yield Cut(inputs, outputs, name)
+    floats = {p for x, p in zip(problem.given, here, strict=True) if x.name not in spec.integers}
+    if adjoint.partner(spec)[1] and len(floats) == 1:
+        (waits,) = floats
+        if type(waits) is Partial and waits.reduce_op in _SUMS:
+            inputs = tuple([WHOLE if x.name in spec.integers else waits for x in problem.given])
+            yield Cut(inputs, (waits,) * len(shares.outputs))
+    yield Cut((WHOLE,) * len(shares.inputs), (WHOLE,) * len(shares.outputs))
+
+
+def moved(here: Placement, there: Placement, parts: int) -> float:
+    """How much of an array its way over an axis of so many parts takes, about."""
+    if here == there or (here == WHOLE and type(there) is Shard):
+        return 0.0
+    if here.is_partial():
+        return 1.0 if type(there) is Shard else 2.0
+    return 1.0 / parts if type(there) is Shard else 1.0
+
+
+def chosen(
+    problem: Problem, shares: Shares, here: Sequence[Sequence[Placement]], mesh: Sequence[int]
+) -> list[Cut]:
+    """For each axis of the mesh the cut for which the fewest bytes move."""
+
+    def cost(cut: Cut, at: int) -> float:
+        return sum(
+            x.nbytes * moved(p[at], q, mesh[at])
+            for x, p, q in zip(problem.given, here, cut.inputs, strict=True)
+        )
+
+    return [
+        min(cuts(problem, shares, [p[at] for p in here]), key=partial(cost, at=at))
+        for at in range(len(mesh))
+    ]
+
+
+class Spread(NamedTuple):
+    """How a call runs on the shards of this process.
+
+    Attributes
+    ----------
+    inputs : tuple of tuple of Placement
+        Where the inputs have to be.
+    arrays : tuple of (str or None)
+        What is given there, in the places of what the op takes.
+    shares : Shares
+        Says which options a share has.
+    outputs : tuple
+        The placements, shape and strides of each whole result.
+    counted : tuple
+        For each input that was left out and has to be there: its name, extent and placements.
+    """
+
+    inputs: tuple[tuple[Placement, ...], ...]
+    arrays: tuple[str | None, ...]
+    shares: Shares
+    outputs: tuple[tuple[tuple[Placement, ...], torch.Size, Shape], ...]
+    counted: tuple[tuple[str, int, tuple[Placement, ...]], ...]
+
+
+def spread(op: Op[Any, Any], args: Sequence[Array], keywords: Mapping[str, Any]) -> Spread:
+    """Decide how a call on DTensors runs."""
+    problem, spec = problem_of(op, args, keywords), op.spec
+    given = [x for x in args if x is not None]
+    mesh = _mesh(problem, given)
+    there = {x.name for x in problem.given}
+    uncounted = {name: axis for name, axis in spec.counted.items() if name not in there}
+    shares = Shares(problem, {*uncounted.values()} | adjoint.summed(spec))
+    along = chosen(problem, shares, [x.placements for x in given], mesh.shape)
+    inputs = tuple(zip(*[cut.inputs for cut in along], strict=True))
+    counted = tuple([
+        (name, cast(int, problem.axes[axis]), _along(axis, along))
+        for name, axis in uncounted.items()
+        if any(cut.name == axis for cut in along)
+    ])  # fmt: skip
+    there |= {name for name, _, _ in counted}
+    last = max(map(spec.arrays.index, there))
+    arrays = tuple([name if name in there else None for name in spec.arrays[: last + 1]])
+    places = zip(*[cut.outputs for cut in along], strict=True)
+    outputs = tuple([
+        (to, torch.Size(x.shape), x.strides or contiguous(x.shape))
+        for to, x in zip(places, problem.outputs, strict=True)
+    ])  # fmt: skip
+    return Spread(inputs, arrays, shares, outputs, counted)
+
+
+def _along(axis: str, along: Sequence[Cut]) -> tuple[Placement, ...]:
+    """Where an array of this one axis lies."""
+    return tuple([Shard(0) if cut.name == axis else WHOLE for cut in along])
+
+
+_known: dict[Any, Spread] = {}
+_MOST = 4096
+
+
+def _spread(op: Op[Any, Any], args: Sequence[Array], keywords: Mapping[str, Any]) -> Spread:
+    """What has been decided before for a call like this."""
+    try:
+        tensors = [
+            x if x is None else (x.dtype, x.shape, x.stride(), x.placements, x.device_mesh)
+            for x in args
+        ]
+        key = op.spec.name, tuple(tensors), tuple(keywords.items())
+        found = _known.get(key)
+    except (AttributeError, TypeError):  # no DTensor, or symbolic extents
+        return spread(op, args, keywords)
+    if found is None:
+        if len(_known) >= _MOST:
+            _known.clear()
+        found = _known[key] = spread(op, args, keywords)
+    return found
+
+
+def _on_shards(
+    op: Op[Any, Any], cls: Any, func: Any, types: Any, args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+) -> Any:  # fmt: skip
+    """The operator on DTensors, below autograd."""
+    keywords = plain(kwargs or {})
+    with torch.no_grad():
+        how = _spread(op, args, keywords)
+        given = [x for x in args if x is not None]
+        mesh = given[0].device_mesh
+        parts = [_placed(x, to).to_local() for x, to in zip(given, how.inputs, strict=True)]
+        options = how.shares.options_of([x.shape for x in parts])
+        names = [name for name, x in zip(op.spec.arrays, args, strict=False) if x is not None]
+        known = dict(zip(names, parts, strict=True))
+        for name, extent, places in how.counted:
+            known[name] = _count(extent, places, mesh, parts[0])
+        more = {k: v for k, v in keywords.items() if k not in op.spec.options}
+        found = func(*[name and known[name] for name in how.arrays], **options, **more)
+        found = found if isinstance(found, tuple) else (found,)
+        out = [
+            DTensor.from_local(part, mesh, places, shape=shape, stride=strides)
+            for part, (places, shape, strides) in zip(found, how.outputs, strict=True)
+        ]
+    return tuple(out) if len(out) > 1 else out[0]
+
+
+def _placed(x: Any, placements: tuple[Placement, ...]) -> Any:
+    return x if x.placements == placements else x.redistribute(placements=placements)
+
+
+def _mesh(problem: Problem, given: Sequence[Any]) -> Any:
+    """The mesh of all."""
+    op, mesh = problem.spec.name, None
+    for operand, x in zip(problem.given, given, strict=True):
+        if not isinstance(x, DTensor):
+            hint = "distribute_tensor or DTensor.from_local makes one"
+            raise type_error(op, operand.name, "a DTensor as the others", type(x).__name__, hint)
+        if mesh is not None and x.device_mesh != mesh:
+            raise value_error(op, operand.name, f"{mesh} as of the others", x.device_mesh)
+        mesh = x.device_mesh
+    return mesh
+
+
+def _count(extent: int, places: Sequence[Placement], mesh: Any, like: Array) -> Array:
+    """The positions of this shard; cutting what all have moves nothing."""
+    positions = torch.arange(extent, device=like.device)
+    whole = DTensor.from_local(positions, mesh, [WHOLE] * len(places))
+    return whole.redistribute(placements=places).to_local()
+
+
+for _op in registry.values():
+    for _name in overloads(_op):
+        torch.library.register_torch_dispatch(
+            f"{NAMESPACE}::{_name}", DTensor, partial(_on_shards, _op), lib=library
+        )

@@ -1,0 +1,323 @@
+"""A program for torchrun: every op on DTensors, over gloo on the host's processors or NCCL on GPUs.
+
+The first process prints what each check found wrong, by op, as JSON. The argument is the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import baracuda as bc
+from baracuda import adjoint
+from baracuda.op import registry
+from baracuda.shapes import Label
+from baracuda.spec import Case
+from baracuda.testing.cases import Call, Subject, draw
+
+DEVICE = sys.argv[1]
+RANKS = int(os.environ["WORLD_SIZE"])
+# Besides groups: axes of which every place is by itself. Of the gated ops that of separate arrays.
+APART = {"rope": "s", "gather": "k"}
+UNPACKED = {"glu", "reglu", "swiglu", "geglu"}
+WHOLE = Replicate()
+
+
+def near(got: Any, want: Any) -> None:
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x.full_tensor(), y, rtol=1e-12, atol=1e-12)
+
+
+def tuple_of(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+@dataclass
+class Spread:
+    """A call whose arrays lie on a mesh."""
+
+    call: Call
+    placements: Sequence[Any]
+
+    def __post_init__(self) -> None:
+        self.spec = self.call.subject.spec
+        self.function = functools.partial(self.call.subject.function, **self.call.options)
+        self.arrays = [x if x is None else x.to(DEVICE) for x in self.call.given()]
+        there = [x for x in self.arrays if x is not None]
+        self.watched = adjoint.partner(self.spec)[0] is not None
+        self.floats = [i for i, x in enumerate(there) if x.is_floating_point()]
+        self.given = there
+
+    def run(self, given: Sequence[Any], along: Sequence[Any] = ()) -> tuple[Any, Any]:
+        """Results and, if there is one, the gradient along `along` or what lies as the results."""
+        given = [x.requires_grad_(self.watched and x.is_floating_point()) for x in given]
+        at = iter(given)
+        out = tuple_of(self.function(*[None if x is None else next(at) for x in self.arrays]))
+        if not self.watched:
+            return out, ()
+        along = along or [torch.cos(y.detach()) for y in out]
+        return out, torch.autograd.grad(out, [given[i] for i in self.floats], along)
+
+    def check(self, mesh: Any, quiet: bool) -> tuple[Any, ...]:
+        """As without a mesh; `quiet`: and nothing was sent."""
+        want, slopes = self.run([x.clone() for x in self.given])
+        parts = [
+            distribute_tensor(x.detach(), mesh, p)
+            for x, p in zip(self.given, self.placements, strict=True)
+        ]
+        with CommDebugMode() as sent:
+            out = tuple_of(self.run(parts)[0])
+        # What a sum that is still to be made has been is known only when it is made.
+        along = [
+            distribute_tensor(torch.cos(y.detach()), mesh, [
+                p if isinstance(p, Shard) else WHOLE for p in x.placements
+            ])
+            for x, y in zip(out, want, strict=True)
+        ]  # fmt: skip
+        parts = [x.detach() for x in parts]
+        with sent:
+            out, got = self.run(parts, along)
+        if quiet:
+            assert sent.get_total_counts() == 0, dict(sent.get_comm_counts())
+        near(out, want)
+        near(got, slopes)
+        assert not any(
+            x.is_contiguous() != y.is_contiguous() for x, y in zip(out, want, strict=True)
+        )
+        return out
+
+
+def calls(op: str) -> Iterator[Call]:
+    """Every form at a case with groups of axes: extents that ranks do not divide, and even ones."""
+    subject = Subject(op, "torch", "torch", "float64")
+    case = max(
+        subject.spec.cases,
+        key=lambda c: sum(isinstance(v, tuple) and v != () for v in c.axes.values()),
+    )
+    axes = {
+        k: tuple(8 for _ in v) if isinstance(v, tuple) else 8 if k in ("s", "k") else v
+        for k, v in case.axes.items()
+    }
+    for each in (case, Case(axes, **case.options)):
+        for form in subject.spec.signatures:
+            yield Call(subject, each, form, draw(subject.spec, each, form, "float64"))
+
+
+def labels(call: Call) -> list[tuple[Label, ...]]:
+    axes = dict(call.case.axes)
+    if call.subject.spec.resolve:
+        problem = call.plan().problem
+        axes = dict(problem.axes)
+    return [p.labels(axes) for p in call.form.inputs if not p.is_option]
+
+
+def apart(call: Call, label: Label, extent: int) -> bool:
+    """Whether nothing has to be sent where this axis is cut."""
+    op, term = call.subject.op, label.term
+    base = op.removesuffix("_backward")
+    if extent == 1 and term.or_one:
+        return False
+    if term.group:
+        # One group within another is cut with it where they are the same.
+        axes, terms = (
+            call.case.axes,
+            [t for p in (*call.form.inputs, *call.form.outputs) for t in p.terms],
+        )
+        return all(
+            axes[t.name] == axes[t.bound]
+            for t in terms
+            if t.bound and term.name in (t.name, t.bound)
+        )
+    if base in UNPACKED:
+        return term.name == "n" and term.factor == 1 and "gate" in call.form.names
+    return APART.get(base) == term.name
+
+
+def over_each_axis(op: str, mesh: Any) -> Iterator[str]:
+    """One array is cut along one of its axes, all others are everywhere."""
+    quiet = set()
+    for call in calls(op):
+        for i, row in enumerate(labels(call)):
+            for at, label in enumerate(row):
+                placements = [[WHOLE] for _ in labels(call)]
+                placements[i] = [Shard(at)]
+                spread = Spread(call, placements)
+                free = apart(call, label, spread.given[i].shape[at])
+                try:
+                    out = spread.check(mesh, free)
+                    if free:
+                        quiet.add((call.form.text, label.term.name))
+                        kinds = {type(y.placements[0]) for y in out}
+                        summed = op == "gather_backward" and label.term.name == "k"
+                        assert kinds == {Partial if summed else Shard}, kinds
+                except Exception as error:
+                    yield f"{call.case} {call.form.text} {label}: {type(error).__name__}: {error}"
+    if not quiet:
+        yield "nothing was free"
+
+
+def over_two_axes(op: str, mesh: Any) -> Iterator[str]:
+    """Two axes of a mesh cut two axes of the first array, and then one axis twice."""
+    grid = init_device_mesh(DEVICE, (RANKS // 2, 2), mesh_dim_names=("rows", "columns"))
+    for call in calls(op):
+        rank = len(labels(call)[0])
+        for cut in ([Shard(0), Shard(rank - 1)], [Shard(0), Shard(0)], [WHOLE, Shard(0)]):
+            placements = [[WHOLE, WHOLE] for _ in labels(call)]
+            placements[0] = cut
+            try:
+                Spread(call, placements).check(grid, False)
+            except Exception as error:
+                yield f"{call.case} {call.form.text} {cut}: {type(error).__name__}: {error}"
+
+
+def sums_that_wait(op: str, mesh: Any) -> Iterator[str]:
+    """A linear op is of the parts of a sum; what is not adds up first."""
+    spec = registry[op].spec
+    linear = adjoint.partner(spec)[1]
+    call = next(calls(op))
+    spread = Spread(call, ())
+    want, _ = spread.run([x.clone() for x in spread.given])
+    parts = [
+        DTensor.from_local(x.detach() / RANKS, mesh, [Partial()]) if x.is_floating_point()
+        else DTensor.from_local(x, mesh, [WHOLE])
+        for x in spread.given
+    ]  # fmt: skip
+    with CommDebugMode() as sent:
+        out, _ = spread.run(parts, [x.detach() for x in map(DTensor_like(mesh), want)])
+    placed = {type(y.placements[0]) for y in out}
+    if placed != {Partial if linear else Replicate}:
+        yield f"{placed}"
+    if linear and sent.get_total_counts():
+        yield f"{dict(sent.get_comm_counts())}"
+    try:
+        near(out, want)
+    except AssertionError as error:
+        yield str(error)
+
+
+def DTensor_like(mesh: Any) -> Callable[[Any], DTensor]:
+    return lambda y: DTensor.from_local(torch.ones_like(y), mesh, [WHOLE])
+
+
+class Network(torch.nn.Module):
+    """Two columns and a row, as tensor parallelism cuts them."""
+
+    def __init__(self, swiglu: Callable[..., Any]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.up, self.gate, self.down = (
+            torch.nn.Linear(16, 16, dtype=torch.float64) for _ in "ugd"
+        )
+        self.swiglu = swiglu
+
+    def forward(self, x: Any) -> Any:
+        return self.down(self.swiglu(self.up(x), self.gate(x)))
+
+
+def gradients(network: torch.nn.Module, x: Any) -> list[Any]:
+    network(x).square().sum().backward()
+    found = [p.grad for p in network.parameters()]
+    return [g.full_tensor() if isinstance(g, DTensor) else g for g in found]
+
+
+def networks(op: str, mesh: Any) -> Iterator[str]:
+    """FSDP2 and tensor parallelism around an op: the same gradients, and no more is sent."""
+    function = registry[op]
+    if op not in UNPACKED:
+        return
+    torch.manual_seed(2)
+    x = torch.randn(8, 16, dtype=torch.float64, device=DEVICE)
+    want = gradients(Network(function).to(DEVICE), x)
+    whole = Network(function).to(DEVICE)
+    got = gradients(fully_shard(whole, mesh=mesh), x)
+    counts = []
+    plan = {k: ColwiseParallel(use_local_output=False) for k in ("up", "gate")}
+    for each in (function, lambda a, b: a * torch.sigmoid(b)):
+        cut = parallelize_module(Network(each).to(DEVICE), mesh, plan | {"down": RowwiseParallel()})
+        with CommDebugMode() as sent:
+            cut(x).square().sum().backward()
+        counts.append(sent.get_total_counts())
+        if each is function:
+            got += [p.grad.full_tensor() for p in cut.parameters()]
+    if counts[0] != counts[1]:
+        yield f"{counts[0]} collectives, {counts[1]} of torch's own"
+    for x, y in zip(got, want + want, strict=True):
+        if not torch.allclose(x, y, rtol=1e-12, atol=1e-12):
+            yield "gradients differ"
+
+
+def refused(op: str, mesh: Any) -> Iterator[str]:
+    """What lies nowhere, or elsewhere, has to be put somewhere first."""
+    for call in calls(op):
+        plain = [x for x in Spread(call, ()).arrays if x is not None]
+        if len(plain) < 2:
+            continue
+        one = distribute_tensor(plain[0], mesh, [WHOLE])
+        other = init_device_mesh(DEVICE, (RANKS // 2, 2))
+        function = functools.partial(registry[op], **call.options)
+        for second, error, text in (
+            (plain[1], TypeError, "expected a DTensor as the others, got Tensor"),
+            (distribute_tensor(plain[1], other, [WHOLE, WHOLE]), ValueError, "as of the others"),
+        ):
+            try:
+                function(one, second, *plain[2:])
+                yield f"{call}: nothing was raised"
+            except error as raised:
+                if text not in str(raised):
+                    yield str(raised)
+        return
+
+
+def compiled(op: str, mesh: Any) -> Iterator[str]:
+    """A graph of DTensors gives what plain calls do."""
+    if op != "swiglu":
+        return
+    x = distribute_tensor(torch.randn(8, 16, device=DEVICE), mesh, [Shard(0)]).requires_grad_()
+
+    def step(x: Any) -> Any:
+        return bc.swiglu(x * 2).sum()
+
+    want = torch.autograd.grad(step(x).full_tensor(), x)[0].full_tensor()
+    program = torch.compile(step, fullgraph=True, backend="aot_eager")
+    got = torch.autograd.grad(program(x).full_tensor(), x)[0].full_tensor()
+    if not torch.allclose(got, want):
+        yield "gradients differ"
+
+
+CHECKS = (over_each_axis, over_two_axes, sums_that_wait, networks, refused, compiled)
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    flat = init_device_mesh(DEVICE, (RANKS,))
+    report = {}
+    for name in registry:
+        report[name] = {check.__name__: list(check(name, flat)) for check in CHECKS}
+    if dist.get_rank() == 0:
+        print(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
