@@ -32,7 +32,7 @@ registry: dict[str, Op[Any, Any]] = {}
 class Route(Protocol):
     """What a framework does with calls that need more than a plain run.
 
-    Asked only where the library's `state` reports a mode: autograd, transforms, tracing.
+    Asked only where the library's `state` is ``"traced"``: transforms, tracing, dispatch modes.
     """
 
     def takes(self, op: Op[Any, Any], arrays: Sequence[Array], mode: str) -> bool:
@@ -46,6 +46,9 @@ routes: dict[str, Route] = {}
 """The route of each library; without one, such calls run the differentiable body."""
 
 _modules = sys.modules
+
+# States in which the next call is likely to be as this one: nothing special, and training.
+_REPEATED = (None, ("autograd", False))
 
 
 def _operators(framework: str) -> bool:
@@ -118,7 +121,7 @@ class Op(Generic[P, R]):
             else:
                 alias = self._alias(arrays, options)
                 plan, state = plan_cache.find(alias), alias[1]
-                if not options and state is None and alias[-1] is DEFAULT:
+                if not options and state in _REPEATED and alias[-1] is DEFAULT:
                     self._last = plan, plan_cache.generation
         except _UNFIT:
             plan = alias = None

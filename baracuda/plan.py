@@ -141,7 +141,7 @@ class Plan:
             fits = self.matches(arrays)
         except (KeyError, IndexError, AttributeError, TypeError, RuntimeError):
             fits = False
-        if not fits:
+        if not fits and not self._same_facts(arrays):
             plan = self._fitting(arrays)
         outs = None
         if out is not None or accumulate:
@@ -150,6 +150,13 @@ class Plan:
             return plan.run(arrays, outs, accumulate, scalars)
         except Misfit:
             return plan._fitting(arrays).run(arrays, outs, accumulate, scalars)
+
+    def _same_facts(self, arrays: Sequence[Array]) -> bool:
+        """What the library's own way of telling may miss: it sees more than facts."""
+        try:
+            return bool(facts_of(arrays) == self._facts)
+        except (KeyError, IndexError, AttributeError, TypeError, RuntimeError):
+            return False
 
     def _scalars(self, given: Mapping[str, Any]) -> dict[str, Any]:
         spec = self.problem.spec

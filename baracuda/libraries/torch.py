@@ -69,13 +69,16 @@ class Torch(Library):
         return (mode, deterministic) if mode or deterministic else None
 
     def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
-        if TensorGuards is None or self.state(arrays) or any(x is None for x in arrays):
+        state = self.state(arrays)
+        plain = state in (None, ("autograd", False)) and not any(x is None for x in arrays)
+        if TensorGuards is None or not plain:
             return super().matcher(arrays)
-        # Of those that a block without gradients hides from autograd: watched ones must not fit.
-        arrays = [x.detach() for x in arrays]
+        if state is None:
+            # A block without gradients may hide watched ones, which must not fit.
+            arrays = [x.detach() for x in arrays]
         shapes = [list(x.shape) for x in arrays]
         strides = [list(x.stride()) for x in arrays]
-        # Types, dtypes, devices, sizes, strides and dispatch keys of all tensors in one call.
+        # Types, dtypes, devices, sizes, strides, gradients and dispatch keys in one call.
         same = TensorGuards(*arrays, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check
 
         def fits(others: Sequence[Array]) -> bool:

@@ -36,13 +36,13 @@ from baracuda._version import __version__
 from baracuda.backends import choose
 from baracuda.backends.cuda.launch import OK, checked, device_facts, stream_of
 from baracuda.backends.cuda.runner import CudaRunner, aligned, launch_all
-from baracuda.shares import Shares, batch
 from baracuda.backends.cuda.steps import WIDEST, DeviceFacts
 from baracuda.backends.cuda.xla import Handler
 from baracuda.dtypes import named
 from baracuda.layouts import Shape
 from baracuda.libraries import TRACED, Array
 from baracuda.libraries.jax import ADAPTER, varies_along
+from baracuda.shares import Shares, batch
 from baracuda.spec import Problem, Runner
 
 PLATFORM, TARGETS = "cuda", "CUDA"

@@ -37,7 +37,7 @@ def watched(problem: Problem) -> Callable[[Runner], Runner] | None:
 
 
 def _differentiable(problem: Problem, partner: OpSpec, run: Runner) -> Runner:
-    link, composite = Link(problem, partner, run), body.runner(problem)
+    link, composite, apply = Link(problem, partner, run), body.runner(problem), _apply
 
     def run_watched(
         arrays: Sequence[Array],
@@ -47,7 +47,7 @@ def _differentiable(problem: Problem, partner: OpSpec, run: Runner) -> Runner:
     ) -> Any:
         if outs is not None:
             return composite(arrays, outs, accumulate, scalars)
-        return Fused.apply(link, scalars, *arrays)  # type: ignore[no-untyped-call]
+        return apply(link, scalars, *arrays)
 
     return run_watched
 
@@ -59,24 +59,26 @@ class Link:
     ----------
     run : Runner
         The op on plain tensors.
-    kept : tuple of int
-        What the gradient needs of the arrays and the results, counted through.
+    inputs, outputs : tuple of int
+        What the gradient needs of the arrays, and then of the results.
     places : tuple of (int or None)
         For each array that the op takes, which result of the gradient is its cotangent.
     """
 
-    __slots__ = ("_again", "_order", "_plan", "_request", "kept", "places", "run")
+    __slots__ = ("_again", "_order", "_plan", "_request", "inputs", "outputs", "places", "run")
 
     def __init__(self, problem: Problem, partner: OpSpec, run: Runner) -> None:
         spec, self.run = problem.spec, run
         outputs = [x.name for x in problem.outputs]
         there = [x and x.name for x in problem.inputs]
-        known = [*there, *outputs]
-        kept = [name for name in partner.arrays if name in known]
-        self.kept = tuple(map(known.index, kept))
+        self.inputs = tuple([i for i, name in enumerate(there) if name in partner.arrays])
+        self.outputs = tuple([i for i, name in enumerate(outputs) if name in partner.arrays])
+        kept = [there[i] or "" for i in self.inputs] + [outputs[i] for i in self.outputs]
         saved = [*kept, *[adjoint.dual(spec, name) for name in outputs]]
         asked = adjoint.request(partner, problem, saved)
-        self._order = [None if name is None else saved.index(name) for name in asked.arrays]
+        last = max(i for i, name in enumerate(asked.arrays) if name is not None)
+        order = asked.arrays[: last + 1]
+        self._order = [None if name is None else saved.index(name) for name in order]
         self.places = tuple([
             None if name is None or name in spec.integers
             else asked.results.index(adjoint.dual(spec, name))
@@ -117,13 +119,21 @@ class Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, link: Link, scalars: Mapping[str, Any], *arrays: Array) -> Any:
         result = link.run(arrays, None, False, scalars)
-        known = (*arrays, *[None] * (len(link.places) - len(arrays)))
-        known += result if type(result) is tuple else (result,)
-        ctx.link, ctx.scalars, ctx.count = link, scalars, len(arrays)
-        ctx.save_for_backward(*[known[i] for i in link.kept])
+        ctx.call = link, scalars
+        kept = [arrays[i] for i in link.inputs]
+        if link.outputs:
+            results = result if type(result) is tuple else (result,)
+            kept += [results[i] for i in link.outputs]
+        ctx.save_for_backward(*kept)
         return result
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Array) -> Any:
-        found = ctx.link.gradients(ctx.saved_tensors, cotangents, ctx.scalars)
-        return None, None, *found[: ctx.count]
+        link, scalars = ctx.call
+        found = link.gradients(ctx.saved_tensors, cotangents, scalars)
+        return None, None, *found[: len(ctx.needs_input_grad) - 2]
+
+
+# What `Function.apply` adds is for transforms, which never come here, and costs a third of it.
+_level: Any = getattr(torch.autograd.function, "_SingleLevelFunction", None)
+_apply = super(_level, Fused).apply if _level else Fused.apply
