@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from baracuda.examples.charlm import (
     initial_weights,
     loss_and_gradient,
 )
+from baracuda.examples.curves import Curves
 from baracuda.tools import train
 
 TINY = {"context": 8, "batch": 3, "width": 16, "heads": 2, "hidden": 24}
@@ -86,7 +88,7 @@ def test_only_the_first_step_plans(text):
     seen = []
     run = fit("numpy", text, steps=6, report=lambda r: seen.append(r.training.plans.calls.total()))
     assert run.first_misses > 0
-    assert run.later_misses == 0
+    assert (run.validation_misses, run.later_misses) == (0, 0)
     assert seen == [run.calls_per_step * step for step in range(1, 7)]
     ops = {plan.sku.op for plan in run.training.plans.plans.values()}
     assert ops == {
@@ -120,19 +122,18 @@ def test_the_text_is_split_once():
     assert max(text.training.max(), text.validation.max()) == text.vocabulary - 1
 
 
-def test_text_plot_marks_both_curves(text):
-    run = fit("numpy", text, steps=1)
-    run.losses, run.validations, run.training.steps = [4.0, 3.0, 2.0], [(3, 1.0)], 3
-    rows = train.text_plot(run, width=5, height=4).splitlines()
+def test_text_plot_marks_both_curves():
+    rows = Curves([4.0, 3.0, 2.0], [(3, 1.0)]).in_text(width=5, height=4).splitlines()
     assert rows[1:5] == ["  4.00 |.    ", "       |  .  ", "       |    .", "  1.00 |    o"]
     assert rows[5].endswith("step 3")
 
 
 def test_command(tmp_path):
     pytest.importorskip("matplotlib")
-    picture = tmp_path / "curves.png"
+    picture, record = tmp_path / "curves.png", tmp_path / "curves.json"
+    files = ["--plot", str(picture), "--json", str(record)]
     done = subprocess.run(
-        [sys.executable, "-m", "baracuda", "train", "--steps", "3", "--plot", str(picture)],
+        [sys.executable, "-m", "baracuda", "train", "--steps", "3", *files],
         capture_output=True,
         text=True,
         timeout=120,
@@ -144,6 +145,10 @@ def test_command(tmp_path):
     assert "swiglu_backward[f32 contiguous numpy" in done.stdout
     assert "\x1b" not in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+    curves = json.loads(record.read_text())
+    assert curves.keys() == {"losses", "validations", "seconds"}
+    assert len(curves["losses"]) == curves["validations"][0][0] == 3
+    assert "processes" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -154,6 +159,7 @@ def test_command(tmp_path):
         (["--xp", "cupy"], "cupy", "pip install 'baracuda[cupy]'"),
         (["--plot", "x.png"], "matplotlib", "--plot needs matplotlib"),
         (["--plot", "nowhere/x.png"], None, "--plot: no directory nowhere"),
+        (["--json", "nowhere/x.json"], None, "--json: no directory nowhere"),
         (["--device", "cuda"], None, "--device goes with --xp torch"),
         (["--xp", "torch", "--device", "nonsense"], None, "torch cannot make an array"),
     ],

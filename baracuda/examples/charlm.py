@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ import baracuda as bc
 Array: TypeAlias = Any
 Weights: TypeAlias = dict[str, Array]
 Saved: TypeAlias = tuple[Array, ...]
+Gradient: TypeAlias = Callable[..., tuple[Array, Weights]]
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,11 @@ def backward(
     return dw
 
 
+def loss_of(w: Weights, tokens: Array, targets: Array, config: Config, plans: Plans) -> Array:
+    logits, _ = forward(w, tokens, config, plans)
+    return cross_entropy(logits, targets, plans)[0]
+
+
 def loss_and_gradient(
     w: Weights, tokens: Array, targets: Array, config: Config, plans: Plans
 ) -> tuple[Array, Weights]:
@@ -223,16 +229,18 @@ def loss_and_gradient(
 class Training:
     """Weights, their exponential moving average, and the two moments of Adam."""
 
-    def __init__(self, weights: Weights, config: Config) -> None:
+    def __init__(
+        self, weights: Weights, config: Config, gradient: Gradient = loss_and_gradient
+    ) -> None:
         xp = array_namespace(*weights.values())
-        self.config, self.plans, self.steps = config, Plans(), 0
+        self.config, self.gradient, self.plans, self.steps = config, gradient, Plans(), 0
         self.weights, self.average = dict(weights), dict(weights)
         self.mean = {name: xp.zeros_like(w) for name, w in weights.items()}
         self.square = {name: xp.zeros_like(w) for name, w in weights.items()}
 
     def step(self, tokens: Array, targets: Array) -> Array:
         """One step of Adam on one batch; its loss, before the step."""
-        loss, gradient = loss_and_gradient(self.weights, tokens, targets, self.config, self.plans)
+        loss, gradient = self.gradient(self.weights, tokens, targets, self.config, self.plans)
         self.steps = t = self.steps + 1
         c = self.config
         rate = c.learning_rate * min(1.0, t / c.warmup)

@@ -1,7 +1,8 @@
 """``python -m baracuda train``: a small transformer, trained by baracuda on one array library.
 
 The text is CPython's own reference (`pydoc_data.topics`), its last tenth held out. Batches and
-initial weights are drawn by NumPy from the seed, so every library trains on the same numbers.
+initial weights are drawn by NumPy from the seed, so every library trains on the same numbers, and
+so do the processes of ``--distributed``, each on its rows of every batch.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,14 +26,19 @@ import baracuda as bc
 from baracuda.examples.charlm import (
     Array,
     Config,
+    Gradient,
     Plans,
     Training,
     Weights,
-    cross_entropy,
-    forward,
     initial_weights,
+    loss_and_gradient,
+    loss_of,
 )
+from baracuda.examples.curves import Curves
 from baracuda.tools import CannotRun, can_plot, needs
+
+if TYPE_CHECKING:
+    from baracuda.examples.torch import Loss, Ranks
 
 NAMESPACES = {
     "numpy": "array_api_compat.numpy",
@@ -43,6 +49,7 @@ NAMESPACES = {
 STEPS, SECONDS = 3500, 60.0  # of a run that asks for neither
 VALIDATE_EVERY = 250
 FLUSH_EVERY = 10
+PATIENCE = 10.0  # seconds that other processes leave the first to say what is wrong
 
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -67,17 +74,43 @@ def python_reference() -> Text:
     return Text(ids[:cut], ids[cut:], alphabet.size)
 
 
-@dataclass
-class Run:
+class Alone:
+    """A process that trains by itself: what `baracuda.examples.torch.Ranks` is for several."""
+
+    first = True
+
+    def __str__(self) -> str:
+        return ""
+
+    def mine(self, rows: Any) -> Any:
+        return rows
+
+    def share(self, weights: Weights, loss: Loss) -> tuple[Weights, Gradient]:
+        return weights, loss_and_gradient
+
+    def whole(self, kept: Weights) -> Weights:
+        return kept
+
+    def mean(self, values: Sequence[Array]) -> list[float]:
+        return list(map(float, values))
+
+    def most(self, value: float) -> float:
+        return value
+
+    def gradients(self) -> Mapping[str, int]:
+        return {}
+
+
+@dataclass(kw_only=True)
+class Run(Curves):
     """A training under way, and what it has left behind so far."""
 
     text: Text
     training: Training
     to_library: Callable[[Any], Array]
-    losses: list[float] = field(default_factory=list)
-    validations: list[tuple[int, float]] = field(default_factory=list)
-    seconds: float = 0.0
+    team: Alone | Ranks
     first_misses: int = 0
+    validation_misses: int = 0
     later_misses: int = 0
     calls_per_step: int = 0
 
@@ -91,8 +124,9 @@ class Run:
         return self.steps * config.batch * config.context / max(self.seconds, 1e-9)
 
     def batch(self, ids: Tokens, starts: Any) -> tuple[Array, Array]:
-        """The windows at `starts`, and the characters that follow theirs, both flat."""
-        windows = ids[np.asarray(starts)[:, None] + np.arange(self.training.config.context + 1)]
+        """Of the windows at `starts` this process's, and what follows each character, flat."""
+        mine = self.team.mine(np.asarray(starts))
+        windows = ids[mine[:, None] + np.arange(self.training.config.context + 1)]
         return (
             self.to_library(windows[:, :-1].reshape(-1)),
             self.to_library(windows[:, 1:].reshape(-1)),
@@ -105,9 +139,16 @@ class Run:
         losses = []
         for i in range(0, starts.size - config.batch + 1, config.batch):
             tokens, targets = self.batch(ids, starts[i : i + config.batch])
-            logits, _ = forward(weights, tokens, config, plans)
-            losses.append(float(cross_entropy(logits, targets, plans)[0]))
-        return float(np.mean(losses))
+            losses.append(loss_of(weights, tokens, targets, config, plans))
+        return float(np.mean(self.team.mean(losses)))
+
+    def hold_out(self) -> None:
+        """Validate the averaged weights; only the first time may make plans of its own."""
+        before = bc.plan_cache.info().misses
+        loss = self.validate(self.team.whole(self.training.average))
+        self.validations.append((self.steps, loss))
+        if len(self.validations) == 1:
+            self.validation_misses = bc.plan_cache.info().misses - before
 
 
 def fit(
@@ -119,6 +160,7 @@ def fit(
     steps: int | None = None,
     seconds: float | None = None,
     device: str | None = None,
+    team: Alone | Ranks | None = None,
     report: Callable[[Run], None] = lambda run: None,
 ) -> Run:
     """Train until `steps` or `seconds` are reached, whichever is first.
@@ -139,6 +181,8 @@ def fit(
         The most seconds in steps; validation does not count.
     device : str, optional
         Where the arrays live; the library's own choice by default.
+    team : Ranks, optional
+        The processes that train this model together, if it is several.
     report : callable, optional
         Called after every step.
 
@@ -150,8 +194,12 @@ def fit(
     rng = np.random.default_rng(seed)
     initial = initial_weights(config, rng)
     weights = {k: xp.asarray(w.astype(np.float32), **where) for k, w in initial.items()}
-    training = Training(weights, config)
-    run = Run(text, training, lambda ids: xp.asarray(ids, **where))
+    team = team or Alone()
+    kept, gradient = team.share(weights, loss_of)
+    training = Training(kept, config, gradient)
+    run = Run(
+        text=text, training=training, team=team, to_library=lambda ids: xp.asarray(ids, **where)
+    )
     misses = bc.plan_cache.info().misses
     pending: list[Array] = []  # read now and then: reading a loss waits for the device
     while (steps is None or run.steps < steps) and (seconds is None or run.seconds < seconds):
@@ -163,16 +211,19 @@ def fit(
             run.first_misses = bc.plan_cache.info().misses - misses
             run.calls_per_step = training.plans.calls.total()
         if len(pending) == FLUSH_EVERY or run.steps == steps:
-            run.losses += map(float, pending)
+            run.losses += team.mean(pending)
             pending.clear()
         run.seconds += time.perf_counter() - clock
+        if seconds is not None:
+            run.seconds = team.most(run.seconds)  # all have to stop at the same step
         if run.steps % VALIDATE_EVERY == 0:
-            run.validations.append((run.steps, run.validate(training.average)))
+            run.hold_out()
         report(run)
-    run.losses += map(float, pending)
+    run.losses += team.mean(pending)
     if not run.validations or run.validations[-1][0] != run.steps:
-        run.validations.append((run.steps, run.validate(training.average)))
-    run.later_misses = bc.plan_cache.info().misses - misses - run.first_misses
+        run.hold_out()
+    misses = bc.plan_cache.info().misses - misses
+    run.later_misses = round(team.most(misses - run.first_misses - run.validation_misses))
     return run
 
 
@@ -212,77 +263,49 @@ def progress(steps: int | None, seconds: float | None) -> Iterator[Callable[[Run
         yield draw
 
 
-def averages(losses: list[float], columns: int) -> list[tuple[float, float]]:
-    """`losses` in at most so many stretches: the middle step and the mean loss of each."""
-    stretches = np.array_split(np.arange(len(losses)), min(columns, len(losses)))
-    return [(float(s.mean()) + 1, float(np.mean(np.asarray(losses)[s]))) for s in stretches]
+def sku_table(plans: Plans, others: Mapping[str, int]) -> str:
+    """What ran: per SKU the number of plans that made this choice, and of their calls.
 
-
-def text_plot(run: Run, width: int = 64, height: int = 14) -> str:
-    """Both curves in characters: ``.`` training, ``o`` validation."""
-    curves: dict[str, Sequence[tuple[float, float]]]
-    curves = {".": averages(run.losses, width), "o": run.validations}
-    values = [loss for curve in curves.values() for _, loss in curve]
-    low, high = min(values), max(values)
-    canvas = [[" "] * width for _ in range(height)]
-    for mark, curve in curves.items():
-        for step, loss in curve:
-            row = round((high - loss) / max(high - low, 1e-9) * (height - 1))
-            canvas[row][round((step - 1) / max(run.steps - 1, 1) * (width - 1))] = mark
-    ends = {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
-    rows = [f"{ends.get(i, ''):>6} |{''.join(row)}" for i, row in enumerate(canvas)]
-    title = "nats per character    . training    o validation (averaged weights)"
-    return "\n".join([f"{'':8}{title}", *rows, f"{'':8}1{f'step {run.steps}':>{width - 1}}"])
-
-
-def save_plot(run: Run, path: Path) -> None:
-    """Both curves as a picture."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel="step", ylabel="nats per character")
-    axes.plot(*zip(*averages(run.losses, 400), strict=True), label="training", linewidth=1)
-    axes.plot(*zip(*run.validations, strict=True), "o-", label="validation (averaged weights)")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=150)
-
-
-def sku_table(plans: Plans) -> str:
-    """What ran: per SKU the number of plans that made this choice, and of their calls."""
+    `others` are plans that nobody counts the calls of.
+    """
     rows: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     for slot, plan in plans.plans.items():
         rows[str(plan.sku)] += 1
         calls[str(plan.sku)] += plans.calls[slot]
     lines = [f"{rows[sku]:>5} {calls[sku]:>9,}  {sku}" for sku in rows]
+    lines += [f"{others[sku]:>5} {'autograd':>9}  {sku}" for sku in others if sku not in rows]
     return "\n".join([f"{'plans':>5} {'calls':>9}  SKU", *lines])
 
 
 def summary(run: Run) -> tuple[str, bool]:
-    """Losses, counts and SKUs in words, and whether the counts are what plans promise."""
-    config, steps = run.training.config, run.steps
-    size = sum(int(np.prod(w.shape)) for w in run.training.weights.values())
+    """Losses, counts and SKUs in words, and whether the counts are what plans promise.
+
+    Of several processes each has to ask.
+    """
+    config, steps, text, team = run.training.config, run.steps, run.text, run.team
+    weights = team.whole(run.training.weights)
+    size = sum(int(np.prod(w.shape)) for w in weights.values())
     made = run.training.plans.calls.total()
     kept = run.later_misses == 0 and made == run.calls_per_step * steps
-    raw = run.validate(run.training.weights)
-    text = run.text
+    raw = run.validate(weights)
+    validating = f", {run.validation_misses} in the first validation"
     lines = [
         f"text             pydoc_data.topics: {text.training.size:,} characters to train on,"
         f" the last {text.validation.size:,} held out",
         f"model            {size:,} weights, {steps:,} steps of {config.batch} x {config.context}"
         f" characters in {run.seconds:.1f} s, {run.tokens_per_second:,.0f} tokens/s",
+        *([f"processes        {team}; plans are those of the first"] if str(team) else []),
         f"training loss    {np.mean(run.losses[-100:]):.3f} nats per character, last 100 steps",
         f"validation loss  {run.validations[-1][1]:.3f} with averaged weights,"
         f" {raw:.3f} with the last ones",
         f"plan cache       {run.first_misses} misses in the first step,"
-        f" {run.later_misses} in the {steps - 1:,} after it",
+        f" {run.later_misses} in the {steps - 1:,} after it"
+        + (validating if run.validation_misses else ""),
         f"plan calls       {run.calls_per_step} a step x {steps:,} steps = {made:,}"
         + ("" if kept else "  NOT what the plans promise"),
         "",
-        sku_table(run.training.plans),
+        sku_table(run.training.plans, team.gradients()),
     ]
     return "\n".join(lines), kept
 
@@ -303,9 +326,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parse.__name__ = f"positive {kind.__name__}"
         return parse
 
-    parser.add_argument(
-        "--xp", choices=NAMESPACES, default="numpy", help="array library (default: numpy)"
-    )
+    parser.add_argument("--xp", choices=NAMESPACES, help="array library (default: numpy)")
     parser.add_argument("--device", help="torch device, such as cuda (default: torch's own)")
     parser.add_argument(
         "--steps",
@@ -318,6 +339,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves to a file")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write losses, validations and seconds to a file"
+    )
+    parser.add_argument(
+        "--distributed",
+        nargs="?",
+        choices=("ddp", "fsdp"),
+        const="ddp",
+        help="be one of the processes that torchrun starts, under DDP (default) or FSDP2",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -328,38 +359,50 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         xp = _ready(arguments)
     except CannotRun as error:
+        if arguments.distributed and os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(PATIENCE)  # torchrun ends all with the first to end, which says why
         print(f"baracuda train: {error}", file=sys.stderr)
         return 2
     if arguments.xp == "numpy":
         _settle_numpy()
     text = python_reference()
-    config = Config(vocabulary=text.vocabulary)
-    with progress(steps, seconds) as report:
-        done = fit(
-            xp,
-            text,
-            config,
-            seed=arguments.seed,
-            steps=steps,
-            seconds=seconds,
-            device=arguments.device,
-            report=report,
-        )
-    words, kept = summary(done)
-    print(f"\n{text_plot(done)}\n\n{words}")
-    if arguments.plot:
-        save_plot(done, arguments.plot)
-        print(f"\ncurves drawn to {arguments.plot}")
+    with contextlib.ExitStack() as stack:
+        team: Alone | Ranks = Alone()
+        if arguments.distributed:
+            from baracuda.examples.torch import joined
+
+            team = stack.enter_context(joined(arguments.distributed, arguments.device))
+        shown = progress(steps, seconds) if team.first else contextlib.nullcontext(lambda run: None)
+        with shown as report:
+            done = fit(
+                xp, text, Config(vocabulary=text.vocabulary), seed=arguments.seed, steps=steps,
+                seconds=seconds, device=arguments.device, team=team, report=report,
+            )  # fmt: skip
+        words, kept = summary(done)
+    if team.first:
+        print(f"\n{done.in_text()}\n\n{words}")
+        if arguments.plot:
+            done.save_picture(arguments.plot)
+            print(f"\ncurves drawn to {arguments.plot}")
+        if arguments.json:
+            done.save_json(arguments.json)
     return 0 if kept else 1
 
 
 def _ready(arguments: argparse.Namespace) -> Any:
-    """The namespace asked for; everything that a run could lack at its end is looked at now."""
-    library = arguments.xp
-    needs(library, f"--xp {library}", library)
+    """The namespace asked for; everything that a run could lack at its end is looked at now.
+
+    What `arguments` leave open is filled in.
+    """
+    engine = arguments.distributed
+    arguments.xp = library = arguments.xp or ("torch" if engine else "numpy")
+    for option in ("distributed", "device"):
+        if getattr(arguments, option) and library != "torch":
+            raise CannotRun(f"--{option} goes with --xp torch")
+    needs(library, "--distributed" if engine else f"--xp {library}", library)
+    if engine:
+        arguments.device = _place(arguments.device)
     xp = import_module(NAMESPACES[library])
-    if arguments.device and library != "torch":
-        raise CannotRun("--device goes with --xp torch")
     try:
         xp.zeros(1, **({"device": arguments.device} if arguments.device else {}))
     except Exception as error:
@@ -369,7 +412,21 @@ def _ready(arguments: argparse.Namespace) -> Any:
         import_module("jax").config.update("jax_default_matmul_precision", "highest")
     if arguments.plot:
         can_plot(arguments.plot)
+    if arguments.json and not arguments.json.absolute().parent.is_dir():
+        raise CannotRun(f"--json: no directory {arguments.json.parent}")
     return xp
+
+
+def _place(device: str | None) -> str:
+    """Where this process of several computes, if they can train together."""
+    if not import_module("torch").distributed.is_available():
+        raise CannotRun("--distributed needs a torch that has torch.distributed")
+    from baracuda.examples.torch import place
+
+    try:
+        return place(device, Config.batch)
+    except ValueError as error:
+        raise CannotRun(f"--distributed: {error}") from error
 
 
 def _settle_numpy() -> None:
