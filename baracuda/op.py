@@ -80,7 +80,7 @@ class Op(Generic[P, R]):
         self.spec = spec
         self._name = spec.name
         self._scalars = tuple(spec.scalars)
-        self._last: tuple[Plan | None, int] = (None, 0)
+        self._last: tuple[Plan | None, int, tuple[Any, ...]] = (None, 0, ())
         functools.update_wrapper(self, function)
         whole = inspect.signature(function)
         own = [p for p in whole.parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -108,21 +108,21 @@ class Op(Generic[P, R]):
         scalars = self._split(options) if self._scalars else _NOTHING
         state = alias = None
         try:
-            plan, generation = self._last
+            plan, generation, written = self._last
             # Most calls are as the last one was; then no key has to be built.
             if (
                 plan is not None
-                and not options
                 and generation == plan_cache.generation
                 and current.get() is DEFAULT
+                and (_written(options) if options else ()) == written
                 and plan.matches(arrays)
             ):
                 plan_cache.count_hit()
             else:
                 alias = self._alias(arrays, options)
                 plan, state = plan_cache.find(alias), alias[1]
-                if not options and state in _REPEATED and alias[-1] is DEFAULT:
-                    self._last = plan, plan_cache.generation
+                if state in _REPEATED and alias[-1] is DEFAULT:
+                    self._last = plan, plan_cache.generation, alias[3]
         except _UNFIT:
             plan = alias = None
         if plan is None or (state is not None and state[0] == "traced"):
@@ -196,7 +196,7 @@ class Op(Generic[P, R]):
             self._name,
             state,
             facts,
-            tuple([(k, v, _kind(v)) for k, v in options.items()]) if options else (),
+            _written(options) if options else (),
             current.get() if state is None or state[0] != "traced" else DEFAULT,
         )
 
@@ -264,9 +264,11 @@ class Op(Generic[P, R]):
         return found or self._find(arrays, options)
 
 
-def _kind(value: Any) -> Any:
-    """What tells 1 from True and 1.0, which are equal as keys but not as arguments."""
-    return tuple(map(type, value)) if type(value) is tuple else type(value)
+def _written(options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Keywords as they are written, each with its type: 1, True and 1.0 are equal, but as keys."""
+    return tuple(
+        [(k, tuple(map(type, v)) if type(v) is tuple else type(v), v) for k, v in options.items()]
+    )
 
 
 def op(

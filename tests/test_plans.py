@@ -210,3 +210,18 @@ def test_a_plan_made_without_gradients_is_not_one_for_watched_tensors() -> None:
     assert plan.matches((x.detach(),))
     assert not plan.matches((x.detach().T.contiguous().T,))
     assert plan(x).requires_grad
+
+
+def test_a_call_with_options_repeats_the_last_one_only_where_they_are_the_same() -> None:
+    x = np.arange(24.0).reshape(4, 6)
+    first, second = x[:2], x[2:]
+    for _ in range(3):
+        assert np.array_equal(bc.glu(x, axis=0), bc.glu(first, second))
+        assert np.array_equal(bc.glu(x, axis=0, gate_first=True), bc.glu(second, first))
+    misses = bc.plan_cache.info().misses
+    for _ in range(3):
+        bc.glu(x, axis=0, gate_first=True)
+    assert bc.plan_cache.info().misses == misses
+    for wrong in (1, np.ones(2), [True]):
+        with pytest.raises(TypeError, match="gate_first"):
+            bc.glu(x, axis=0, gate_first=wrong)  # type: ignore[arg-type]

@@ -73,13 +73,8 @@ class Torch(Library):
         plain = state in (None, ("autograd", False)) and not any(x is None for x in arrays)
         if TensorGuards is None or not plain:
             return super().matcher(arrays)
-        if state is None:
-            # A block without gradients may hide watched ones, which must not fit.
-            arrays = [x.detach() for x in arrays]
-        shapes = [list(x.shape) for x in arrays]
-        strides = [list(x.stride()) for x in arrays]
-        # Types, dtypes, devices, sizes, strides, gradients and dispatch keys in one call.
-        same = TensorGuards(*arrays, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check
+        # A block without gradients may hide watched ones, which must not fit.
+        same = self.guard([x.detach() for x in arrays] if state is None else arrays)
 
         def fits(others: Sequence[Array]) -> bool:
             return (
@@ -90,6 +85,19 @@ class Torch(Library):
             )
 
         return fits
+
+    def guard(self, arrays: Sequence[Array]) -> Callable[..., bool]:
+        """``(*others)``: whether they are such tensors, and watched as these are.
+
+        Whether gradients are recorded makes no difference. Without such guards in torch, none are.
+        """
+        if TensorGuards is None or any(x is None for x in arrays):
+            return lambda *others: False
+        shapes = [list(x.shape) for x in arrays]
+        strides = [list(x.stride()) for x in arrays]
+        # Types, dtypes, devices, sizes, strides, gradients and dispatch keys in one call.
+        guards = TensorGuards(*arrays, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+        return guards.check  # type: ignore[no-any-return]
 
     def readable(self, x: Array) -> bool:
         return bool(

@@ -17,9 +17,10 @@ from baracuda import adjoint, body
 from baracuda.dispatch import DEFAULT, NAMES
 from baracuda.dtypes import FLOATS
 from baracuda.libraries import Array
+from baracuda.libraries.torch import ADAPTER
 from baracuda.op import registry
 from baracuda.plan import Plan
-from baracuda.spec import OpSpec, Problem, Runner
+from baracuda.spec import Misfit, OpSpec, Problem, Runner
 
 
 def watched(problem: Problem) -> Callable[[Runner], Runner] | None:
@@ -65,7 +66,7 @@ class Link:
         For each array that the op takes, which result of the gradient is its cotangent.
     """
 
-    __slots__ = ("_again", "_order", "_plan", "_request", "inputs", "outputs", "places", "run")
+    __slots__ = ("_again", "_order", "_planned", "_request", "inputs", "outputs", "places", "run")
 
     def __init__(self, problem: Problem, partner: OpSpec, run: Runner) -> None:
         spec, self.run = problem.spec, run
@@ -92,7 +93,7 @@ class Link:
         self._request = partial(op.plan, **asked.options, **dispatch)
         # What is to be differentiated again is nobody's to choose.
         self._again = partial(op, **asked.options)
-        self._plan: Plan | None = None
+        self._planned: tuple[Plan | None, Callable[..., bool]] = None, lambda *arrays: False
 
     def gradients(
         self, kept: Sequence[Array], cotangents: Sequence[Array], scalars: Mapping[str, Any]
@@ -100,13 +101,21 @@ class Link:
         """The cotangents of all that the op takes, None for what has none."""
         some = (*kept, *cotangents)
         arrays = [None if i is None else some[i] for i in self._order]
-        if torch.is_grad_enabled():
-            found = self._again(*arrays, **scalars)
-        else:
-            self._plan = self._plan or self._request(*arrays)
-            found = self._plan(*arrays, **scalars)
+        explicit = self._again if torch.is_grad_enabled() else self._explicit
+        found = explicit(*arrays, **scalars)
         results = found if type(found) is tuple else (found,)
         return [None if i is None else results[i] for i in self.places]
+
+    def _explicit(self, *arrays: Array, **scalars: Any) -> Any:
+        """The fused gradient, by the plan of the last one where these are such tensors."""
+        plan, fits = self._planned
+        if plan is None or not fits(*arrays):
+            plan = self._request(*arrays)
+            self._planned = plan, ADAPTER.guard(arrays)
+        try:
+            return plan.run(arrays, None, False, scalars)
+        except Misfit:
+            return plan(*arrays, **scalars)
 
 
 class Fused(torch.autograd.Function):
