@@ -19,6 +19,7 @@ import torch
 
 from baracuda.__main__ import main
 from baracuda.op import registry
+from baracuda.testing import device_costs
 from baracuda.testing.peers import EXPRESSIONS
 from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
 from baracuda.testing.timing import Queued, on_device, on_host
@@ -207,7 +208,9 @@ def test_shares_are_taken_from_the_arrays_of_every_library(monkeypatch: pytest.M
         seen.append(type(task()))
         return (2.0 if seen[-1] is torch.Tensor else 4.0), 0.0
 
-    monkeypatch.setattr(bench, "takers", lambda: {"torch": torch.from_numpy, "numpy": lambda x: x})
+    monkeypatch.setattr(
+        device_costs, "takers", lambda: {"torch": torch.from_numpy, "numpy": lambda x: x}
+    )
     rows = [small("rope"), small("rope_backward"), small("rope"), small("swiglu_backward")]
     monkeypatch.setattr(bench, "device_rows", lambda dtype: rows)
     monkeypatch.setattr(bench, "DTYPES", ("float32",))
@@ -222,6 +225,25 @@ def test_shares_are_taken_from_the_arrays_of_every_library(monkeypatch: pytest.M
     assert seen == [torch.Tensor, np.ndarray] * 2
     only = bench.across_libraries(torch, peers, argparse.Namespace(ops=["rope"]), 10.0, 0.1)
     assert list(only) == ["rope small float32"]
+
+
+def test_calls_that_are_recorded_are_timed_beside_those_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[Any] = []
+
+    def per_call(task: Any) -> float:
+        done.append(task())
+        return float(len(done))
+
+    monkeypatch.setattr(device_costs.timing, "per_call", per_call)
+    found = device_costs.watched(torch, "cpu", backend="torch")
+    assert list(found.values()) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    ours, gradient, backward, theirs, gradients = done
+    assert ours.grad_fn.name() == "FusedBackward"
+    assert theirs.grad_fn.name() == "MulBackward0"
+    torch.testing.assert_close(*gradient, backward)
+    assert [x.shape for x in gradients] == [(16, 32)] * 2
 
 
 def timed(op: str, dtype: str, ours: float, **peers: float) -> Timing:
@@ -255,6 +277,12 @@ def test_what_a_plot_lacks_is_said_before_the_work(
         "--plot needs matplotlib, which is not installed: pip install 'baracuda[plot]'" in said.err
     )
     assert said.out == ""
+
+
+def test_a_block_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "--block", "--plot", str(tmp_path / "x.png")])
+    assert "--plot: not allowed with argument --block" in capsys.readouterr().err
 
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

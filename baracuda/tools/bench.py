@@ -5,13 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import platform
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
@@ -22,10 +18,10 @@ import numpy as np
 
 import baracuda as bc
 from baracuda.op import registry
-from baracuda.testing import timing
+from baracuda.testing import device_costs, timing
 from baracuda.testing.peers import EXPRESSIONS
 from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
-from baracuda.tools import CannotRun, can_plot, progress, table
+from baracuda.tools import CannotRun, can_plot, needs, progress, table
 
 DTYPES = ("bfloat16", "float32")
 SMALL = (2**10, 2**13, 2**16)
@@ -155,7 +151,7 @@ def host_costs() -> dict[str, float]:
 def device(arguments: argparse.Namespace, seconds: float) -> Report:
     """All rows beside every peer, small sizes, and the cost of a call and of a first one."""
     torch = import_module("torch")
-    cold = cold_start(torch)
+    cold = device_costs.cold_start(torch)
     peers = import_module("baracuda.testing.device_peers")
     ceiling = timing.copy_ceiling(seconds)
     name = torch.cuda.get_device_name()
@@ -171,7 +167,7 @@ def device(arguments: argparse.Namespace, seconds: float) -> Report:
             del arrays, tasks
             torch.cuda.empty_cache()
     across = across_libraries(torch, peers, arguments, ceiling, seconds)
-    costs = device_costs(torch)
+    costs, watched = device_costs.tiny(torch), device_costs.watched(torch)
     small = small_sizes(torch, peers)
     jax = jax_figures(torch, peers, ceiling, found, rows)
     table(
@@ -192,54 +188,15 @@ def device(arguments: argparse.Namespace, seconds: float) -> Report:
         )
     table(("small, swiglu_backward float32", "µs"), [(k, f"{v:.2f}") for k, v in small.items()])
     table(("host cost", "µs"), [(k, f"{v:.2f}") for k, v in costs.items()])
+    table(("host cost with gradients", "µs"), [(k, f"{v:.2f}") for k, v in watched.items()])
     for title, figures in jax.items():
         table((f"JAX: {title}", ""), [(k, f"{v:.3f}") for k, v in figures.items()])
     table(("cold start", "ms"), [(k, f"{v:.2f}") for k, v in cold.items()])
     return found, ceiling, {
         "device": name, "torch": torch.__version__, "ceiling": ceiling, "host": costs,
-        "rows": [asdict(t) | {"share": t.share(ceiling)} for t in found], "small": small,
-        "cold": cold, "across": across, "jax": jax,
+        "watched": watched, "rows": [asdict(t) | {"share": t.share(ceiling)} for t in found],
+        "small": small, "cold": cold, "across": across, "jax": jax,
     }  # fmt: skip
-
-
-def cold_start(torch: Any) -> dict[str, float]:
-    """Milliseconds of what happens once: per process, per kernel, per problem."""
-    x = torch.ones(4, 8, device="cuda")
-    shapes = [torch.ones(n, 8, device="cuda") for n in range(5, 205)]
-    torch.cuda.synchronize()
-
-    def ms(task: Callable[[], Any]) -> float:
-        start = time.perf_counter()
-        task()
-        return (time.perf_counter() - start) * 1e3
-
-    def load() -> None:
-        backend = import_module("baracuda.backends.cuda")
-        backend.unavailable()
-        import_module("baracuda.backends.cuda.runner")
-
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["BARACUDA_CACHE_DIR"] = folder
-        out = {"once per process: importing the launch layer": ms(load)}
-        out["once per process: NVRTC, with the first kernel"] = ms(lambda: bc.reglu(x))
-        compiled = [ms(partial(op, x)) for op in (bc.glu, bc.swiglu, bc.geglu)]
-        out["a kernel that has to be compiled, the slowest of 3"] = max(compiled)
-        import_module("baracuda.backends.cuda.launch").forget_kernels()
-        bc.plan_cache.clear()
-        read = [ms(partial(op, x)) for op in (bc.glu, bc.swiglu, bc.geglu)]
-        out["a kernel from the disk cache, the slowest of 3"] = max(read)
-        fresh = sorted(ms(partial(bc.glu, x)) for x in shapes)
-        out["a new shape of a loaded kernel, median of 200"] = fresh[100]
-        del os.environ["BARACUDA_CACHE_DIR"]
-    return out
-
-
-def takers() -> dict[str, Callable[[Any], Any]]:
-    """How each library whose arrays the kernels take looks at the memory of a tensor."""
-    out: dict[str, Callable[[Any], Any]] = {"torch": lambda x: x}
-    with suppress(ImportError):
-        out["cupy"] = import_module("cupy").from_dlpack
-    return out
 
 
 def across_libraries(
@@ -253,43 +210,12 @@ def across_libraries(
             tensors, op = peers.arrays_of(row, getattr(torch, dtype)), registry[row.op]
             size = ideal_bytes(op.plan(*tensors, **row.keywords).problem)
             shares = out[f"{row.op} {row.label} {dtype}"] = {}
-            for name, take in takers().items():
+            for name, take in device_costs.takers().items():
                 task = partial(op, *[take(x) for x in tensors], **row.keywords)
                 shares[name] = size / timing.on_device(task, seconds)[0] / ceiling
                 del task
             del tensors
             torch.cuda.empty_cache()
-    return out
-
-
-def device_costs(torch: Any) -> dict[str, float]:
-    """Host time of a call on tiny arrays, and the GPU's idle share when they follow closely."""
-    x, dy = torch.randn(4, 64, device="cuda"), torch.randn(4, 32, device="cuda")
-    z, plan = torch.empty_like(x), bc.swiglu_backward.plan(dy, x)
-    out = {
-        "torch.add(out=)": timing.per_call(lambda: torch.add(x, x, out=z)),
-        "swiglu_backward, cached call": timing.per_call(lambda: bc.swiglu_backward(dy, x)),
-        "swiglu_backward, plan call": timing.per_call(lambda: plan(dy, x)),
-    }
-    for name, take in takers().items():
-        if name != "torch":
-            its = take(dy), take(x)
-            its_plan = bc.swiglu_backward.plan(*its)
-            call, planned = partial(bc.swiglu_backward, *its), partial(its_plan, *its)
-            out[f"swiglu_backward from {name}, cached call"] = timing.per_call(call)
-            out[f"swiglu_backward from {name}, plan call"] = timing.per_call(planned)
-    torch.cuda.synchronize()
-    big, grad = torch.randn(1024, 8192, device="cuda"), torch.randn(1024, 4096, device="cuda")
-    bc.swiglu_backward(grad, big)
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(1000):
-        bc.swiglu_backward(grad, big)
-    torch.cuda.synchronize()
-    wall = (time.perf_counter() - start) / 1000
-    busy = timing.by_replay(lambda: bc.swiglu_backward(grad, big)) / wall
-    out["1,000 calls of swiglu_backward [1024, 2·4096] float32, each"] = wall * 1e6
-    out["of that the GPU is busy, percent"] = min(busy, 1.0) * 100
     return out
 
 
@@ -329,6 +255,25 @@ def small_sizes(torch: Any, peers: Any) -> dict[str, float]:
             out[f"{elements} elements, {name}, calls"] = timing.per_call(tasks[name], 2000)
             torch.cuda.synchronize()
     return out
+
+
+# -- a block -------------------------------------------------------------------------------------
+
+
+def block(on_gpu: bool) -> tuple[dict[str, Any], int]:
+    """Train a Llama-style block with each variant; all figures, and the exit status."""
+    torch, training = import_module("torch"), import_module("baracuda.testing.block")
+    device, sizes = ("cuda", training.Sizes()) if on_gpu else ("cpu", training.SMALL)
+    name = torch.cuda.get_device_name() if on_gpu else "CPU only"
+    print(f"{name}, torch {torch.__version__}; bfloat16, {sizes}")
+    with progress(len(training.VARIANTS)) as show:
+        found = training.measure(training.VARIANTS, sizes, device, show)
+    table(*training.cells(found))
+    faults = [f"{each.name}: {fault}" for each in found for fault in each.faults]
+    for fault in faults:
+        print(f"baracuda bench: {fault}", file=sys.stderr)
+    figures = {"device": name, "torch": torch.__version__}
+    return figures | {"block": training.figures(sizes, found)}, int(bool(faults))
 
 
 # -- pictures ------------------------------------------------------------------------------------
@@ -387,12 +332,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="per measurement (0.5)")
     parser.add_argument("--cpu", action="store_true", help="NumPy alone, also where a GPU is")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw them there")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw them there")
+    either.add_argument(
+        "--block", action="store_true", help="train a Llama-style block instead (tiny on a CPU)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and return the exit status."""
     try:
+        if arguments.block:
+            needs("torch", "--block", "torch")
         if arguments.plot:
             can_plot(arguments.plot)
     except CannotRun as error:
@@ -400,10 +351,14 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     seconds = 0.05 if arguments.quick else arguments.seconds
     on_gpu = not arguments.cpu and _has_gpu()
-    found, ceiling, record = (device if on_gpu else host)(arguments, seconds)
+    if arguments.block:
+        record, status = block(on_gpu)
+    else:
+        found, ceiling, record = (device if on_gpu else host)(arguments, seconds)
+        status = 0
     if arguments.json:
         record["version"] = bc.__version__
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
     if arguments.plot:
         save_plot(found, ceiling, arguments.plot)
-    return 0
+    return status
