@@ -52,7 +52,7 @@ def canonical(shape: Shape, strides: Shape | None) -> Shape | None:
 
 def dense_order(shape: Shape, strides: Shape) -> tuple[int, ...] | None:
     """The axes from the slowest to the fastest where the elements fill a block, else None."""
-    order = sorted(range(len(shape)), key=lambda i: (shape[i] != 1, -strides[i], i))
+    order = sorted(range(len(shape)), key=lambda i: (bool(shape[i] != 1), -strides[i], i))
     step = 1
     for i in reversed(order):
         if shape[i] != 1 and strides[i] != step:

@@ -102,6 +102,26 @@ def test_new_sizes_compile_nothing() -> None:
     assert counter.frame_count == 1
 
 
+FUNCTIONS = {
+    "glu": bc.glu,
+    "lerp": lambda x: bc.lerp(x, x * 2, weight=0.3),
+    "rope": bc.rope,
+}
+
+
+@pytest.mark.parametrize("op", FUNCTIONS)
+def test_views_of_any_size_give_the_layouts_of_plain_calls(op: str) -> None:
+    torch._dynamo.reset()
+    function = FUNCTIONS[op]
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    for n in (4, 6):
+        x = torch.randn(n, n + 2, 8)
+        for view in (x, x[:, :n], x.transpose(0, 1), x[::2], x[:, :1].expand(-1, n, -1)):
+            got, want = compiled(view), function(view)
+            assert torch.equal(got, want)
+            assert got.stride() == want.stride()
+
+
 def test_inductor_trains_as_eager_does() -> None:
     torch._dynamo.reset()
 

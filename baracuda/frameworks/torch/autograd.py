@@ -62,11 +62,23 @@ class Link:
         The op on plain tensors.
     inputs, outputs : tuple of int
         What the gradient needs of the arrays, and then of the results.
+    keeps_all : bool
+        Whether `inputs` are all arrays that an op can be given.
     places : tuple of (int or None)
         For each array that the op takes, which result of the gradient is its cotangent.
     """
 
-    __slots__ = ("_again", "_order", "_planned", "_request", "inputs", "outputs", "places", "run")
+    __slots__ = (
+        "_again",
+        "_order",
+        "_planned",
+        "_request",
+        "inputs",
+        "keeps_all",
+        "outputs",
+        "places",
+        "run",
+    )
 
     def __init__(self, problem: Problem, partner: OpSpec, run: Runner) -> None:
         spec, self.run = problem.spec, run
@@ -74,6 +86,7 @@ class Link:
         there = [x and x.name for x in problem.inputs]
         self.inputs = tuple([i for i, name in enumerate(there) if name in partner.arrays])
         self.outputs = tuple([i for i, name in enumerate(outputs) if name in partner.arrays])
+        self.keeps_all = self.inputs == tuple(range(len(there)))
         kept = [there[i] or "" for i in self.inputs] + [outputs[i] for i in self.outputs]
         saved = [*kept, *[adjoint.dual(spec, name) for name in outputs]]
         asked = adjoint.request(partner, problem, saved)
@@ -129,10 +142,10 @@ class Fused(torch.autograd.Function):
     def forward(ctx: Any, link: Link, scalars: Mapping[str, Any], *arrays: Array) -> Any:
         result = link.run(arrays, None, False, scalars)
         ctx.call = link, scalars
-        kept = [arrays[i] for i in link.inputs]
+        kept = arrays if link.keeps_all else [arrays[i] for i in link.inputs]
         if link.outputs:
             results = result if type(result) is tuple else (result,)
-            kept += [results[i] for i in link.outputs]
+            kept = [*kept, *[results[i] for i in link.outputs]]
         ctx.save_for_backward(*kept)
         return result
 

@@ -101,6 +101,13 @@ def _run(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
         return op.plan(*arrays, **keywords)(*arrays, **scalars)
 
 
+def _through(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
+    """Under transforms: as a plain call, the body, which they know how to take apart."""
+    keywords = plain(keywords) | {"backend": None}
+    scalars = {k: keywords.pop(k) for k in op.spec.scalars}
+    return op.plan(*arrays, **keywords)(*arrays, **scalars)
+
+
 def _fake(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
     """Tensors of the right shapes and layouts, without values."""
     problem = problem_of(op, arrays, plain(keywords))
@@ -171,6 +178,7 @@ def _define(op: Op[Any, Any]) -> None:
         declared, tags = name + schema(op, forms), (torch.Tag.pt2_compliant_tag,)
         library.define(declared, tags=tags)  # type: ignore[no-untyped-call]
         library.impl(name, partial(_run, op), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        library.impl(name, partial(_through, op), "FuncTorchDynamicLayerFrontMode")  # type: ignore[no-untyped-call]
         whole = f"{NAMESPACE}::{name}"
         torch.library.register_fake(whole, partial(_fake, op), lib=library)
         if set(op.spec.dtypes) & set(FLOATS):

@@ -195,7 +195,10 @@ def _on_shards(
 
 
 def _placed(x: Any, placements: tuple[Placement, ...]) -> Any:
-    return x if x.placements == placements else x.redistribute(placements=placements)
+    if x.placements == placements:
+        return x
+    # Below autograd a watched result would be detached in place, for which DTensor has no rule.
+    return x.detach().redistribute(placements=placements)
 
 
 def _mesh(problem: Problem, given: Sequence[Any]) -> Any:
