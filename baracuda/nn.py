@@ -227,8 +227,8 @@ class LPPool1d(_LPPool):
       and is NaN where p is no integer. For even p, and cells not below 0, the two agree.
     - With `ceil_mode`, a window that is clipped at the end sums what it has; torch scales its mean
       to a full window, except for infinite p.
-    - For infinite p the cells that reach the maximum share the gradient; in torch one has all. Before
-      2.12 torch has no infinite p.
+    - For infinite p the cells that reach the maximum share the gradient; in torch one has all.
+      Before 2.12 torch has no infinite p.
     - ``p <= 0`` is a ValueError.
     - Powers do not over- or underflow, also in float16.
 

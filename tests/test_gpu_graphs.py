@@ -1,4 +1,4 @@
-"""On an NVIDIA GPU: torch's operators, compiled programs, and the CUDA graphs they are replayed by."""
+"""On an NVIDIA GPU: torch's operators, compiled programs, and CUDA graphs that replay them."""
 
 from __future__ import annotations
 
@@ -7,33 +7,25 @@ from typing import Any
 import pytest
 import torch
 from device import MARKS
+from graphs import calls, floats, overload
 from torch._dynamo.utils import counters
 
 import baracuda as bc
 from baracuda import adjoint, check
 from baracuda.op import registry
-from baracuda.testing.cases import Call, Subject
+from baracuda.testing.cases import Call
 
 pytestmark = MARKS
 
 each_op = pytest.mark.parametrize("op", registry)
 
 
-def calls(op: str, dtype: str = "float32") -> list[Call]:
-    """The first call of each form."""
-    found: dict[str, Call] = {}
-    for call in Subject(op, "cuda", "torch", dtype, "cuda").calls():
-        found.setdefault(call.form.text, call)
-    return list(found.values())
-
-
 def watched(call: Call) -> list[Any]:
     """Its arrays, gradients wanted where the op has an explicit one."""
     explicit = adjoint.partner(call.subject.spec)[0] is not None
     arrays = call.given()
-    for x in arrays:
-        if x is not None and x.is_floating_point():
-            x.requires_grad_(explicit)
+    for x in floats(arrays):
+        x.requires_grad_(explicit)
     return arrays
 
 
@@ -49,20 +41,10 @@ def results(call: Call, function: Any, arrays: list[Any]) -> tuple[torch.Tensor,
 
 @each_op
 def test_operators_keep_their_promises(op: str) -> None:
-    for call in calls(op):
+    for call in calls(op, "float32", "cuda", "cuda"):
         spec = registry[op].spec
         options = check.arguments(spec, {**spec.options, **spec.scalars}, call.options)
-        packet = getattr(torch.ops.baracuda, op, None) or _defined(op)
-        overload = (
-            packet.gate if op.endswith("glu_backward") and "gate" in call.form.names else None
-        )
-        torch.library.opcheck(overload or packet.default, tuple(watched(call)), options)
-
-
-def _defined(op: str) -> Any:
-    import baracuda.frameworks.torch.operators  # noqa: F401
-
-    return getattr(torch.ops.baracuda, op)
+        torch.library.opcheck(overload(call), tuple(watched(call)), options)
 
 
 @pytest.mark.parametrize("how", ["graphs", "dynamic"])
@@ -73,13 +55,17 @@ def test_compiled_programs_run_the_kernels(op: str, how: str) -> None:
     more: dict[str, Any] = {"mode": "reduce-overhead"}
     if how == "dynamic":
         more = {"dynamic": True, "backend": "aot_eager"}
-    for call in calls(op):
-        compiled = torch.compile(registry[op].__call__, fullgraph=True, **more)
+
+    def function(*arrays: Any, **options: Any) -> Any:
+        return registry[op](*arrays, **options)
+
+    for call in calls(op, "float32", "cuda", "cuda"):
+        compiled = torch.compile(function, fullgraph=True, **more)
         for _ in range(4):
             arrays = watched(call)
             torch.compiler.cudagraph_mark_step_begin()
             got = results(call, compiled, arrays)
-            want = results(call, registry[op], arrays)
+            want = results(call, function, arrays)
             for x, y in zip(got, want, strict=True):
                 torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
     assert counters["inductor"]["cudagraph_skips"] == 0

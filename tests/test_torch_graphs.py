@@ -9,38 +9,16 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
+from graphs import calls, floats, overload
 from torch._dynamo.backends.common import aot_autograd
 
 import baracuda as bc
 from baracuda import adjoint, check
-from baracuda.frameworks.torch import operators
 from baracuda.op import registry
-from baracuda.testing.cases import Call, Subject
+from baracuda.testing.cases import Call
 
 OPS = list(registry)
 each_op = pytest.mark.parametrize("op", OPS)
-
-
-def calls(op: str, dtype: str = "float32") -> list[Call]:
-    """One with elements for each form."""
-    found: dict[str, Call] = {}
-    for call in Subject(op, "torch", "torch", dtype).calls():
-        if all(x.size for x in call.arrays.values()):
-            found.setdefault(call.form.text, call)
-    return list(found.values())
-
-
-def floats(arrays: list[Any]) -> list[torch.Tensor]:
-    return [x for x in arrays if x is not None and x.is_floating_point()]
-
-
-def overload(call: Call) -> Any:
-    op = registry[call.subject.op]
-    for name, forms in operators.overloads(op).items():
-        if call.form in forms:
-            packet, _, suffix = name.partition(".")
-            return getattr(getattr(torch.ops.baracuda, packet), suffix or "default")
-    raise AssertionError
 
 
 @each_op

@@ -1,0 +1,37 @@
+"""What tests of torch's graphs share, on the CPU and on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from baracuda.frameworks.torch import operators
+from baracuda.op import registry
+from baracuda.testing.cases import Call, Subject
+
+
+def calls(
+    op: str, dtype: str = "float32", backend: str = "torch", device: str = "cpu"
+) -> list[Call]:
+    """One with elements for each form."""
+    found: dict[str, Call] = {}
+    for call in Subject(op, backend, "torch", dtype, device).calls():
+        if all(x.size for x in call.arrays.values()):
+            found.setdefault(call.form.text, call)
+    return list(found.values())
+
+
+def floats(arrays: list[Any]) -> list[torch.Tensor]:
+    """Those that may have gradients."""
+    return [x for x in arrays if x is not None and x.is_floating_point()]
+
+
+def overload(call: Call) -> Any:
+    """The operator of the form of a call."""
+    op = registry[call.subject.op]
+    for name, forms in operators.overloads(op).items():
+        if call.form in forms:
+            packet, _, suffix = name.partition(".")
+            return getattr(getattr(torch.ops.baracuda, packet), suffix or "default")
+    raise AssertionError
