@@ -146,6 +146,8 @@ _device_name = lru_cache(maxsize=256)(str)
 
 def _alignment(x: Array) -> int:
     """The power of two up to 16 that divides the address; 16 for what has none."""
+    if type(x) not in _PLAIN_TYPES:
+        return 16
     try:
         address = x.data_ptr()
     except RuntimeError:
