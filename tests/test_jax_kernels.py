@@ -22,8 +22,8 @@ pytest.importorskip("cuda.core", reason="needs pip install 'baracuda[cuda]'")
 import jax_stand_in
 
 from baracuda.backends.cuda import xla
-from baracuda.backends.cuda.shares import Shares, batch
 from baracuda.examples.charlm import Config
+from baracuda.shares import Shares, batch
 from baracuda.testing import device_jax
 from baracuda.testing.problems import Row
 from baracuda.tools.train import Text, fit, python_reference
