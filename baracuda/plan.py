@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
@@ -12,6 +13,7 @@ from baracuda._version import __version__
 from baracuda.check import arguments, described
 from baracuda.dtypes import name_of, named
 from baracuda.errors import UnsupportedError, type_error, value_error
+from baracuda.instruments import logger, ranged
 from baracuda.libraries import Array, Library, facts_of
 from baracuda.sku import KernelSku
 from baracuda.spec import Misfit, Operand, Prepared, Problem, Runner
@@ -64,7 +66,6 @@ class Plan:
         self.problem = problem
         self.why = why
         self.workspace_size = prepared.workspace_size
-        self.run = prepared.run
         self.matches: Callable[[Sequence[Array]], bool] = self._are_alike
         self._backend = backend
         self._prepared = prepared
@@ -72,6 +73,7 @@ class Plan:
         self._sku: KernelSku | None = None
         self._facts = facts
         self._takes_scalars = bool(problem.spec.scalars)
+        self.run: Runner = ranged(prepared.run, lambda: str(self.sku))
 
     def __repr__(self) -> str:
         return f"<Plan {self.sku}>"
@@ -305,7 +307,15 @@ def make(
             ", ".join(f"{f} {getattr(wanted, f)}" for f in differing),
             ", ".join(f"{getattr(sku, f)}" for f in differing) + " here",
         )
+    if logger.isEnabledFor(logging.DEBUG):
+        passed = "".join([f"; not {backend}: {reason}" for backend, reason in why])
+        logger.debug("planned %s for %s%s", plan.sku, _shapes(problem), passed)
     return plan
+
+
+def _shapes(problem: Problem) -> str:
+    """The inputs in words."""
+    return ", ".join([f"{x.name}{list(x.shape)}" for x in problem.given])
 
 
 def _watched(problem: Problem) -> Callable[[Runner], Runner] | None:

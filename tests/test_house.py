@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "baracuda"
 
 # From the ground; what stands on one floor are neighbours.
 FLOORS = [
-    {"errors", "_version", "dtypes", "layouts"},
+    {"errors", "_version", "dtypes", "instruments", "layouts"},
     {"libraries"},
     {"shapes", "numerics", "sku"},
     {"dispatch"},

@@ -10,10 +10,13 @@ import contextlib
 import io
 import os
 import re
+import time
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from baracuda.instruments import logger
 
 SOURCES = Path(__file__).parents[2] / "cuda_src"
 _INCLUDE = re.compile(r'#include "(.+)"$', re.MULTILINE)
@@ -128,8 +131,12 @@ def cubin(entry: Entry, arch: str) -> bytes:
     key = _key(entry, arch) if disk is not None else b""
     found = _read(disk, key)
     if found is not None:
+        logger.debug("read %s for %s from the disk", entry.symbol, arch)
         return found
+    start = time.perf_counter()
     code = bytes(Program(entry.source, "c++", _options(arch)).compile("cubin").code)
+    took = (time.perf_counter() - start) * 1e3
+    logger.debug("compiled %s for %s in %.0f ms", entry.symbol, arch, took)
     if disk is not None:
         # A full or read-only disk costs the next process a compilation, no more.
         with contextlib.suppress(OSError):
