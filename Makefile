@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 
 demo: $(VENV)/.cli  ## train the example model on NumPy
 	$(BIN)/python -m baracuda train
@@ -19,8 +19,11 @@ lint: $(VENV)/.test
 bench: $(VENV)/.test  ## time the ops against what one would write without them
 	$(BIN)/python -m baracuda bench
 
+docs: $(VENV)/.test  ## the documentation as a site, in docs/_build
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build
+
 clean:
-	rm -rf $(VENV) dist
+	rm -rf $(VENV) dist docs/_build
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

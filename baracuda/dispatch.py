@@ -18,7 +18,7 @@ class Dispatch(TypedDict, total=False):
     backend: str | None
     """Force this backend; a forced backend never falls back."""
     deterministic: bool | None
-    """True: bit-stable run to run, or an error. None: the framework's global switch."""
+    """True: the same bits on every run, or an error. None: the framework's global switch."""
     max_workspace_bytes: int | None
     """Refuse plans that need more scratch memory than this."""
     autotune: bool

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import os
 import re
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,14 @@ import baracuda as bc
 from baracuda.op import registry
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+NEEDS_GPU = "# needs an NVIDIA GPU\n"
+# The contract shows code that is not complete; the pages of the ops have their docstrings'.
+PAGES = [
+    path.relative_to(DOCS).as_posix()
+    for path in sorted((*DOCS.glob("*.md"), *DOCS.glob("start/*.md")))
+    if path.name != "design.md" and "```python" in path.read_text(encoding="utf-8")
+]
 MODULES = (
     "dispatch",
     *(f"ops.{n}" for n in ("elementwise", "gated", "indexing", "pooling", "rope")),
@@ -37,6 +49,59 @@ def test_the_code_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
     assert "swiglu_backward" in capsys.readouterr().out
+
+
+def program(page: str, gpu: bool) -> str:
+    """The code of a page, each line at its own number; blocks that need a GPU only where `gpu`."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    lines = [""] * text.count("\n")
+    for block in re.finditer(r"^```python\n(.*?)^```", text, re.S | re.M):
+        if gpu or not block[1].startswith(NEEDS_GPU):
+            first = text.count("\n", 0, block.start(1))
+            for at, line in enumerate(block[1].splitlines(), first):
+                lines[at] = line
+    return "\n".join(lines)
+
+
+def run(page: str, folder: Path, gpu: bool) -> None:
+    """Run a page in a process and a folder of its own: some register ops or start others."""
+    file = folder / "page.py"
+    file.write_text(program(page, gpu), encoding="utf-8")
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    if gpu:
+        env.pop("JAX_PLATFORMS", None)
+    done = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, cwd=folder, env=env
+    )
+    assert done.returncode == 0, f"docs/{page}: {done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
+    compile(program(page, gpu=True), page, "exec")
+    if program(page, gpu=False).strip():
+        run(page, tmp_path, gpu=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", [p for p in PAGES if NEEDS_GPU in (DOCS / p).read_text()])
+def test_the_code_of_a_page_runs_on_a_gpu(page: str, tmp_path: Path) -> None:
+    if not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    needed = {"start/cupy.md": "cupy", "start/jax.md": "jax_cuda13_plugin"}.get(page, "torch")
+    if find_spec(needed) is None:
+        pytest.skip(f"needs {needed}")
+    run(page, tmp_path, gpu=True)
+
+
+def test_a_page_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "DOCS", tmp_path)
+    (tmp_path / "bad.md").write_text(
+        f"x\n```python\n{NEEDS_GPU}0 / 0\n```\n```python\n1 + 1\n```\n"
+    )
+    run("bad.md", tmp_path, gpu=False)
+    with pytest.raises(AssertionError, match="line 4"):
+        run("bad.md", tmp_path, gpu=True)
 
 
 def test_the_readme_names_every_op() -> None:

@@ -46,7 +46,7 @@ def gather(
     mode : {"raise", "drop"}
         What an entry out of range does: raise, or give 0. On a GPU the entry is skipped, nothing
         waits, and the error comes with the next call on that device or from `check_errors`.
-        While a framework traces, "raise" acts as "drop".
+        Under transforms of JAX and `torch.func` "raise" acts as "drop".
     **dispatch
         `Dispatch` options.
 

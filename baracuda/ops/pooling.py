@@ -200,9 +200,9 @@ def lp_pool1d(
         float16, bfloat16, float32 or float64.
     norm_type : float
         ``p > 0``; infinity is the largest absolute value.
-    kernel_size : int
+    kernel_size : int or tuple of int
         Length of a window, at most l.
-    stride : int, optional
+    stride : int or tuple of int, optional
         Distance of the windows; `kernel_size` by default.
     ceil_mode : bool
         Also take the windows that reach beyond the end, if they start inside. They sum what they

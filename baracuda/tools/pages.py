@@ -1,0 +1,449 @@
+"""The pages of the documentation that follow from declarations and from recorded benchmarks.
+
+``python -m baracuda.tools.pages`` writes them below ``docs/`` of a checkout; ``--check`` writes
+nothing and names those that are not what it would write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from baracuda import adjoint, backends
+from baracuda.dtypes import ANY, FLOATS, named
+from baracuda.op import Op, registry
+from baracuda.shapes import Signature
+from baracuda.shares import Shares
+from baracuda.spec import Case, Problem
+from baracuda.testing.cases import Call, Subject, draw, holds
+
+DOCS = Path(__file__).parents[2] / "docs"
+NOTE = "<!-- Written by `python -m baracuda.tools.pages`: edit what it reads, not this. -->\n\n"
+# Where arrays may be: the library, the kind of device, and what a page calls the two.
+PLACES = (
+    ("numpy", "cpu", "NumPy"),
+    ("torch", "cpu", "torch, CPU and other devices"),
+    ("torch", "cuda", "torch, NVIDIA GPU"),
+    ("cupy", "cuda", "CuPy"),
+    ("jax", "cpu", "JAX, CPU and other devices"),
+    ("jax", "cuda", "JAX, NVIDIA GPU"),
+    ("array_api_strict", "cpu", "any other library (as `array_api_strict`)"),
+)
+
+# -- mathematics ---------------------------------------------------------------------------------
+
+_SIGNS: dict[type[ast.AST], tuple[str, int]] = {
+    ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: (r"\,", 2), ast.Lt: ("<", 0),
+    ast.LtE: (r"\le", 0), ast.Gt: (">", 0), ast.GtE: (r"\ge", 0), ast.Eq: ("=", 0),
+}  # fmt: skip
+_AROUND = {"abs": (r"\lvert ", r"\rvert"), "floor": (r"\lfloor ", r"\rfloor"),
+           "sqrt": (r"\sqrt{", "}")}  # fmt: skip
+
+
+def maths(code: str) -> str | None:
+    """A formula as TeX; None for code that is none."""
+    try:
+        (statement,) = ast.parse(code).body
+        if isinstance(statement, ast.Assign):
+            (left,) = statement.targets
+            return f"{_tex(left)} = {_tex(statement.value)}"
+        if isinstance(statement, ast.Expr) and isinstance(
+            statement.value, ast.BinOp | ast.Compare | ast.Call
+        ):
+            return _tex(statement.value)
+    except (SyntaxError, ValueError):
+        pass
+    return None
+
+
+def _tex(node: ast.AST, outer: int = 0) -> str:
+    """What stands in an operator that binds as tightly as `outer`; -1 is an exponent, on a line."""
+    match node:
+        case ast.Name(id="inf" | "pi" as name):
+            return {"inf": r"\infty", "pi": r"\pi"}[name]
+        case ast.Name(id=name):
+            return name if len(name) == 1 else r"\mathrm{" + name.replace("_", r"\_") + "}"
+        case ast.Constant(value=value) if value is ...:
+            return r"\dots"
+        case ast.Constant(value=value) if type(value) in (int, float):
+            return str(value)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return f"-{_tex(operand, 3)}"
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return f"{_tex(left, 4)}^{{{_tex(right, -1)}}}"
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            if outer < 0:
+                return f"{_tex(left, 2)}/{_tex(right, 3)}"
+            inner = rf"\frac{{{_tex(left)}}}{{{_tex(right)}}}"
+            return rf"\left({inner}\right)" if outer > 3 else inner
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _SIGNS:
+            text, level = _SIGNS[type(sign)]
+            inner = f"{_tex(left, level)} {text} {_tex(right, level + 1)}"
+            return rf"\left({inner}\right)" if level < outer else inner
+        case ast.Compare(left=left, ops=signs, comparators=others):
+            parts = [f" {_SIGNS[type(s)][0]} {_tex(x)}" for s, x in zip(signs, others, strict=True)]
+            return _tex(left) + "".join(parts)
+        case ast.Call(func=ast.Name(id="sum"), args=[x]):
+            inner = rf"\sum_{{\mathrm{{window}}}} {_tex(x, 2)}"
+            return rf"\Bigl({inner}\Bigr)" if outer > 0 else inner
+        case ast.Call(func=ast.Name(id=name), args=[x]) if name in _AROUND:
+            return _tex(x).join(_AROUND[name])
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            return rf"\operatorname{{{name}}}({', '.join(map(_tex, args))})"
+        case ast.Subscript(value=value, slice=ast.Tuple(elts=elements)):
+            return f"{_tex(value)}[{', '.join(map(_tex, elements))}]"
+    raise ValueError(f"no formula: {ast.dump(node)}")
+
+
+# -- docstrings ----------------------------------------------------------------------------------
+
+
+def sections(doc: str) -> dict[str, str]:
+    """A numpydoc docstring by its headings; what comes before them under ""."""
+    parts = re.split(r"^(\w[\w ]*)\n-{3,}\n", doc, flags=re.M)
+    texts = [text.strip("\n") for text in parts]
+    return {"": texts[0]} | dict(zip(texts[1::2], texts[2::2], strict=True))
+
+
+def prose(text: str) -> str:
+    """A docstring's text in Markdown: formulas as mathematics, ops and papers as links."""
+    out = []
+    for i, part in enumerate(re.split(r"(``.+?``|`.+?`)", text, flags=re.S)):
+        code = " ".join(part.strip("`").split())
+        if not i % 2:
+            part = re.sub(r"\[[*\w][^\]]*\]", r"`\g<0>`", part)
+            part = re.sub(r"arXiv:(\d+\.\d+)", r"[arXiv:\1](https://arxiv.org/abs/\1)", part)
+            out.append(part)
+        elif part.startswith("``") and (formula := maths(code)):
+            out.append(f"${formula}$")
+        else:
+            out.append(f"[`{code}`]({code}.md)" if code in registry else f"`{code}`")
+    return "".join(out)
+
+
+def _entries(text: str) -> str:
+    """What a section lists, as bullets."""
+    out = []
+    for head, body in re.findall(r"^(\S.*)\n((?:(?: +.*)?(?:\n|$))*)", text + "\n", re.M):
+        names, _, kind = head.partition(" : ")
+        plain = re.fullmatch(r"[a-z_*]+(, [a-z_*]+)*", names)
+        called = f"`{names}`" if plain else prose(names)
+        about = " ".join(prose(body).split())
+        line = f"- {called} ({prose(kind)})" if kind else f"- {called}"
+        out.append(f"{line}: {about}" if about else line)
+    return "\n".join(out)
+
+
+# -- what the registry says ----------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = (head, ["---"] * len(head), *rows)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _link(name: str, folder: str = "") -> str:
+    return f"[`{name}`]({folder}{name}.md)"
+
+
+def _dtypes(some: Sequence[str]) -> str:
+    if not some:
+        return "–"
+    return "all" if set(some) == set(ANY) else " ".join(named(d).short for d in some)
+
+
+def _claims(op: Op[Any, Any], library: str, device: str) -> dict[str, str]:
+    """For each backend the dtypes that it takes, of those that the library has."""
+    found = backends.claims(op.spec, library, device)
+    return {
+        name: _dtypes([d for d in found.get(name, ()) if holds(library, d)])
+        for name in backends.names()
+    }
+
+
+def support() -> str:
+    """Every op, backend and dtype, for every library."""
+    out = [
+        f"{NOTE}# Support\n",
+        "What each backend takes, by the library and the device of the arrays. A cell lists dtypes "
+        f"({', '.join(f'{named(d).short} = {d}' for d in FLOATS)}; *all* = these, all integers, "
+        "bool, complex64 and complex128); – is none. The first backend from the left with an entry "
+        "runs, unless it refuses this call; `plan.why` then says why. By default `cupy` does not "
+        "run for torch tensors, nor `torch` for NumPy arrays: ask by `backend=`. NumPy and CuPy "
+        "have bfloat16 through ml-dtypes, JAX 64-bit dtypes while `jax_enable_x64` is set. Where "
+        "tensors are differentiated or traced, see [torch](../torch.md), [JAX](../jax.md).\n",
+    ]
+    for library, device, title in PLACES:
+        cells = {name: _claims(op, library, device) for name, op in registry.items()}
+        shown = [b for b in backends.names() if any(row[b] != "–" for row in cells.values())]
+        rows = [[_link(name, "ops/"), *[row[b] for b in shown]] for name, row in cells.items()]
+        out += [f"## {title}\n", table(["op", *[f"`{b}`" for b in shown]], rows)]
+    return "\n".join(out)
+
+
+def _spread(op: Op[Any, Any], form: Signature) -> Problem:
+    """A problem of this form with one axis in every group."""
+    spec, case = op.spec, op.spec.cases[0]
+    axes = {k: (4,) if isinstance(v, tuple) else v for k, v in case.axes.items()}
+    marked = {p.marker: p.marked for p in form.inputs if p.marker}
+    case = Case(axes, **{**case.options, **marked})
+    call = Call(Subject(spec.name, "numpy", "numpy", "float32"), case, form,
+                draw(spec, case, form, "float32"))  # fmt: skip
+    problem: Problem = call.plan().problem
+    return problem
+
+
+def _cut(problem: Problem, shares: Shares) -> dict[str, bool]:
+    """Every axis of the inputs and outputs, and whether it is cut."""
+    form = problem.signature
+    out: dict[str, bool] = {}
+    patterns = [p for p in (*form.inputs, *form.outputs) if not p.is_option]
+    for pattern, row in zip(patterns, (*shares.inputs, *shares.outputs), strict=True):
+        for term, name in zip(pattern.terms, row, strict=True):
+            called = f"`{'*' * term.group}{term.name}`"
+            out[called] = out.get(called, False) or bool(name)
+    return out
+
+
+def _shares(op: Op[Any, Any]) -> list[list[str]]:
+    """For each form: the axes cut freely, those that DTensors cut too, the rest, and the rule."""
+    rows, spec = [], op.spec
+    for form in spec.signatures:
+        problem = _spread(op, form)
+        counted = {axis for name, axis in spec.counted.items() if name not in form.names}
+        always = _cut(problem, plain := Shares(problem))
+        wider = _cut(problem, Shares(problem, counted | adjoint.summed(spec)))
+        sums = {f"`{name}`" for name in adjoint.summed(spec)}
+        some = [x for x, cut in always.items() if cut]
+        more = [
+            f"{x} (`Partial`)" if x in sums else f"{x} (counted)"
+            for x, cut in wider.items()
+            if cut and x not in some
+        ]
+        whole = [x for x, cut in wider.items() if not cut]
+        cells = [", ".join(c) or "–" for c in (some, more, whole)]
+        rows.append([f"`{form.text}`", *cells, f"`{plain.rule()[0]}`"])
+    return rows
+
+
+_SHARING = ["form", "cut freely", "by DTensors too", "whole", "Shardy rule"]
+
+
+def sharding() -> str:
+    """What may be spread over devices without communication."""
+    rows = [row for op in registry.values() for row in _shares(op)]
+    names = [_link(op.spec.name, "ops/") for op in registry.values() for _ in op.spec.signatures]
+    linear = [_link(name, "ops/") for name, op in registry.items() if adjoint.partner(op.spec)[1]]
+    return (
+        f"{NOTE}# What shards without communication\n\n"
+        "Axes that are cut freely may be sharded with nothing sent, forward and backward, by JAX "
+        "and on DTensors. On DTensors two kinds more: a sequence without positions, where each "
+        "rank counts from where its shard begins (*counted*), and an axis over which a gradient "
+        "adds up, whose result is then a sum that is still to be made (`Partial`). An axis that "
+        "stays *whole* is gathered first if it is sharded. A group inside another one (`*i<=b`) is "
+        "cut with it only where the two have the same extents, as here. In the Shardy rule a "
+        "factor that begins with `whole` needs replication. Ops that are linear, or transpose one "
+        f"that is, pass a `Partial` on as it is: {', '.join(linear)}.\n\n"
+        + table(["op", *_SHARING], [[n, *r] for n, r in zip(names, rows, strict=True)])
+    )
+
+
+def op_page(op: Op[Any, Any]) -> str:
+    """All that is known of one op."""
+    spec, doc = op.spec, sections(inspect.getdoc(op) or "")
+    parameters = inspect.signature(op).parameters
+    partner = next((o for o in registry.values() if o.spec.adjoint_of == spec.name), None)
+    facts = [["family", spec.category]]
+    facts += [["form", f"`{form.text}`"] for form in spec.signatures]
+    if spec.adjoint_of:
+        facts.append(["gradient of", _link(spec.adjoint_of)])
+    elif partner:
+        facts.append(["gradient", _link(partner.spec.name)])
+    facts.append(["linear", "yes" if adjoint.partner(spec)[1] else "no"])
+    facts += [
+        ["layout of results", "of a dense first input" if spec.elementwise else "C order"],
+        ["`out=` may be an input", "yes" if spec.inplace else "no"],
+        ["`accumulate=True`", "yes" if spec.accumulates else "no"],
+    ]
+    if spec.kernel:
+        k = spec.kernel
+        facts.append(["kernel", f"`{k.functor}` of `{k.file}` on the schedule `{k.schedule}`"])
+    options = [
+        [f"`{name}`", _default(parameters[name].default),
+         "run-time value" if name in spec.scalars else "structural: part of the plan"]
+        for name in (*spec.options, *spec.scalars)
+    ]  # fmt: skip
+    claims = [[title, *_claims(op, lib, device).values()] for lib, device, title in PLACES]
+    called = str(inspect.signature(op)).replace("Unpack[Dispatch]", "Dispatch")
+    called = re.sub(r"(: |-> )'([^']*)'", r"\1\2", called)
+    called = re.sub(r"(?<=[(,]) ?(?=\w+: |[/*])", "\n    ", called).replace(") ->", "\n) ->")
+    return "\n".join([
+        f"{NOTE}# {spec.name}\n",
+        prose(doc[""]) + "\n",
+        f"```text\n{spec.name}{called}\n```\n",
+        table(["", ""], facts),
+        f"## Parameters\n\n{_entries(doc['Parameters'])}\n",
+        table(["option", "default", "kind"], options),
+        f"## Returns\n\n{_entries(doc['Returns'])}\n",
+        f"## Raises\n\n{_entries(doc['Raises'])}\n",
+        f"## Numerics and determinism\n\n{prose(doc['Notes'])}\n\nSee also "
+        f"[numerics](../../numerics.md#{spec.category}).\n",
+        f"## Examples\n\n```pycon\n{doc['Examples']}\n```\n",
+        "## Backends and dtypes\n\nAs in [support](../support.md).\n",
+        table(["arrays", *[f"`{b}`" for b in backends.names()]], claims),
+        "## Sharding\n\nAs in [sharding](../sharding.md).\n",
+        table(_SHARING, _shares(op)),
+    ])  # fmt: skip
+
+
+def _default(value: Any) -> str:
+    return "required" if value is inspect.Parameter.empty else f"`{value!r}`"
+
+
+def _index() -> str:
+    rows = []
+    for name, op in registry.items():
+        about = prose((inspect.getdoc(op) or "").partition("\n")[0])
+        rows.append([_link(name, "ops/"), re.sub(r"\]\((\w+\.md)\)", r"](ops/\1)", about)])
+    tree = "\n".join(f"ops/{name}" for name in registry)
+    shown = table(["op", "what it computes"], rows)
+    hidden = f"```{{toctree}}\n:hidden:\n\nsupport\nsharding\nfigures\n{tree}\n```\n"
+    return f"{NOTE}# Ops\n\n{shown}\n{hidden}"
+
+
+# -- what the benchmarks say ---------------------------------------------------------------------
+
+
+def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]]]], names: Sequence[str],
+         line: float | None = None) -> str:  # fmt: skip
+    """Horizontal bars as an SVG picture: for each row a bar for each of `names`, with its text."""
+    left, width, step, top = 430, 420, 10 * len(names) + 6, 48
+    most = max(value for _, values in rows for value, _ in values)
+    colours, high = ("#2f6db5", "#9aa4ad"), top + step * len(rows) + 8
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 90} {high}" '
+        'font-family="sans-serif" font-size="10">',
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+    ]
+
+    def write(x: float, y: float, text: str, more: str = "") -> None:
+        out.append(f'<text x="{x:.1f}" y="{y:g}"{more}>{escape(text)}</text>')
+
+    def fill(y: float, long: float, which: int, text: str, x: float = left) -> None:
+        shape = f'x="{x}" y="{y}" width="{long:.1f}" height="9" fill="{colours[which]}"'
+        out.append(f"<rect {shape}/>")
+        write(x + long + 4, y + 8, text)
+
+    if line is not None:
+        x = left + width * line / most
+        out.append(f'<path d="M{x:.1f} {top - 4}V{high - 8}" stroke="#888888"/>')
+    write(8, 16, title, ' font-size="13"')
+    for i, name in enumerate(names):
+        fill(26, 9, i, name, left + 110 * i)
+    for i, (label, values) in enumerate(rows):
+        y = top + step * i
+        write(left - 6, y + step / 2 + 1, label, ' text-anchor="end"')
+        for j, (value, text) in enumerate(values):
+            fill(y + 10 * j, width * value / most, j, text)
+    return "\n".join([*out, "</svg>\n"])
+
+
+def _best(row: Mapping[str, Any]) -> tuple[float, str]:
+    """The fastest peer of a row."""
+    return min((seconds, name) for name, seconds in row["peers"].items())
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}" if seconds < 0.01 else f"{seconds * 1e3:.2f}"
+
+
+def performance(record: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, str]:
+    """The page of the figures, and pictures of them."""
+    pictures, figures, ceiling = {}, [], record["ceiling"]
+    by_dtype: dict[str, list[tuple[str, list[tuple[float, str]]]]] = {}
+    for row in record["rows"]:
+        (seconds, other), ours, share = _best(row), row["ours"], row["share"]
+        its = row["ideal_bytes"] / seconds / ceiling
+        name, both = f"{row['op']} {row['label']}", [(share, f"{share:.2f}")]
+        by_dtype.setdefault(row["dtype"], []).append((name, [*both, (its, f"{its:#.2g} {other}")]))
+        found = [_shown(ours), f"{share:.3f}", other, _shown(seconds), f"{seconds / ours:.2f}x"]
+        figures.append([_link(row["op"], "ops/"), row["label"], named(row["dtype"]).short, *found])
+    for dtype, rows in by_dtype.items():
+        title = f"{dtype}: ideal bytes over time, as a share of the copy ceiling"
+        pictures[f"_static/share-{dtype}.svg"] = bars(title, rows, ("baracuda", "best peer"), 1.0)
+    steps = [(v["name"], [(v["seconds"], f"{v['seconds'] * 1e3:.2f} ms, {v['peak']:.1f} GiB")])
+             for v in block["block"]["variants"] if not v["missing"]]  # fmt: skip
+    pictures["_static/block.svg"] = bars("A training step of a Llama-style block", steps, ("time",))
+
+    def listed(title: str, source: Mapping[str, float], unit: str) -> str:
+        rows = [[name, f"{value:.2f}"] for name, value in source.items()]
+        return f"## {title}\n\n" + table(["`h200.json`", unit], rows)
+
+    sizes = ", ".join(f"{k} {v:g}" for k, v in block["block"]["sizes"].items())
+    page = [
+        f"{NOTE}# Benchmark figures\n",
+        f"From `docs/benchmarks/h200.json` ({record['device']}, torch {record['torch']}, copy "
+        f"ceiling {ceiling / 1e9:.0f} GB/s) and `docs/benchmarks/h200-block.json` "
+        f"({block['device']}, torch {block['torch']}). What they mean: "
+        "[performance](../performance.md).\n",
+        "## Every row\n",
+        table(["op", "problem", "dtype", "ms", "share", "best peer", "its ms", "ratio"], figures),
+        listed("Small problems, swiglu_backward in float32", record["small"], "µs"),
+        listed("What a call costs the host", record["host"], "µs"),
+        listed("What a call from JAX costs the host", record["jax"]["host cost, µs"], "µs"),
+        listed("Cold start", record["cold"], "ms"),
+        f"## A Llama-style block\n\n{block['block']['dtype']}, {sizes}.\n",
+        table(["`h200-block.json`", "ms a step, peak memory"], [[n, v[0][1]] for n, v in steps]),
+    ]
+    return {"reference/figures.md": "\n".join(page), **pictures}
+
+
+def pages(docs: Path = DOCS) -> dict[str, str]:
+    """Every page and picture by its path, from the registry and the benchmarks below `docs`."""
+    record, block = (
+        json.loads((docs / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("h200", "h200-block")
+    )
+    makers = {"index": _index, "support": support, "sharding": sharding}
+    out = {f"reference/{name}.md": make() for name, make in makers.items()}
+    out |= {f"reference/ops/{name}.md": op_page(op) for name, op in registry.items()}
+    return out | performance(record, block)
+
+
+def stale(docs: Path = DOCS) -> Iterator[str]:
+    """The paths whose file is missing or is not what `pages` makes."""
+    made = pages(docs)
+    for path, text in made.items():
+        file = docs / path
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            yield path
+    for file in (docs / "reference" / "ops").glob("*.md"):
+        if (path := file.relative_to(docs).as_posix()) not in made:
+            yield path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the pages, or say which are stale, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m baracuda.tools.pages", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, name stale pages")
+    if parser.parse_args(argv).check:
+        print(*(old := list(stale())), sep="\n")
+        return 1 if old else 0
+    for path, text in pages().items():
+        file = DOCS / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

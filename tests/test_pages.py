@@ -1,0 +1,150 @@
+"""The pages that are made of declarations and benchmarks are those that would be made now."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import baracuda as bc
+from baracuda.op import registry
+from baracuda.tools import pages
+
+# What the tables say of a library has to be asked with the library there.
+for needed in ("torch", "jax", "cupy", "array_api_strict", "ml_dtypes"):
+    pytest.importorskip(needed)
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return pages.pages()
+
+
+def test_no_page_is_stale() -> None:
+    assert list(pages.stale()) == [], "run: python -m baracuda.tools.pages"
+
+
+def test_stale_missing_and_surplus_pages_are_found(made: dict[str, str], tmp_path: Path) -> None:
+    shutil.copytree(pages.DOCS / "benchmarks", tmp_path / "benchmarks")
+    for path, text in made.items():
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    assert list(pages.stale(tmp_path)) == []
+    with (tmp_path / "reference/support.md").open("a") as file:
+        file.write("more\n")
+    (tmp_path / "reference/ops/glu.md").unlink()
+    (tmp_path / "reference/ops/gone.md").write_text("# gone\n")
+    record = tmp_path / "benchmarks/h200-block.json"
+    figures = json.loads(record.read_text())
+    figures["block"]["variants"][0]["seconds"] *= 2
+    record.unlink()
+    record.write_text(json.dumps(figures))
+    assert sorted(pages.stale(tmp_path)) == [
+        "_static/block.svg", "reference/figures.md", "reference/ops/glu.md",
+        "reference/ops/gone.md", "reference/support.md",
+    ]  # fmt: skip
+
+
+def test_the_command_says_what_is_stale(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "stale", lambda: iter([]))
+    assert pages.main(["--check"]) == 0
+    monkeypatch.setattr(pages, "stale", lambda: iter(["a.md"]))
+    assert pages.main(["--check"]) == 1
+    assert capsys.readouterr().out.split() == ["a.md"]
+
+
+@pytest.mark.parametrize("name", list(registry))
+def test_a_page_has_all_that_its_op_declares(made: dict[str, str], name: str) -> None:
+    spec, page = registry[name].spec, made[f"reference/ops/{name}.md"]
+    for what in (*spec.arrays, *spec.options, *spec.scalars):
+        assert f"`{what}`" in page or f"{what}, " in page or f", {what}" in page, what
+    for form in spec.signatures:
+        assert form.text in page
+    assert "```pycon\n>>> " in page
+    assert f"({name}.md)" not in page
+    if spec.adjoint_of:
+        assert f"]({spec.adjoint_of}.md)" in page
+    assert f"ops/{name}\n" in made["reference/index.md"]
+    assert f"(ops/{name}.md)" in made["reference/support.md"]
+    assert f"(ops/{name}.md)" in made["reference/sharding.md"]
+
+
+@pytest.mark.parametrize(
+    ("code", "tex"),
+    [
+        ("a * sigmoid(b)", r"a \, \operatorname{sigmoid}(b)"),
+        ("da = dy * s", r"\mathrm{da} = \mathrm{dy} \, s"),
+        ("a - (b - c) * 2", r"a - \left(b - c\right) \, 2"),
+        ("a - b - c", "a - b - c"),
+        ("(abs(x)/y)**(p - 1)", r"\left(\frac{\lvert x\rvert}{y}\right)^{p - 1}"),
+        ("(sum(abs(x)**p))**(1/p)",
+         r"\Bigl(\sum_{\mathrm{window}} \lvert x\rvert^{p}\Bigr)^{1/p}"),
+        ("0 <= i < n", r"0 \le i < n"),
+        ("x[..., i]", None),
+        ("y = x[..., i]", r"y = x[\dots, i]"),
+        ("-inf * 0", r"-\infty \, 0"),
+        ("deterministic=True", None),
+        ("mode='raise'", None),
+        ("a * torch.relu(b)", None),
+        ("(2i, 2i + 1)", None),
+        ("import x", None),
+    ],
+)  # fmt: skip
+def test_formulas_become_mathematics(code: str, tex: str | None) -> None:
+    assert pages.maths(code) == tex
+
+
+def test_prose_links_ops_and_papers() -> None:
+    text = pages.prose("As `glu` (arXiv:1612.08083) on [*b, n]; ``p > 0``, ``mode='drop'``.")
+    assert text == (
+        "As [`glu`](glu.md) ([arXiv:1612.08083](https://arxiv.org/abs/1612.08083)) on "
+        "`[*b, n]`; $p > 0$, `mode='drop'`."
+    )
+
+
+def test_the_figures_are_those_of_the_benchmarks(made: dict[str, str]) -> None:
+    record = json.loads((pages.DOCS / "benchmarks/h200.json").read_text())
+    page = made["reference/figures.md"]
+    assert page.count("(ops/") == len(record["rows"])
+    for row in record["rows"]:
+        assert f"{row['label']} | " in page
+        assert f" {row['share']:.3f} " in page
+    for path in (p for p in made if p.endswith(".svg")):
+        picture = ElementTree.fromstring(made[path])
+        width = float(picture.attrib["viewBox"].split()[2])
+        ends = [
+            float(x.attrib["x"]) + float(x.attrib["width"])
+            for x in picture.iter("{http://www.w3.org/2000/svg}rect")
+            if "x" in x.attrib
+        ]
+        assert len(ends) > 5, path
+        assert max(ends) < width, path
+
+
+def test_what_is_said_of_backends_on_request_holds() -> None:
+    assert "By default `cupy` does not run for torch tensors, nor `torch` for NumPy" in (
+        " ".join(pages.support().split())
+    )
+    why = dict(bc.lerp.plan(np.ones(2), np.ones(2)).why)
+    assert "only when asked for by backend='torch'" in why["torch"]
+
+
+def test_the_docs_build_without_a_warning(tmp_path: Path) -> None:
+    for module in ("sphinx", "furo", "numpydoc", "myst_parser"):
+        pytest.importorskip(module)
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html",
+         "-d", str(tmp_path / "trees"), str(pages.DOCS), str(tmp_path / "html")],
+        capture_output=True, text=True, cwd=pages.DOCS.parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "html/reference/ops/swiglu.html").is_file()
