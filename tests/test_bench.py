@@ -7,6 +7,7 @@ import io
 import json
 import sys
 import time
+from contextlib import redirect_stdout
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -295,3 +296,108 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
             show(text)
         console.print("between")
     assert "1/3" in console.file.getvalue()
+
+
+# -- written figures ------------------------------------------------------------------------------
+
+FIGURES = Path(__file__).parents[1] / "docs" / "benchmarks" / "h200.json"
+
+
+def changed(path: Path, *, device: str | None = None, **factors: float) -> Path:
+    """The committed figures, rows of some ops slower by a factor."""
+    record = json.loads(FIGURES.read_text())
+    for row in record["rows"]:
+        row["ours"] *= factors.get(row["op"], 1.0)
+    record["device"] = device or record["device"]
+    record["rows"] = [row for row in record["rows"] if factors.get(row["op"]) != 0]
+    path.write_text(json.dumps(record))
+    return path
+
+
+def test_what_moved_beyond_the_noise_is_shown_the_largest_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = changed(tmp_path / "old.json", glu=0.9, swiglu=1.5, reglu=1.0001, lerp=0)
+    assert main(["bench", "--from", str(FIGURES), "--compare", str(old)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["old: NVIDIA H200", "new: NVIDIA H200"]
+    moved = [line.split() for line in lines if line.startswith(("glu", "swiglu", "reglu"))]
+    assert [(row[0], row[-1]) for row in moved] == [
+        ("swiglu", "0.667"), ("swiglu", "0.667"), ("glu", "1.111"), ("glu", "1.111"),
+    ]  # fmt: skip
+    assert lines[-1] == (
+        "4 of 74 rows moved beyond the noise of both; 0 only in the old, 2 only in the new"
+    )
+    assert main(["bench", "--from", str(FIGURES), "--compare", str(FIGURES)]) == 0
+    assert "\n0 of 76 rows moved" in capsys.readouterr().out
+
+
+def test_noise_is_the_spread_of_both() -> None:
+    old, new = timed("glu", "float32", 1e-3), timed("glu", "float32", 1.1e-3)
+    for spreads, moves in (((0.0, 0.0), 1), ((6e-5, 6e-5), 0), ((6e-5, 3e-5), 1)):
+        out = io.StringIO()
+        with redirect_stdout(out):
+            bench.compare([replace(old, spread=spreads[0])], [replace(new, spread=spreads[1])])
+        assert f"{moves} of 1 rows moved" in out.getvalue()
+
+
+def test_different_devices_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = changed(tmp_path / "old.json", device="NVIDIA H100")
+    assert main(["bench", "--from", str(FIGURES), "--compare", str(old)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "old: NVIDIA H100\nnew: NVIDIA H200\n"
+    assert "NVIDIA H100 and NVIDIA H200 are not to be compared" in said.err
+    # Known before anything is measured.
+    assert main(["bench", "--cpu", "--compare", str(FIGURES)]) == 2
+    assert "new: CPU only: " in capsys.readouterr().out
+
+
+def test_a_run_is_compared_with_its_own_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, html = tmp_path / "bench.json", tmp_path / "bench.html"
+    quick = ["bench", "--cpu", "--quick", "--ops", "lerp"]
+    assert main([*quick, "--json", str(path)]) == 0
+    assert main([*quick, "--compare", str(path), "--html", str(html)]) == 0
+    assert "of 1 rows moved beyond the noise of both" in capsys.readouterr().out
+    assert "times as fast as the best peer" in html.read_text(encoding="utf-8")
+
+
+def test_a_page_has_every_figure_of_a_record(tmp_path: Path) -> None:
+    path = tmp_path / "bench.html"
+    assert main(["bench", "--from", str(FIGURES), "--html", str(path)]) == 0
+    text, record = path.read_text(encoding="utf-8"), json.loads(FIGURES.read_text())
+    assert text.count("<tr data-op=") == len(record["rows"])
+    # Ours and the best peer of each row.
+    assert text.count("<circle") == 2 * len(record["rows"])
+    for row in record["rows"]:
+        assert f"{row['op']} {row['label']} {row['dtype']}: {row['share']:.3f}" in text
+    for part in ("host", "small", "cold"):
+        for name, value in record[part].items():
+            assert name in text
+            assert f">{value:.3f}<" in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--from", "{old}"], "--from: give --html or --compare too"),
+        (["--from", "{no}", "--html", "{old}"], "no.json holds no figures of bench: "),
+        (["--compare", "{bad}"], "bad.json holds no figures of bench: "),
+        (["--html", "not/there/x.html"], "--html: no directory not/there"),
+        (["--block", "--compare", "{old}"], "--block goes with none of --html, --compare and"),
+    ],
+)
+def test_figures_that_cannot_be_read_are_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[str], said: str
+) -> None:
+    (tmp_path / "bad.json").write_text('{"rows": [{"op": "glu"}]}')
+    paths = {name: str(tmp_path / f"{name}.json") for name in ("old", "no", "bad")}
+    changed(Path(paths["old"]))
+    assert main(["bench", *(text.format(**paths) for text in asked)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert said in printed.err
+    assert printed.err.count("\n") == 1

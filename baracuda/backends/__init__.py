@@ -1,12 +1,27 @@
-"""The backends in the order in which they are asked, each loaded when it is first asked."""
+"""The backends in the order in which they are asked, each loaded when it is first asked.
+
+A package brings a backend of its own by an entry point of the group ``baracuda.backends``. Its name
+is the backend's, and what it loads is an `Entry`::
+
+    [project.entry-points."baracuda.backends"]
+    mine = "my_package:ENTRY"        # ENTRY = Entry("my_package.kernels", ("torch",))
+
+Such backends are asked behind all others unless `Entry.before` says otherwise; ``python -m baracuda
+parity --backends mine`` holds one to the laws. One that cannot be loaded takes nothing, and says
+why wherever a plan lists whom it passed over.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from threading import RLock
 
 from baracuda.errors import UnsupportedError, value_error
+from baracuda.instruments import logger
 from baracuda.spec import Backend, OpSpec, Prepared, Problem, Refusal
 
 
@@ -24,12 +39,18 @@ class Entry:
         Those whose arrays it takes only when it is forced.
     device : str
         The kind of device that it is for, "" for any.
+    before : str
+        The backend ahead of which its entry point puts it, "" for behind all.
+    fault : str
+        Why its entry point leads nowhere.
     """
 
     module: str
     libraries: tuple[str, ...] | None
     on_request: tuple[str, ...] = ()
     device: str = ""
+    before: str = ""
+    fault: str = ""
 
 
 _ENTRIES: dict[str, Entry] = {
@@ -41,14 +62,87 @@ _ENTRIES: dict[str, Entry] = {
 }
 
 
+GROUP = "baracuda.backends"
+"""The group of entry points that bring backends."""
+
+_reading = RLock()
+# Whether entry points were looked for, and whether all of them are in.
+_begun = _done = False
+
+
+def _entries() -> dict[str, Entry]:
+    """All backends; those of entry points are read by the first who asks."""
+    global _begun, _done
+    if not _done:
+        with _reading:
+            if not _begun:
+                _begun = True
+                for name, entry in _outside():
+                    if name in _ENTRIES:
+                        logger.warning("a second backend called %r is ignored", name)
+                    else:
+                        register(name, entry, before=entry.before or None)
+                _done = True
+    return _ENTRIES
+
+
+def _outside() -> Iterator[tuple[str, Entry]]:
+    """The backends that installed packages bring."""
+    # A package may be met twice on the path, as where it is being developed.
+    for name, value in dict.fromkeys(_points()):
+        module, _, attribute = value.partition(":")
+        try:
+            entry = getattr(import_module(module), attribute)
+            if not isinstance(entry, Entry):
+                raise TypeError(f"{value} is no baracuda.backends.Entry")
+            if entry.before and entry.before not in _ENTRIES:
+                raise ValueError(f"before={entry.before!r} is no backend")
+        except Exception as error:
+            # Whatever another package does wrong, this one works without it.
+            entry = Entry("", None, fault=f"{type(error).__name__}: {error}")
+        yield name, entry
+
+
+def _points() -> Iterator[tuple[str, str]]:
+    """Name and value of the group's entry points, of packages in folders of the path.
+
+    `importlib.metadata` would take tens of ms for it, which the first plan has to wait for.
+    """
+    for folder in sys.path:
+        try:
+            with os.scandir(folder or ".") as found:
+                kept = [x.path for x in found if x.name.endswith((".dist-info", ".egg-info"))]
+        except OSError:
+            continue
+        for path in kept:
+            try:
+                with open(os.path.join(path, "entry_points.txt"), "rb") as file:
+                    text = file.read()
+            except OSError:
+                continue
+            if GROUP.encode() in text:
+                yield from _group(text.decode(errors="replace"))
+
+
+def _group(text: str) -> Iterator[tuple[str, str]]:
+    inside = False
+    for line in map(str.strip, text.splitlines()):
+        name, equals, value = line.partition("=")
+        if line.startswith("["):
+            inside = line == f"[{GROUP}]"
+        elif inside and equals and not line.startswith("#"):
+            # Behind the value may stand extras in brackets.
+            yield name.strip(), value.partition("[")[0].strip()
+
+
 def names() -> tuple[str, ...]:
     """All backends, in order."""
-    return tuple(_ENTRIES)
+    return tuple(_entries())
 
 
 def register(name: str, entry: Entry, *, before: str | None = None) -> None:
     """Add a backend, or replace one; `before` puts it ahead of another."""
-    _ENTRIES.pop(name, None)
+    _entries().pop(name, None)
     at = list(_ENTRIES).index(before) if before else len(_ENTRIES)
     items = list(_ENTRIES.items())
     _ENTRIES.clear()
@@ -57,13 +151,27 @@ def register(name: str, entry: Entry, *, before: str | None = None) -> None:
 
 def unregister(name: str) -> None:
     """Take a backend out."""
-    _ENTRIES.pop(name)
+    _entries().pop(name)
 
 
 def load(name: str) -> Backend:
-    """The backend called `name`."""
-    module = _ENTRIES[name].module
-    backend: Backend = (sys.modules.get(module) or import_module(module)).BACKEND
+    """The backend called `name`.
+
+    Raises
+    ------
+    ImportError
+        Where it cannot be loaded, whatever the cause.
+    """
+    entry = _entries()[name]
+    if entry.fault:
+        raise ImportError(entry.fault)
+    try:
+        module = sys.modules.get(entry.module) or import_module(entry.module)
+        backend: Backend = module.BACKEND
+    except ImportError:
+        raise
+    except Exception as error:
+        raise ImportError(f"{type(error).__name__}: {error}") from error
     return backend
 
 
@@ -80,14 +188,15 @@ def check_errors() -> None:
     """
     for entry in tuple(_ENTRIES.values()):
         # One that was never loaded has launched nothing.
-        if entry.module in sys.modules:
-            sys.modules[entry.module].BACKEND.check_errors()
+        backend = getattr(sys.modules.get(entry.module), "BACKEND", None)
+        if backend is not None:
+            backend.check_errors()
 
 
 def claims(spec: OpSpec, library: str, device: str = "cpu") -> dict[str, tuple[str, ...]]:
     """For every backend, the dtypes for which it takes `spec` on arrays of `library`."""
     out = {}
-    for name, entry in _ENTRIES.items():
+    for name, entry in _entries().items():
         if entry.device not in ("", device):
             continue
         if entry.libraries is None or library in (*entry.libraries, *entry.on_request):
@@ -100,7 +209,7 @@ def claims(spec: OpSpec, library: str, device: str = "cpu") -> dict[str, tuple[s
 
 
 def _reason(name: str, problem: Problem, forced: bool) -> str | None:
-    entry, library = _ENTRIES[name], problem.library.name
+    entry, library = _entries()[name], problem.library.name
     if entry.libraries is not None and library not in entry.libraries:
         if library not in entry.on_request:
             takes = ", ".join((*entry.libraries, *entry.on_request))
@@ -125,10 +234,11 @@ def choose(problem: Problem) -> tuple[str, Prepared, tuple[tuple[str, str], ...]
         Where the forced backend, or every backend, refuses; lists all reasons.
     """
     op, forced = problem.spec.name, problem.choices.backend
-    if forced is not None and forced not in _ENTRIES:
-        raise value_error(op, "backend", f"one of {', '.join(_ENTRIES)}", repr(forced))
+    every = names()
+    if forced is not None and forced not in every:
+        raise value_error(op, "backend", f"one of {', '.join(every)}", repr(forced))
     why: list[tuple[str, str]] = []
-    for name in [forced] if forced else list(_ENTRIES):
+    for name in [forced] if forced else every:
         reason = _reason(name, problem, forced is not None)
         if reason is None:
             try:
@@ -141,7 +251,7 @@ def choose(problem: Problem) -> tuple[str, Prepared, tuple[tuple[str, str], ...]
                     return name, prepared, tuple(why)
         why.append((name, reason))
     if forced:
-        others = (n for n in _ENTRIES if n != forced)
+        others = (n for n in every if n != forced)
         why += [(n, _reason(n, problem, False) or "would take it") for n in others]
         raise UnsupportedError(f"{op}: backend {forced!r} refuses: {_listed(why)}")
     raise UnsupportedError(f"{op}: no backend takes this problem: {_listed(why)}")

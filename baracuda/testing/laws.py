@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,13 +21,27 @@ from baracuda.testing.cases import Call, Subject, adapter, positional, to_librar
 # inputs; a body is a dozen operations, most of them well conditioned.
 STEPS = 8
 
-LAWS: dict[str, Callable[[Subject], None]] = {}
+LAWS: dict[str, Callable[[Subject], str | None]] = {}
+"""Each returns None where it holds, and where it does not apply the reason."""
 
 
-def law(function: Callable[[Subject], None]) -> Callable[[Subject], None]:
+class DoesNotApply(Exception):
+    """Why a law has nothing to say about a subject."""
+
+
+def law(function: Callable[[Subject], None]) -> Callable[[Subject], str | None]:
     """Add a law to `LAWS`."""
-    LAWS[function.__name__] = function
-    return function
+
+    @wraps(function)
+    def asked(subject: Subject) -> str | None:
+        try:
+            function(subject)
+        except DoesNotApply as reason:
+            return str(reason)
+        return None
+
+    LAWS[function.__name__] = asked
+    return asked
 
 
 def tolerance(call: Call) -> list[np.ndarray[Any, Any]]:
@@ -53,16 +68,38 @@ def tolerance(call: Call) -> list[np.ndarray[Any, Any]]:
     return out
 
 
-def _close(call: Call, got: Sequence[Array], label: str = "") -> None:
+class Worst(NamedTuple):
+    """The largest error of some results in units of the tolerance, and the case that has it."""
+
+    ratio: float
+    where: str
+
+    def check(self) -> None:
+        """Raise AssertionError beyond the tolerance."""
+        assert self.ratio <= 1, f"{self.where}: {self.ratio:.2f} x the tolerance"
+
+
+def _worst(call: Call, got: Sequence[Array], label: str = "") -> Worst:
+    where, ratios = f"{label} {call.case} {call.form.text}".lstrip(), [0.0]
     for x, want, most in zip(got, call.reference(), tolerance(call), strict=True):
         have = to_numpy(x)
-        assert have.shape == want.shape, f"{label} {call.case}: {have.shape} for {want.shape}"
+        assert have.shape == want.shape, f"{where}: {have.shape} for {want.shape}"
         if call.subject.spec.moves:
-            assert np.array_equal(have, want), f"{label} {call.case} {call.form.text}"
+            ratios.append(0.0 if np.array_equal(have, want) else np.inf)
             continue
-        error = np.abs(have.astype(np.float64) - want)
-        worst = np.max(error / most, initial=0.0)
-        assert worst <= 1, f"{label} {call.case} {call.form.text}: {worst:.2f} x the tolerance"
+        error = np.max(np.abs(have.astype(np.float64) - want) / most, initial=0.0)
+        ratios.append(np.inf if np.isnan(error) else float(error))
+    return Worst(max(ratios), where)
+
+
+def _close(call: Call, got: Sequence[Array], label: str = "") -> None:
+    _worst(call, got, label).check()
+
+
+def worst(subject: Subject) -> Worst:
+    """The largest error of a subject's results over all cases; infinite for a NaN."""
+    every = (_worst(call, call.run()) for call in subject.calls())
+    return max(every, key=lambda one: one.ratio, default=Worst(0.0, ""))
 
 
 def _same(a: Sequence[Array], b: Sequence[Array], label: str) -> None:
@@ -74,8 +111,7 @@ def _same(a: Sequence[Array], b: Sequence[Array], label: str) -> None:
 @law
 def matches_the_body_in_float64(subject: Subject) -> None:
     """The result is the definition's, rounded once."""
-    for call in subject.calls():
-        _close(call, call.run())
+    worst(subject).check()
 
 
 @law
@@ -86,7 +122,7 @@ def is_the_gradient_of_its_forward(subject: Subject) -> None:
     forward, not to the gradient's own body.
     """
     if subject.spec.adjoint_of is None:
-        return
+        raise DoesNotApply("the op is no gradient")
     forward = registry[subject.spec.adjoint_of].spec
     for call in subject.calls():
         rng = np.random.default_rng(7)
@@ -204,7 +240,7 @@ def _read_only(x: Array) -> Array:
 def broadcast_inputs_agree(subject: Subject) -> None:
     """An input of stride 0 gives what its copy gives."""
     if subject.library not in ("numpy", "torch", "cupy"):
-        return
+        raise DoesNotApply("the library has no arrays of stride 0")
     broadcast = adapter(subject.library).xp.broadcast_to
     for call in subject.calls():
         plain = call.given()
@@ -375,7 +411,7 @@ def traces_as_it_runs(subject: Subject) -> None:
     """Under `jax.jit` and `torch.func.vmap` the result is that of the plain call."""
     if subject.dtype in adapter(subject.library).stored_as:
         # torch has no batching rule for the view through which these are moved.
-        return
+        raise DoesNotApply("the library can only store the dtype")
     for call in subject.calls():
         arrays = call.given()
         given = [x for x in arrays if x is not None]
@@ -390,5 +426,5 @@ def traces_as_it_runs(subject: Subject) -> None:
             batched = import_module("torch").func.vmap(function)(*(x[None] for x in given))
             got = [x[0] for x in batched]
         else:
-            return
+            raise DoesNotApply("the library traces nothing, or not on this backend")
         _close(call, got, "traced")

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from baracuda import backends
+from baracuda.backends.cuda import compiler, unavailable
+from baracuda.op import Op, registry
+
+LIBRARIES = ("numpy", "torch", "cupy", "jax")
+"""The array libraries that baracuda has adapters for; each but NumPy is the name of its extra."""
 
 
 class CannotRun(Exception):
@@ -18,7 +29,7 @@ def needs(module: str, option: str, extra: str) -> None:
     try:
         import_module(module)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != module:
+        if (error.name or "").partition(".")[0] != module.partition(".")[0]:
             raise
         raise CannotRun(
             f"{option} needs {module}, which is not installed: pip install 'baracuda[{extra}]'"
@@ -32,15 +43,140 @@ def can_plot(path: Path) -> None:
         raise CannotRun(f"--plot: no directory {path.parent}")
 
 
+# -- what is here ----------------------------------------------------------------------------------
+
+
+def known(name: str) -> Op[..., Any]:
+    """The op called `name`, or the names that are close to it."""
+    if name in registry:
+        return registry[name]
+    close = difflib.get_close_matches(name, registry)
+    hint = f"; close to it: {', '.join(close)}" if close else f"; there are {', '.join(registry)}"
+    raise CannotRun(f"no op is called {name!r}{hint}")
+
+
+class Gpu(NamedTuple):
+    """An NVIDIA device, as its driver describes it."""
+
+    ordinal: int
+    name: str
+    arch: str
+    multiprocessors: int
+    memory: int
+
+
+def gpus() -> list[Gpu]:
+    """The NVIDIA devices that kernels can be launched on."""
+    if unavailable() is not None:
+        return []
+    core = import_module("cuda.core")
+    driver = import_module("cuda.bindings.driver")
+    found = []
+    for ordinal in range(driver.cuDeviceGetCount()[1]):
+        device = core.Device(ordinal)
+        count, memory = device.properties.multiprocessor_count, driver.cuDeviceTotalMem(ordinal)[1]
+        found.append(Gpu(ordinal, device.name, f"sm_{device.arch}", count, int(memory)))
+    return found
+
+
+def place(library: str) -> str:
+    """The device on which arrays of a library are made here: ``cuda`` where it can.
+
+    Raises
+    ------
+    CannotRun
+        Where it is not installed, or cannot make an array.
+    """
+    if library == "jax":
+        # Else JAX takes three quarters of the GPU for itself.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    needs(library, f"an array of {library}", library)
+    xp = import_module(library)
+    try:
+        if library == "jax":
+            return "cuda" if xp.default_backend() == "gpu" else "cpu"
+        if library == "torch":
+            device = "cuda" if xp.cuda.is_available() else "cpu"
+            xp.zeros(1, device=device)
+            return device
+        xp.zeros(1)
+    except Exception as error:
+        raise CannotRun(f"{library} cannot make an array: {one_line(error)}") from error
+    return "cuda" if library == "cupy" else "cpu"
+
+
+def why_not(name: str) -> str | None:
+    """Why a backend can compute nothing here, and what mends it; None where it can."""
+    try:
+        backends.load(name)
+    except ImportError as error:
+        missing = (error.name or name).partition(".")[0]
+        return f"needs {missing}: pip install 'baracuda[{name}]'"
+    if name == "cuda" and (reason := unavailable()) is not None:
+        return reason
+    spec, reasons = registry["swiglu"].spec, []
+    for library in LIBRARIES:
+        if name not in backends.claims(spec, library, "cuda"):
+            continue
+        try:
+            if name in backends.claims(spec, library, "cpu") or place(library) == "cuda":
+                return None
+            reasons.append(f"{library} has no arrays on a GPU here")
+        except CannotRun as error:
+            reasons.append(str(error))
+    return "; ".join(reasons) if reasons else None
+
+
+class Folder(NamedTuple):
+    """The cache on disk: its kernels, a file each, and their bytes."""
+
+    path: Path
+    files: tuple[Path, ...]
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.path}: {len(self.files)} kernels, {self.nbytes:,} bytes"
+
+    def record(self) -> dict[str, Any]:
+        """What ``--json`` says of it."""
+        return {"folder": str(self.path), "entries": len(self.files), "bytes": self.nbytes}
+
+
+def folder() -> Folder:
+    """The cache on disk as it is now."""
+    path, sizes = compiler.cache_directory(), {}
+    for file in sorted(path.glob("entries/*/*")):
+        # Another process may have dropped it since.
+        with suppress(FileNotFoundError):
+            sizes[file] = file.stat().st_size
+    return Folder(path, tuple(sizes), sum(sizes.values()))
+
+
+# -- what it shows ---------------------------------------------------------------------------------
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, without the lines that explain it further."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def emit(record: Any) -> None:
+    """Print what ``--json`` is asked for."""
+    print(json.dumps(record, indent=1, allow_nan=False))
+
+
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
     """Say what is worked on next: by a bar in a terminal that has rich, else in lines."""
-    done = 0
+    done, last = 0, ""
 
     def line(text: str) -> None:
-        nonlocal done
+        nonlocal done, last
         done += 1
-        print(f"{done}/{total} {text}", flush=True)
+        if text != last:
+            print(f"{done}/{total} {text}", flush=True)
+        last = text
 
     try:
         rich = import_module("rich.progress")
@@ -79,10 +215,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _rich(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
-    console, tables = import_module("rich.console"), import_module("rich.table")
+    console, tables, markup = map(import_module, ("rich.console", "rich.table", "rich.markup"))
     out = tables.Table()
     for name, to_right in zip(head, right, strict=True):
-        out.add_column(name, justify="right" if to_right else "left")
+        out.add_column(name, justify="right" if to_right else "left", overflow="fold")
     for row in rows:
-        out.add_row(*row)
+        # An index in brackets is no style.
+        out.add_row(*map(markup.escape, row))
     console.Console().print(out)

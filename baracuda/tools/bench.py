@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,13 +17,17 @@ import numpy as np
 
 import baracuda as bc
 from baracuda.op import registry
-from baracuda.testing import device_costs, timing
+from baracuda.testing import device_costs, report, timing
 from baracuda.testing.peers import EXPRESSIONS
 from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
-from baracuda.tools import CannotRun, can_plot, needs, progress, table
+from baracuda.tools import CannotRun, can_plot, needs, one_line, progress, table
 
 DTYPES = ("bfloat16", "float32")
 SMALL = (2**10, 2**13, 2**16)
+# What is measured beside the rows.
+FIGURES = {"host": "host cost, µs", "watched": "host cost with gradients, µs", "small":
+           "small, swiglu_backward float32, µs", "across": "share of the ceiling, by library",
+           "jax": "JAX", "cold": "cold start, ms"}  # fmt: skip
 # One row of each, from the arrays of every library that the kernels take.
 ACROSS = ("swiglu_backward", "rope", "lp_pool2d_backward", "gather_backward")
 
@@ -99,7 +102,8 @@ Report: TypeAlias = tuple[list[Timing], float | None, dict[str, Any]]
 
 def host(arguments: argparse.Namespace, seconds: float) -> Report:
     """All rows beside the plain NumPy expression, and the cost of a call."""
-    print(f"CPU only: {platform.machine()}, NumPy {np.__version__}; times in ms, medians")
+    name = report.machine(gpu=False)
+    print(f"{name}, NumPy {np.__version__}; times in ms, medians")
     found: list[Timing] = []
     rows = _wanted(host_rows(arguments.quick), arguments)
     with progress(len(rows)) as show:
@@ -115,7 +119,7 @@ def host(arguments: argparse.Namespace, seconds: float) -> Report:
     )
     costs = host_costs()
     table(("host cost", "µs"), [(name, f"{value:.2f}") for name, value in costs.items()])
-    return found, None, {"rows": [asdict(t) for t in found], "host": costs}
+    return found, None, {"device": name, "rows": [asdict(t) for t in found], "host": costs}
 
 
 def _host_row(row: Row, seconds: float) -> Timing:
@@ -154,7 +158,7 @@ def device(arguments: argparse.Namespace, seconds: float) -> Report:
     cold = device_costs.cold_start(torch)
     peers = import_module("baracuda.testing.device_peers")
     ceiling = timing.copy_ceiling(seconds)
-    name = torch.cuda.get_device_name()
+    name = report.machine(gpu=True)
     print(f"{name}, torch {torch.__version__}; copy ceiling {ceiling / 1e9:.0f} GB/s; times in ms")
     found: list[Timing] = []
     rows = [(row, dtype) for dtype in DTYPES for row in _wanted(device_rows(dtype), arguments)]
@@ -307,6 +311,66 @@ def save_plot(found: Sequence[Timing], ceiling: float | None, path: Path) -> Non
     figure.savefig(path, dpi=120)
 
 
+# -- written figures -----------------------------------------------------------------------------
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Timing]]:
+    """The figures that ``--json`` wrote, and the rows among them."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        names = {each.name for each in fields(Timing)}
+        rows = [Timing(**{k: v for k, v in row.items() if k in names}) for row in record["rows"]]
+        return record, rows
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CannotRun(f"{path} holds no figures of bench: {one_line(error)}") from error
+
+
+def compare(old: Sequence[Timing], new: Sequence[Timing]) -> None:
+    """Print the rows whose times differ by more than the spread of both, the largest first."""
+    before = {(t.op, t.label, t.dtype): t for t in old}
+    both = [(before[key], t) for t in new if (key := (t.op, t.label, t.dtype)) in before]
+    moved = [(a, b) for a, b in both if abs(b.ours - a.ours) > a.spread + b.spread]
+    moved.sort(key=lambda pair: -abs(math.log(pair[1].ours / pair[0].ours)))
+    if moved:
+        table(
+            ("op", "problem", "dtype", "old", "±", "new", "±", "new/old"),
+            [
+                (b.op, b.label, b.dtype, *_ms(a.ours, a.spread), *_ms(b.ours, b.spread),
+                 f"{b.ours / a.ours:.3f}")
+                for a, b in moved
+            ],
+        )  # fmt: skip
+    alone = f"{len(old) - len(both)} only in the old, {len(new) - len(both)} only in the new"
+    print(f"{len(moved)} of {len(both)} rows moved beyond the noise of both; {alone}")
+
+
+def page(record: dict[str, Any], found: Sequence[Timing]) -> str:
+    """The figures as a page for a browser."""
+    ceiling = record.get("ceiling")
+    marks: list[report.Mark] = []
+    rows: list[list[report.Cell]] = []
+    for t in found:
+        value = t.share(ceiling) if ceiling else t.ratio
+        what, peer = f"{t.op} {t.label} {t.dtype}", value / t.ratio
+        if not math.isnan(peer):
+            marks.append(report.Mark(t.op, t.dtype, peer, f"{what}, {t.best}: {peer:.3f}", True))
+        if not math.isnan(value):
+            marks.append(report.Mark(t.op, t.dtype, value, f"{what}: {value:.3f}"))
+        numbers = (value if ceiling else None, t.ours * 1e3, t.spread * 1e3, t.plan * 1e3)
+        beside = (None, None) if t.best == "none" else (t.beside * 1e3, t.ratio)
+        rows.append([t.op, t.label, t.dtype, *map(report.number, numbers), t.best,
+                     *map(report.number, beside), t.sku])  # fmt: skip
+    head = ("op", "problem", "dtype", "share", "call, ms", "±", "plan, ms", "best peer", "its ms",
+            "times as fast", "SKU")  # fmt: skip
+    others = [report.figures(of_it, record[k]) for k, of_it in FIGURES.items() if record.get(k)]
+    unit = "share of the copy ceiling" if ceiling else "times as fast as the best peer"
+    facts = [f"{record.get('device', 'no device named')}, baracuda {record.get('version', '?')}"]
+    if ceiling:
+        facts.append(f"torch {record['torch']}; copy ceiling {ceiling / 1e9:.0f} GB/s")
+    plot = report.Plot(unit.capitalize(), unit, sorted({t.dtype for t in found}), marks)
+    return report.page("baracuda bench", facts, [plot], [report.Table("Rows", head, rows), *others])
+
+
 # -- the command ---------------------------------------------------------------------------------
 
 
@@ -318,13 +382,6 @@ def _ms(*seconds: float) -> list[str]:
     return [f"{t * 1e3:.3f}" if t < 0.01 else f"{t * 1e3:.2f}" for t in seconds]
 
 
-def _has_gpu() -> bool:
-    try:
-        return bool(import_module("torch").cuda.is_available())
-    except ImportError:
-        return False
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``baracuda bench``."""
     parser.add_argument("--quick", action="store_true", help="short measurements")
@@ -332,6 +389,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="per measurement (0.5)")
     parser.add_argument("--cpu", action="store_true", help="NumPy alone, also where a GPU is")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page there")
+    parser.add_argument("--compare", type=Path, metavar="OLD.json", help="show what moved since")
+    parser.add_argument(
+        "--from",
+        dest="given",
+        type=Path,
+        metavar="NEW.json",
+        help="take these figures, for --html and --compare, instead of measuring",
+    )
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw them there")
     either.add_argument(
@@ -340,25 +406,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, and return the exit status."""
-    try:
-        if arguments.block:
-            needs("torch", "--block", "torch")
-        if arguments.plot:
-            can_plot(arguments.plot)
-    except CannotRun as error:
-        print(f"baracuda bench: {error}", file=sys.stderr)
-        return 2
+    """Measure or read, print, and return the exit status."""
+    shown = arguments.html or arguments.compare or arguments.given
+    if arguments.block:
+        needs("torch", "--block", "torch")
+        if shown:
+            raise CannotRun("--block goes with none of --html, --compare and --from")
+    if arguments.plot:
+        can_plot(arguments.plot)
+    if arguments.html and (reason := report.unwritable(arguments.html)):
+        raise CannotRun(reason)
+    if arguments.given and not (arguments.html or arguments.compare):
+        raise CannotRun("--from: give --html or --compare too")
+    old, before = read(arguments.compare) if arguments.compare else ({}, [])
+    record, found = read(arguments.given) if arguments.given else ({}, [])
+    on_gpu = not arguments.cpu and not arguments.given and report.has_gpu()
+    if arguments.compare:
+        here = record.get("device") if arguments.given else report.machine(on_gpu)
+        print(f"old: {old.get('device')}\nnew: {here}")
+        if here is None or old.get("device") != here:
+            raise CannotRun(f"--compare: {old.get('device')} and {here} are not to be compared")
+    status, ceiling = 0, record.get("ceiling")
     seconds = 0.05 if arguments.quick else arguments.seconds
-    on_gpu = not arguments.cpu and _has_gpu()
     if arguments.block:
         record, status = block(on_gpu)
-    else:
+    elif not arguments.given:
         found, ceiling, record = (device if on_gpu else host)(arguments, seconds)
-        status = 0
-    if arguments.json:
         record["version"] = bc.__version__
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"version": bc.__version__} | record, indent=1) + "\n")
     if arguments.plot:
         save_plot(found, ceiling, arguments.plot)
+    if arguments.compare:
+        compare(before, found)
+    if arguments.html:
+        arguments.html.write_text(page(record, found), encoding="utf-8")
     return status

@@ -144,6 +144,16 @@ def cubin(entry: Entry, arch: str) -> bytes:
     return code
 
 
+def usable() -> bool:
+    """Whether there is a cache on disk."""
+    return _disk() is not None
+
+
+def kept(entry: Entry, arch: str) -> bool:
+    """Whether the cache on disk has the machine code of `entry`."""
+    return usable() and _read(_disk(), _key(entry, arch)) is not None
+
+
 def forget(entry: Entry, arch: str) -> None:
     """Drop what the disk holds for `entry`: it could not be loaded."""
     disk = _disk()

@@ -1,0 +1,287 @@
+"""``python -m baracuda warmup``: kernels compiled into the cache on disk, on any machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, nullcontext
+from itertools import product
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+from baracuda import check, layouts
+from baracuda.backends.cuda import compiler, warm
+from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.steps import DeviceFacts
+from baracuda.backends.cuda.warm import Phantom
+from baracuda.dtypes import FLOATS, INDICES
+from baracuda.layouts import Shape
+from baracuda.op import registry
+from baracuda.shapes import Axes, Signature
+from baracuda.spec import Case, OpSpec, Problem
+from baracuda.testing.cases import options_of
+from baracuda.testing.problems import Row, device_rows
+from baracuda.tools import CannotRun, emit, folder, gpus, known, needs, one_line, progress
+
+# Extents are multiples of the widest access from here on, and of so many bytes behind a row.
+_EVEN = 16
+# A batch of these has more elements than 32 bits count.
+_MANY = 1 << 16
+
+
+class Task(NamedTuple):
+    """One kernel to have for one architecture."""
+
+    entry: Entry
+    arch: str
+    label: str
+
+
+# -- which problems --------------------------------------------------------------------------------
+
+
+def sizes(case: Case) -> Iterator[Axes]:
+    """The axes of a case: small and odd as they are, even, and with a very large batch."""
+    for one, batch in ((1, 1), (_EVEN, _EVEN), (_EVEN, _MANY)):
+        yield {
+            name: tuple([n * batch for n in extent]) if isinstance(extent, tuple) else extent * one
+            for name, extent in case.axes.items()
+        }
+
+
+def c_order(shape: Shape) -> Shape | None:
+    """As arrays are made."""
+    return None
+
+
+def padded(shape: Shape) -> Shape:
+    """With room behind each axis, rows still a multiple of the widest access apart."""
+    step, out = 1, []
+    for extent in reversed(shape):
+        out.append(step)
+        step = step * extent + _EVEN
+    return tuple(reversed(out))
+
+
+def stepped(shape: Shape) -> Shape:
+    """Every other element of an array."""
+    return tuple([2 * step for step in layouts.contiguous(shape)])
+
+
+def shared(shape: Shape) -> Shape:
+    """Broadcast along all axes but the first."""
+    return (*layouts.contiguous(shape)[:1], *[0 for _ in shape[1:]])
+
+
+# How the arrays of a call lie: the floating ones, the integer one.
+_LAYOUTS = ((c_order, c_order), (padded, padded), (stepped, stepped), (c_order, shared))
+
+
+def problems(spec: OpSpec, dtype: str) -> Iterator[Problem]:
+    """The benchmark's problems of an op, then those of every form at the cases of its block."""
+    for row in device_rows(dtype) if dtype in FLOATS else ():
+        if row.op == spec.name:
+            yield from (_of_row(spec, row, dtype, index) for index in INDICES)
+    for case, form in product(spec.cases, spec.signatures):
+        integer = any(p.name in spec.integers for p in form.inputs)
+        kinds, lying = INDICES[: 1 + integer], _LAYOUTS[: 3 + integer]
+        for axes in sizes(case):
+            options, axes = _completed(spec, case, form, axes)
+            for layout, index, fixed in product(lying, kinds, (False, True)):
+                arrays = _arrays(spec, form, axes, dtype, index, layout)
+                yield warm.problem(spec, arrays, options, fixed)
+
+
+def _of_row(spec: OpSpec, row: Row, dtype: str, index: str) -> Problem:
+    arrays = []
+    for name, shape in zip(spec.arrays, row.shapes, strict=False):
+        if name in spec.integers:
+            pairs = zip(shape, row.broadcast, layouts.contiguous(shape), strict=True)
+            steps = tuple([0 if have < want else step for have, want, step in pairs])
+            arrays.append(Phantom(index, row.broadcast, steps))
+        else:
+            arrays.append(Phantom(dtype, shape))
+    return warm.problem(spec, arrays, row.options, row.deterministic)
+
+
+def _completed(
+    spec: OpSpec, case: Case, form: Signature, axes: Axes
+) -> tuple[dict[str, Any], Axes]:
+    """The options of a case at such axes, and the axes with those that are derived."""
+    options = options_of(spec, case)
+    options |= {p.name: p.shape(axes) for p in form.inputs if p.is_option}
+    if spec.resolve is not None:
+        normal = check.arguments(spec, spec.options, options)
+        axes = {**axes, **spec.resolve(spec.name, dict(axes), normal)}
+    return options, axes
+
+
+def _arrays(
+    spec: OpSpec,
+    form: Signature,
+    axes: Axes,
+    dtype: str,
+    index: str,
+    layout: Sequence[Callable[[Shape], Shape | None]],
+) -> list[Phantom | None]:
+    found = {}
+    for pattern in form.inputs:
+        if not pattern.is_option:
+            integer, shape = pattern.name in spec.integers, pattern.shape(axes)
+            kind, lying = (index, layout[1]) if integer else (dtype, layout[0])
+            found[pattern.name] = Phantom(kind, shape, lying(shape))
+    return [found.get(name) for name in spec.arrays]
+
+
+def tasks(
+    ops: Sequence[str], dtypes: Sequence[str], devices: Mapping[str, Sequence[DeviceFacts]]
+) -> list[Task]:
+    """Every kernel of these ops for these dtypes and architectures, each once."""
+    found: dict[tuple[Entry, str], Task] = {}
+    for op, dtype in product(ops, dtypes):
+        spec = registry[op].spec
+        if dtype not in spec.dtypes or spec.kernel is None:
+            continue
+        every = list(problems(spec, dtype))
+        for arch, facts in devices.items():
+            for entry in (e for problem in every for e in warm.entries(problem, facts)):
+                found.setdefault((entry, arch), Task(entry, arch, f"{op} {dtype} {arch}"))
+    return list(found.values())
+
+
+# -- compiling -------------------------------------------------------------------------------------
+
+
+def failure(task: Task) -> str | None:
+    """Compile a kernel into the cache; why that did not work."""
+    try:
+        warm.keep(task.entry, task.arch)
+    except Exception as error:
+        return one_line(error)
+    return None
+
+
+def compile_all(
+    tasks: Sequence[Task], jobs: int, show: Callable[[str], None]
+) -> dict[Task, str | None]:
+    """`failure` of every task; by several processes, as NVRTC compiles one kernel at a time."""
+    out = {}
+    with ExitStack() as stack:
+        found: Iterator[str | None] = map(failure, tasks)
+        if jobs > 1 and len(tasks) > 1:
+            # A process that was forked would have the locks of threads that it does not have.
+            pool = ProcessPoolExecutor(
+                min(jobs, len(tasks)),
+                mp_context=get_context("spawn"),
+                initializer=signal.signal,
+                initargs=(signal.SIGINT, signal.SIG_IGN),
+            )
+            found = stack.enter_context(pool).map(failure, tasks, chunksize=4)
+        for task in tasks:
+            show(task.label)
+            out[task] = next(found)
+    return out
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``baracuda warmup``."""
+    parser.description = (
+        "Compile kernels into the cache on disk, for devices that need not be here, so that an "
+        "image starts warm: those of the benchmark's problems, and of small, odd, strided and very "
+        "large ones of every form. What else is called compiles when it is first called. NVRTC "
+        "must be of the same version (major.minor) where the kernels are used, and so must "
+        "baracuda: what others compiled is not found. BARACUDA_CACHE_DIR moves the cache; its "
+        "files belong to the user who runs this, and nobody else may read them unless --share."
+    )
+    parser.add_argument("--ops", nargs="+", metavar="OP", help="only these ops (default: all)")
+    parser.add_argument(
+        "--dtypes", nargs="+", metavar="DTYPE", default=FLOATS, choices=sorted(_dtypes()),
+        help=f"default: {' '.join(FLOATS)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--arch", nargs="+", metavar="ARCH", choices=warm.ARCHS,
+        help=f"default: those of the devices here; any of {' '.join(warm.ARCHS)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (all cores)"
+    )
+    parser.add_argument(
+        "--share", action="store_true", help="let every user of the machine read the cache"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _dtypes() -> set[str]:
+    return {dtype for op in registry.values() for dtype in op.spec.dtypes}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compile, say what was, and return the exit status: 1 where a kernel does not compile."""
+    ops = [known(name).spec.name for name in arguments.ops or registry]
+    for module in ("cuda.core", "cuda.bindings.nvrtc"):
+        needs(module, "warmup", "cuda")
+    try:
+        version = warm.nvrtc_version()
+    except (ImportError, RuntimeError) as error:
+        install = "pip install 'baracuda[cuda]'"
+        raise CannotRun(f"NVRTC cannot be loaded: {one_line(error)}: {install}") from error
+    devices = _devices(arguments.arch)
+    if not compiler.usable():
+        raise CannotRun(f"the cache cannot be written: {folder().path}")
+    start = time.perf_counter()
+    wanted = tasks(ops, arguments.dtypes, devices)
+    missing = [task for task in wanted if not compiler.kept(task.entry, task.arch)]
+    quiet = nullcontext(lambda text: None)
+    with quiet if arguments.json else progress(len(missing)) as show:
+        results = compile_all(missing, arguments.jobs, show)
+    seconds = time.perf_counter() - start
+    if arguments.share:
+        share()
+    failed = {f"{t.entry.symbol} for {t.arch}": why for t, why in results.items() if why}
+    compiled, there = len(missing) - len(failed), len(wanted) - len(missing)
+    if arguments.json:
+        emit(
+            {"nvrtc": version, "archs": list(devices), "compiled": compiled, "there": there,
+             "failed": failed, "kernels": dict(Counter(task.label for task in wanted)),
+             "seconds": seconds, **folder().record()}
+        )  # fmt: skip
+    else:
+        for name, why in failed.items():
+            print(f"{name} does not compile: {why}")
+        print(
+            f"{compiled} kernels compiled by NVRTC {version} for {', '.join(devices)} in "
+            f"{seconds:.1f} s, {there} were there\n{folder()}"
+        )
+    return int(bool(failed))
+
+
+def _devices(archs: Sequence[str] | None) -> dict[str, Sequence[DeviceFacts]]:
+    """What to compile for."""
+    if archs:
+        return {arch: warm.devices(arch) for arch in archs}
+    here = gpus()
+    if not here:
+        raise CannotRun("there is no NVIDIA device here: name one, such as --arch sm_90")
+    from baracuda.backends.cuda.launch import device_facts
+
+    found: dict[str, Sequence[DeviceFacts]] = {}
+    for gpu in here:
+        found[gpu.arch] = (*found.get(gpu.arch, ()), device_facts(gpu.ordinal))
+    return found
+
+
+def share() -> None:
+    """Let everybody read what is in the cache, which is private to its owner otherwise."""
+    found = folder()
+    for path in (found.path, *(p for p in found.path.rglob("*") if p.is_dir())):
+        path.chmod(path.stat().st_mode | 0o555)
+    for path in found.files:
+        path.chmod(path.stat().st_mode | 0o444)
