@@ -466,3 +466,16 @@ def test_what_needs_more_names_the_extra(argv: list[str], line: str, bare: dict[
     done = subprocess.run(command, env=bare, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"baracuda {argv[0]}: {line}\n"
+
+
+def test_a_reader_who_has_enough_ends_it_quietly() -> None:
+    command = f"{sys.executable} -m baracuda ops | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.startswith("op ")
+    assert done.returncode in (0, 141)
+
+
+def test_an_option_may_be_a_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["explain", "gather_backward", "--shapes", "6x4,6x4", "--option", "axis=0"]
+    assert "dsrc float32[9, 4]" in said(capsys, *argv, "src_shape=9x4")

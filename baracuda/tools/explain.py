@@ -51,11 +51,11 @@ def shapes(text: str) -> list[Shape | None]:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """``name=value``; the value as Python reads it, else a number such as inf, else a word."""
+    """``name=value``; as Python reads it, else a number such as inf, a shape, or a word."""
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"expected name=value, got {text!r}")
-    for read in (ast.literal_eval, float):
+    for read in (ast.literal_eval, float, lambda word: tuple(map(int, word.split("x")))):
         try:
             return name.strip(), read(value.strip())
         except (ValueError, SyntaxError):
