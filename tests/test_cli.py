@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -479,3 +480,18 @@ def test_a_reader_who_has_enough_ends_it_quietly() -> None:
 def test_an_option_may_be_a_shape(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["explain", "gather_backward", "--shapes", "6x4,6x4", "--option", "axis=0"]
     assert "dsrc float32[9, 4]" in said(capsys, *argv, "src_shape=9x4")
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
+SHOWN = re.findall(r"```console\n\$ python -m baracuda (.+)\n((?:.*\n)*?)```", PAGE.read_text())
+
+
+@pytest.mark.skipif(not unavailable(), reason="the page is of a machine without a GPU")
+@pytest.mark.parametrize(("command", "output"), SHOWN, ids=[command for command, _ in SHOWN])
+def test_the_page_shows_what_commands_print(
+    command: str, output: str, own_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = {" ".join(words(line)) for line in said(capsys, *command.split()).splitlines()}
+    # Figures differ; what has none is the same everywhere.
+    lines = [" ".join(words(line)) for line in output.splitlines() if not re.search(r"\d", line)]
+    assert [line for line in lines if line not in text] == []
