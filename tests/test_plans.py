@@ -198,6 +198,20 @@ def test_a_route_takes_the_calls_of_its_framework(monkeypatch: pytest.MonkeyPatc
         assert torch.is_tensor(bc.swiglu(t))
 
 
+def test_a_plan_of_watched_tensors_is_not_one_for_a_block_without_gradients() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.ones(3, 6, requires_grad=True)
+    plan = bc.swiglu.plan(x)
+    bc.swiglu(x)
+    # Before and after the quicker way takes over.
+    for _ in range(3):
+        assert plan.matches((x,))
+        with torch.no_grad():
+            assert not plan.matches((x,))
+            assert not plan(x).requires_grad
+            assert bc.swiglu.planned(x)[1] is not plan
+
+
 def test_a_plan_made_without_gradients_is_not_one_for_watched_tensors() -> None:
     torch = pytest.importorskip("torch")
     x = torch.ones(3, 6, requires_grad=True)

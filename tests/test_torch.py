@@ -135,6 +135,18 @@ def test_a_choice_holds_for_the_gradient_too() -> None:
     close(found, [bc.swiglu_backward(torch.ones(4, 4), x.detach())], x.dtype)
 
 
+def test_a_block_around_the_gradient_does_not_choose() -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    y = bc.swiglu(x, backend="torch")
+    z = bc.swiglu(x, backend="torch", deterministic=True)
+    with bc.options(backend="array_api", max_workspace_bytes=5):
+        torch.autograd.grad(y.sum() + z.sum(), x)
+    for out, fixed in ((y, False), (z, True)):
+        choices = out.grad_fn.call[0]._planned[0].problem.choices
+        assert (choices.backend, choices.deterministic) == ("torch", fixed)
+        assert choices.max_workspace_bytes is None
+
+
 PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one of two results": lambda x: bc.lerp_backward(x, weight=0.3)[1],
     "the second of two arrays": lambda x: bc.lerp(torch.ones(4, 8).double(), x, weight=0.3),

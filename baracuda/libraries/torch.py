@@ -73,12 +73,15 @@ class Torch(Library):
         plain = state in (None, ("autograd", False)) and not any(x is None for x in arrays)
         if TensorGuards is None or not plain:
             return super().matcher(arrays)
-        # A block without gradients may hide watched ones, which must not fit.
-        same = self.guard([x.detach() for x in arrays] if state is None else arrays)
+        # A block without gradients may hide watched ones, which must not fit; nor may watched ones
+        # fit in such a block, which the guards do not see.
+        watched = state is not None
+        same = self.guard(arrays if watched else [x.detach() for x in arrays])
 
         def fits(others: Sequence[Array]) -> bool:
             return (
                 same(*others)
+                and (not watched or torch.is_grad_enabled())
                 and not modes()
                 and forward_ad._current_level < 0
                 and not _deterministic()

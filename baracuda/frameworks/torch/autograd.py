@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from baracuda import adjoint, body
-from baracuda.dispatch import DEFAULT, NAMES
+from baracuda.dispatch import NAMES
 from baracuda.dtypes import FLOATS
 from baracuda.libraries import Array
 from baracuda.libraries.torch import ADAPTER
@@ -98,12 +98,11 @@ class Link:
             else asked.results.index(adjoint.dual(spec, name))
             for name in there
         ])  # fmt: skip
-        # The block that set them may be left by then, and another thread runs what is backward. A
-        # record says how to run this op, not its partner.
+        # All of them: the block that set them may be left by then, or another one entered. A record
+        # says how to run this op, not its partner.
         chosen = {k: getattr(problem.choices, k) for k in NAMES if k != "sku"}
-        dispatch = {k: v for k, v in chosen.items() if v != getattr(DEFAULT, k)}
         op = registry[partner.name]
-        self._request = partial(op.plan, **asked.options, **dispatch)
+        self._request = partial(op.plan, **asked.options, **chosen)
         # What is to be differentiated again is nobody's to choose.
         self._again = partial(op, **asked.options)
         self._planned: tuple[Plan | None, Callable[..., bool]] = None, lambda *arrays: False

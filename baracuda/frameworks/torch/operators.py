@@ -95,17 +95,13 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _run(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
     """On plain tensors, below autograd."""
-    keywords = plain(keywords)
-    scalars = {k: keywords.pop(k) for k in op.spec.scalars}
     with torch.no_grad():
-        return op.plan(*arrays, **keywords)(*arrays, **scalars)
+        return op.planned(*arrays, **plain(keywords))[0]
 
 
 def _through(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
     """Under transforms: as a plain call, the body, which they know how to take apart."""
-    keywords = plain(keywords) | {"backend": None}
-    scalars = {k: keywords.pop(k) for k in op.spec.scalars}
-    return op.plan(*arrays, **keywords)(*arrays, **scalars)
+    return op.planned(*arrays, **{**plain(keywords), "backend": None})[0]
 
 
 def _fake(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
