@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,11 @@ def by_hand(pyproject: str, source: Path | None, target: Path) -> None:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder into which the package is installed."""
     target = tmp_path_factory.mktemp("outside")
-    if not (find_spec("setuptools") and find_spec("pip")):
+    try:
+        # By their records: looking for pip as a module makes setuptools give up its own distutils,
+        # which torch's compiler then trips over.
+        version("setuptools"), version("pip")
+    except PackageNotFoundError:
         by_hand((PACKAGE / "pyproject.toml").read_text(), PACKAGE / "outside_backend.py", target)
         return target
     # Building leaves files beside the source.
