@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kinds import OPS, PAIRS
 from over_devices import ROOT, works
 
 import baracuda as bc
@@ -20,11 +21,10 @@ from baracuda.op import op as declare
 from baracuda.op import registry
 from baracuda.testing.cases import Call, Subject
 
-OPS = sorted(registry)
-PAIRS = [(o.spec.adjoint_of, name) for name, o in registry.items() if o.spec.adjoint_of]
 # Where the backward takes nothing that the forward is not linear in.
 LINEAR = ("gather", "lerp", "rope")
-every_op = pytest.mark.parametrize("op", OPS)
+every_op = pytest.mark.parametrize("op", sorted(registry))
+one_of_each_kind = pytest.mark.parametrize("op", OPS)
 every_pair = pytest.mark.parametrize(("forward", "backward"), PAIRS)
 
 
@@ -96,7 +96,7 @@ def close(got: Any, want: Any, label: Any, tolerance: float = 1e-9) -> None:
         np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance, err_msg=f"{label}")
 
 
-@every_op
+@one_of_each_kind
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_jit_gives_what_a_plain_call_gives(op: str, dtype: str) -> None:
     with Subject(op, "array_api", "jax", dtype).context():
@@ -116,7 +116,7 @@ def test_first_and_second_derivatives_are_those_of_the_body(op: str) -> None:
             close(got, want, f"{g.call.case} {g.call.form.text} {order.__name__}")
 
 
-@every_op
+@one_of_each_kind
 @pytest.mark.usefixtures("wide")
 def test_forward_mode_is_that_of_the_body(op: str) -> None:
     for g in given(op, "float64", most=1):
@@ -237,7 +237,7 @@ def batched(x: Any, axis: int, count: int = 3) -> Any:
     return jnp.stack(parts, axis)
 
 
-@every_op
+@one_of_each_kind
 @pytest.mark.parametrize("axis", [0, -1])
 def test_vmap_over_each_operand_is_a_loop(op: str, axis: int) -> None:
     for g in given(op, "float32", most=1):
@@ -253,7 +253,7 @@ def test_vmap_over_each_operand_is_a_loop(op: str, axis: int) -> None:
                 close(have, plain(*one), f"{g.call.form.text} {axes}", 2e-5)
 
 
-@every_op
+@one_of_each_kind
 @pytest.mark.usefixtures("wide")
 def test_gradients_batch_and_nest(op: str) -> None:
     for g in given(op, "float64", most=1):
@@ -346,6 +346,6 @@ def test_options_stay_what_they_are_while_traced() -> None:
 # devices
 
 
-@every_op
+@one_of_each_kind
 def test_over_four_devices(op: str) -> None:
     works(op, "host")

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from emulator import compiler
+from kinds import OPS
 from over_devices import works
-from test_jax import OPS, close, every_op, every_pair, given
+from test_jax import close, every_pair, given, one_of_each_kind
 
 import baracuda as bc
 from baracuda.op import registry
@@ -124,7 +125,7 @@ def test_a_target_is_named_by_all_that_is_launched(launched: list[str]) -> None:
 # Programs.
 
 
-@every_op
+@one_of_each_kind
 def test_a_program_launches_the_kernel(op: str, launched: list[str]) -> None:
     for g in given(op, "float32"):
         got = jax.jit(g.op)(*g.arrays)
@@ -135,7 +136,7 @@ def test_a_program_launches_the_kernel(op: str, launched: list[str]) -> None:
         launched.clear()
 
 
-@every_op
+@one_of_each_kind
 def test_a_batch_is_one_launch(op: str, launched: list[str]) -> None:
     for g in given(op, "float32", most=2):
         n = len(g.arrays)
@@ -151,7 +152,7 @@ def test_a_batch_is_one_launch(op: str, launched: list[str]) -> None:
             same(got, jax.vmap(g.plain, axes)(*batched), f"{g.call.form.text} {axes}")
 
 
-@every_op
+@one_of_each_kind
 def test_nested_batches_along_any_axis(op: str, launched: list[str]) -> None:
     g = next(given(op, "float32"))
     arrays = [jnp.stack([jnp.stack([x, jnp.roll(x, 1)], -1)] * 3, 1) for x in g.arrays]
@@ -199,7 +200,7 @@ def test_an_index_out_of_range_is_dropped_while_traced(launched: list[str]) -> N
 # Eager calls.
 
 
-@every_op
+@one_of_each_kind
 def test_an_eager_call_launches_the_kernel(op: str, launched_eagerly: list[str]) -> None:
     for g in given(op, "float32"):
         got = g.op(*g.arrays)

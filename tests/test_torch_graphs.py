@@ -10,6 +10,7 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from graphs import calls, floats, overload
+from kinds import OPS
 from torch._dynamo.backends.common import aot_autograd
 
 import baracuda as bc
@@ -17,8 +18,7 @@ from baracuda import adjoint, check
 from baracuda.op import registry
 from baracuda.testing.cases import Call
 
-OPS = list(registry)
-each_op = pytest.mark.parametrize("op", OPS)
+each_op = pytest.mark.parametrize("op", registry)
 
 
 @each_op
@@ -32,8 +32,9 @@ def test_operators_keep_their_promises(op: str) -> None:
         torch.library.opcheck(overload(call), tuple(arrays), options)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@each_op
+@pytest.mark.parametrize(
+    ("op", "dynamic"), [*((op, False) for op in registry), *((op, True) for op in OPS)]
+)
 def test_a_compiled_call_is_one_operator_and_so_is_its_gradient(op: str, dynamic: bool) -> None:
     for call in calls(op):
         torch._dynamo.reset()
