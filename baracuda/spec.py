@@ -83,6 +83,9 @@ class OpSpec:
         Computes the derived axes of the signatures from the others and the options.
     adjoint_of : str or None
         The forward op whose gradient this is.
+    namesake : str or None
+        The function below `torch` that computes the same from the same arrays, in their places,
+        and the same keywords: ``nn.functional.elu``. Tests and benchmarks hold the op to it.
     counted : mapping
         Optional integer inputs that count 0, 1, ... along an axis when they are not given.
     elementwise : bool
@@ -101,6 +104,7 @@ class OpSpec:
     resolve: Resolver | None = None
     hints: Mapping[str, str] = field(default_factory=dict)
     adjoint_of: str | None = None
+    namesake: str | None = None
     elementwise: bool = False
     inplace: bool = False
     packed: Packed | None = None
@@ -117,6 +121,14 @@ class OpSpec:
     def accumulates(self) -> bool:
         """Whether `accumulate=True` may add into given outputs: gradients do."""
         return self.adjoint_of is not None
+
+    @cached_property
+    def pointwise(self) -> bool:
+        """Whether it is elementwise, and has one form in which all arrays share one shape."""
+        if not self.elementwise or len(self.signatures) > 1:
+            return False
+        patterns = (*self.signatures[0].inputs, *self.signatures[0].outputs)
+        return len({p.terms for p in patterns}) == 1 and len(patterns[0].terms) == 1
 
     @cached_property
     def arrays(self) -> tuple[str, ...]:
