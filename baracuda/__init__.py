@@ -16,6 +16,14 @@ from baracuda.errors import (
     UnsupportedError,
 )
 from baracuda.op import Op
+from baracuda.ops.divergence import (
+    binary_cross_entropy,
+    binary_cross_entropy_backward,
+    binary_cross_entropy_with_logits,
+    binary_cross_entropy_with_logits_backward,
+    kl_div,
+    kl_div_backward,
+)
 from baracuda.ops.elementwise import lerp, lerp_backward
 from baracuda.ops.gated import (
     geglu,
@@ -28,6 +36,16 @@ from baracuda.ops.gated import (
     swiglu_backward,
 )
 from baracuda.ops.indexing import gather, gather_backward
+from baracuda.ops.loss import (
+    huber_loss,
+    huber_loss_backward,
+    l1_loss,
+    l1_loss_backward,
+    mse_loss,
+    mse_loss_backward,
+    smooth_l1_loss,
+    smooth_l1_loss_backward,
+)
 from baracuda.ops.pooling import (
     lp_pool1d,
     lp_pool1d_backward,
@@ -52,6 +70,10 @@ __all__ = [
     "PrecisionGuarantee",
     "UnsupportedError",
     "__version__",
+    "binary_cross_entropy",
+    "binary_cross_entropy_backward",
+    "binary_cross_entropy_with_logits",
+    "binary_cross_entropy_with_logits_backward",
     "check_errors",
     "gather",
     "gather_backward",
@@ -59,18 +81,28 @@ __all__ = [
     "geglu_backward",
     "glu",
     "glu_backward",
+    "huber_loss",
+    "huber_loss_backward",
+    "kl_div",
+    "kl_div_backward",
+    "l1_loss",
+    "l1_loss_backward",
     "lerp",
     "lerp_backward",
     "lp_pool1d",
     "lp_pool1d_backward",
     "lp_pool2d",
     "lp_pool2d_backward",
+    "mse_loss",
+    "mse_loss_backward",
     "options",
     "plan_cache",
     "reglu",
     "reglu_backward",
     "rope",
     "rope_backward",
+    "smooth_l1_loss",
+    "smooth_l1_loss_backward",
     "swiglu",
     "swiglu_backward",
 ]

@@ -40,6 +40,19 @@ def sigmoid(b: Array) -> Array:
     return library_of(b).sigmoid(b)
 
 
+def sign(x: Array) -> Array:
+    """-1, 0 or 1, without a slope; NaN at NaN. Not every library's own can be batched."""
+    xp = library_of(x).xp
+    return xp.where(x == x, xp.astype(x > 0, x.dtype) - xp.astype(x < 0, x.dtype), x)
+
+
+def softplus(x: Array) -> Array:
+    """``log(1 + exp(x))`` without overflow, its slope the sigmoid everywhere; NaN at NaN."""
+    xp = library_of(x).xp
+    above, below = _sides(x)
+    return xp.where(x >= 0, x, 0) + xp.log1p(xp.exp(x * (below - above)))
+
+
 # With u = (z - k)/(z + k), the normal upper tail is exp(-z*z/2) P(u)/(z + k): the form of Shepherd
 # and Laframboise (Math. Comp. 36, 1981). P is fitted in relative error on 0 <= z <= end, to 2^-27
 # and 2^-56.6; beyond `end` the exponential is 0. Highest power first.

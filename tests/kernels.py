@@ -29,7 +29,7 @@ from baracuda.dtypes import INDICES, named
 from baracuda.libraries import library
 from baracuda.op import registry
 from baracuda.spec import Case, OpSpec, Problem
-from baracuda.testing.cases import _derived, options_of
+from baracuda.testing.cases import _derived, options_of, tried
 
 ALL = os.environ.get("BARACUDA_ALL_ARCHS") == "1"
 FACTS = DeviceFacts(0, "sm_90", 132, 232448)
@@ -164,7 +164,7 @@ def cases(spec: OpSpec) -> tuple[Case, ...]:
 
 def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
     """Every form of an op, at all sizes and in all layouts; with the layout of given outputs."""
-    for case, form, layout in product(cases(spec), spec.signatures, LAYOUTS):
+    for (case, form), layout in product(tried(spec, cases(spec)), LAYOUTS):
         options = options_of(spec, case)
         if (
             "rotary_dim" in spec.options

@@ -1,5 +1,13 @@
 """The ops, one file per family; importing this package registers all of them."""
 
+from baracuda.ops.divergence import (
+    binary_cross_entropy,
+    binary_cross_entropy_backward,
+    binary_cross_entropy_with_logits,
+    binary_cross_entropy_with_logits_backward,
+    kl_div,
+    kl_div_backward,
+)
 from baracuda.ops.elementwise import lerp, lerp_backward
 from baracuda.ops.gated import (
     geglu,
@@ -12,6 +20,16 @@ from baracuda.ops.gated import (
     swiglu_backward,
 )
 from baracuda.ops.indexing import gather, gather_backward
+from baracuda.ops.loss import (
+    huber_loss,
+    huber_loss_backward,
+    l1_loss,
+    l1_loss_backward,
+    mse_loss,
+    mse_loss_backward,
+    smooth_l1_loss,
+    smooth_l1_loss_backward,
+)
 from baracuda.ops.pooling import (
     lp_pool1d,
     lp_pool1d_backward,
@@ -21,22 +39,36 @@ from baracuda.ops.pooling import (
 from baracuda.ops.rope import rope, rope_backward
 
 __all__ = [
+    "binary_cross_entropy",
+    "binary_cross_entropy_backward",
+    "binary_cross_entropy_with_logits",
+    "binary_cross_entropy_with_logits_backward",
     "gather",
     "gather_backward",
     "geglu",
     "geglu_backward",
     "glu",
     "glu_backward",
+    "huber_loss",
+    "huber_loss_backward",
+    "kl_div",
+    "kl_div_backward",
+    "l1_loss",
+    "l1_loss_backward",
     "lerp",
     "lerp_backward",
     "lp_pool1d",
     "lp_pool1d_backward",
     "lp_pool2d",
     "lp_pool2d_backward",
+    "mse_loss",
+    "mse_loss_backward",
     "reglu",
     "reglu_backward",
     "rope",
     "rope_backward",
+    "smooth_l1_loss",
+    "smooth_l1_loss_backward",
     "swiglu",
     "swiglu_backward",
 ]
