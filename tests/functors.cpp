@@ -1,6 +1,8 @@
 // The functors as a host compiler sees them: a C function for each, in both accumulate types.
+#include "divergence.cu"
 #include "elementwise.cu"
 #include "gated.cu"
+#include "loss.cu"
 #include "pooling.cu"
 #include "rope.cu"
 
@@ -31,6 +33,12 @@ PLAIN(Glu) PLAIN(Reglu) PLAIN(Swiglu) PLAIN(Geglu) PLAIN(GegluTanh)
 PLAIN(GluBackward) PLAIN(RegluBackward) PLAIN(SwigluBackward)
 PLAIN(GegluBackward) PLAIN(GegluBackwardTanh)
 WEIGHTED(Lerp) WEIGHTED(LerpBackward)
+PLAIN(MseLoss) PLAIN(MseLossBackward) PLAIN(L1Loss) PLAIN(L1LossBackward)
+WEIGHTED(SmoothL1Loss) WEIGHTED(SmoothL1LossBackward)
+WEIGHTED(HuberLoss) WEIGHTED(HuberLossBackward)
+PLAIN(BinaryCrossEntropy) PLAIN(BinaryCrossEntropyBackward)
+PLAIN(BinaryCrossEntropyWithLogits) PLAIN(BinaryCrossEntropyWithLogitsBackward)
+WEIGHTED(KlDiv) WEIGHTED(KlDivBackward)
 
 template <class A> static void circle(const i64* phase, A* y, i64 n) {
   for (i64 i = 0; i < n; ++i) {

@@ -4,8 +4,8 @@ An op's forms come from the registry. What is chosen here is how large the array
 lie: whatever a planner tells apart (widths, layouts, index types, accumulation, offsets past 2^31,
 powers and sizes of windows) has a `Case`, a layout or an alignment below that leads to it. Windows
 have too many combinations for every run: unless ``BARACUDA_ALL_ARCHS=1``, norms other than the
-Euclidean go without the alignments between the ends, and without 64-bit offsets in strips; and
-variants that only `autotune` asks for are planned for fully aligned arrays alone.
+Euclidean go without the alignments between the ends, and without 64-bit offsets in strips, as do
+losses; and variants that only `autotune` asks for are planned for fully aligned arrays alone.
 """
 
 from __future__ import annotations
@@ -49,6 +49,11 @@ ELEMENTWISE = (
     Case({"s": (7, 64)}),
     Case({"s": (3, 5, 64)}),
     Case({"s": (HUGE, HUGE)}),
+)
+LOSS = (
+    Case({"s": (7, 64)}),
+    Case({"s": (HUGE, HUGE)}, reduction="sum"),
+    Case({"s": (7, 64)}, reduction="none"),
 )
 ROPE = tuple(
     Case(axes, interleaved=interleaved, **more)
@@ -104,6 +109,7 @@ INDEXING = (
 CASES = {
     "elementwise": ELEMENTWISE,
     "gated": GATED,
+    "loss": LOSS,
     "rope": ROPE,
     "lp_pool1d": POOL_1D,
     "lp_pool2d": POOL_2D,
@@ -190,7 +196,7 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
 
 def thin(options: Mapping[str, Any]) -> bool:
     """Whether only some combinations are asked for."""
-    return not ALL and options.get("norm_type", 2) != 2
+    return not ALL and (options.get("norm_type", 2) != 2 or "reduction" in options)
 
 
 def alignments(problem: Problem) -> list[int]:

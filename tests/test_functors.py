@@ -204,6 +204,47 @@ def test_lerp(functors: ctypes.CDLL, weight: float, kind: str) -> None:
         assert np.where(calm, errors(got, part * a, part * a, kind), 0).max() < 2
 
 
+LOSSES = [
+    (op.spec.name, value)
+    for op in registry.values()
+    if op.spec.kernel and op.spec.kernel.file in ("loss.cu", "divergence.cu")
+    for value in {"beta": (0.0, 0.7), "delta": (0.7,), "log_target": (0.0, 1.0)}.get(
+        next(iter(op.spec.scalars), ""), (None,)
+    )
+]
+
+
+@each_type
+@pytest.mark.parametrize(("op", "value"), LOSSES)
+def test_losses(functors: ctypes.CDLL, op: str, value: float | None, kind: str) -> None:
+    spec = registry[op].spec
+    more = dict.fromkeys(spec.scalars, value)
+    inner = (*EDGES, 0.125, 0.999, 1e-3, 1 - 1e-6)
+    points = list(product(*((1.0, -0.7) if n == "dloss" else inner for n in spec.arrays)))
+    x = [exactly(column, kind) for column in zip(*points, strict=True)]
+
+    def body(scale: float = 0.0, seed: int = 0) -> NDArray[Any]:
+        rng = np.random.default_rng(seed)
+        moved = [v * (1 + scale * rng.choice([-1, 1], v.shape)) for v in x]
+        return np.asarray(spec.body(*moved, reduction="none", **more), WIDE)
+
+    want = body()
+    # An eps above 1 is no probability.
+    moved = [np.nan_to_num(np.abs(body(EPS[kind], seed) - want)) for seed in range(4)]
+    shift = np.max(moved, axis=0)
+    got = call(functors, spec.kernel.functor, kind, x, 1, *more.values())[0]  # type: ignore[union-attr]
+    calm = normal(want, kind) & (np.abs(want) < 1e30)
+    for v in x:
+        calm &= normal(v, kind) & (np.abs(v) < (80 if more.get("log_target") else 1e19))
+    assert calm.sum() > 50
+    # `shift` is what an eps of the inputs makes.
+    scale = np.abs(want) + shift / WIDE(EPS[kind]) + np.abs(want).dtype.type(1e-12)
+    error = np.where(calm, errors(got, want, scale, kind), 0)
+    i = int(np.argmax(error))
+    assert error[i] < 8, ([v[i] for v in x], got[i], want[i])
+    assert np.isnan(got[np.isnan(want) & np.any([np.isnan(v) for v in x], axis=0)]).all()
+
+
 # Rope.
 
 

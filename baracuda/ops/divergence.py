@@ -8,8 +8,8 @@ from typing import Unpack
 from baracuda.check import choice, flag
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import Array, library_of
-from baracuda.losses import CASES, PROBABILITY, backward, forward, reduced, share
-from baracuda.numerics import sigmoid, softplus
+from baracuda.losses import CASES, PROBABILITY, backward, forward
+from baracuda.numerics import reduced, share, sigmoid, softplus
 from baracuda.spec import Case, Kernel
 
 DIVERGENCE = {"reduction": choice("mean", "batchmean", "sum", "none")}

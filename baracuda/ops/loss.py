@@ -7,8 +7,8 @@ from typing import Unpack
 from baracuda.check import positive
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import Array, library_of
-from baracuda.losses import backward, forward, reduced, share
-from baracuda.numerics import sign
+from baracuda.losses import backward, forward
+from baracuda.numerics import reduced, share, sign
 from baracuda.spec import Kernel
 
 

@@ -139,8 +139,9 @@ class Call:
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """The run-time values alone."""
-        return {k: v for k, v in self.options.items() if k in self.subject.spec.scalars}
+        """The run-time values alone, all of them."""
+        spec, given = self.subject.spec, self.options
+        return {k: given[k] if k in given else spec.usual[k] for k in spec.scalars}
 
     def given(self, lib: str | None = None) -> list[Array]:
         """The positional arguments in the subject's library."""
