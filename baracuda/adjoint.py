@@ -81,11 +81,21 @@ class Request(NamedTuple):
         return dict(zip(self.results, results, strict=True))
 
 
+def constants(problem: Problem, asked: Request) -> tuple[str, ...]:
+    """The floating inputs of `problem` for which the request to its partner has no cotangent.
+
+    Where one of them is differentiated, the body says how.
+    """
+    spec = problem.spec
+    names = [x.name for x in problem.given if x.name not in spec.integers]
+    return tuple([name for name in names if dual(spec, name) not in asked.results])
+
+
 def request(spec: OpSpec, problem: Problem, names: Collection[str]) -> Request:
     """How the op of `spec` is called where its partner has `problem` and `names` are known."""
     arrays = tuple([name if name in names else None for name in spec.arrays])
     there = {name for name in arrays if name is not None}
-    form = next(s for s in spec.signatures if set(s.names) == there)
     options = {k: v for k, v in problem.options.items() if k in spec.options}
+    form = next(s for s in spec.forms(options) if set(s.names) == there)
     shapes = {p.name: p.shape(problem.axes) for p in form.inputs if p.is_option}
     return Request(arrays, {**options, **shapes}, tuple([p.name for p in form.outputs]))

@@ -55,13 +55,14 @@ def choice(*values: Any) -> Normaliser:
     return normalise
 
 
-def positive(*, inf: bool = False) -> Normaliser:
-    """A real number above 0, infinity included where `inf`."""
+def positive(*, inf: bool = False, zero: bool = False) -> Normaliser:
+    """A real number above 0, infinity included where `inf`, 0 where `zero`."""
 
     def normalise(op: str, name: str, value: Any) -> float:
         number = real(op, name, value)
-        if not number > 0 or (math.isinf(number) and not inf):
-            raise value_error(op, name, "a number > 0" if inf else "a finite number > 0", value)
+        if not (number > 0 or (zero and number == 0)) or (math.isinf(number) and not inf):
+            least = "a number >" if inf else "a finite number >"
+            raise value_error(op, name, f"{least}{'=' * zero} 0", value)
         return number
 
     return normalise
@@ -224,7 +225,7 @@ def _bind(
 ) -> tuple[Signature, Axes]:
     """The form that the arrays fit, and its axes; options are completed in place."""
     shapes = {name: fact.shape for name, fact in facts.items()}
-    forms = [s for s in spec.signatures if s.takes(shapes)]
+    forms = [s for s in spec.forms(options) if s.takes(shapes)]
     if not forms:
         takes = " or ".join(f"({', '.join(s.names)})" for s in spec.signatures)
         raise type_error(spec.name, "arrays", takes, f"({', '.join(shapes)})")

@@ -40,6 +40,19 @@ def sigmoid(b: Array) -> Array:
     return library_of(b).sigmoid(b)
 
 
+def sign(x: Array) -> Array:
+    """-1, 0 or 1, without a slope; NaN at NaN. Not every library's own can be batched."""
+    xp = library_of(x).xp
+    return xp.where(x == x, xp.astype(x > 0, x.dtype) - xp.astype(x < 0, x.dtype), x)
+
+
+def softplus(x: Array) -> Array:
+    """``log(1 + exp(x))`` without overflow, its slope the sigmoid everywhere; NaN at NaN."""
+    xp = library_of(x).xp
+    above, below = _sides(x)
+    return xp.where(x >= 0, x, 0) + xp.log1p(xp.exp(x * (below - above)))
+
+
 # With u = (z - k)/(z + k), the normal upper tail is exp(-z*z/2) P(u)/(z + k): the form of Shepherd
 # and Laframboise (Math. Comp. 36, 1981). P is fitted in relative error on 0 <= z <= end, to 2^-27
 # and 2^-56.6; beyond `end` the exponential is 0. Highest power first.
@@ -318,3 +331,23 @@ def _spread(x: Array, axis: int, back: int, rows: int, k: int, s: int, fill: flo
     if inside < s:
         phases += [xp.full_like(x, fill)] * (s - inside)
     return xp.reshape(xp.stack(phases, axis=axis + 1), (*lead, rows * s, *rest))
+
+
+def reduced(losses: Array, reduction: str) -> Array:
+    """The sum or the mean of all, or all; the mean of nothing is NaN."""
+    if reduction == "none":
+        return losses
+    total = library_of(losses).xp.sum(losses)
+    return total / parts(losses.shape, reduction) if "mean" in reduction else total
+
+
+def parts(shape: Shape, reduction: str) -> int:
+    """By how many a sum over an array of this shape is divided; 1 where it stays a sum."""
+    if reduction == "batchmean":
+        return shape[0] if shape else 1
+    return math.prod(shape) if reduction == "mean" else 1
+
+
+def share(dloss: Array, x: Array, reduction: str) -> Array:
+    """The cotangent of what each element of `x` costs."""
+    return dloss / parts(x.shape, reduction) if "mean" in reduction else dloss

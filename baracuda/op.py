@@ -287,6 +287,7 @@ def op(
     inplace: bool = False,
     packed: Packed | None = None,
     counted: Mapping[str, str] | None = None,
+    within: Mapping[str, tuple[float, float]] | None = None,
     kernel: Kernel | None = None,
     cases: tuple[Case, ...] = (),
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
@@ -328,6 +329,7 @@ def op(
             inplace=inplace,
             packed=packed,
             counted=dict(counted or {}),
+            within=dict(within or {}),
             kernel=kernel,
             cases=cases,
         )
@@ -339,12 +341,14 @@ def op(
 
 
 def _consistent(spec: OpSpec, parameters: Mapping[str, inspect.Parameter]) -> None:
+    conditions = {s.condition.option for s in spec.signatures if s.condition}
     arrays = tuple(n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY)
     keywords = {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
     for what, declared, real in (
         ("arrays", spec.arrays, arrays),
         ("options", set(spec.options) | set(spec.scalars), keywords),
         ("integers", set(spec.integers), set(spec.integers) & set(arrays)),
+        ("conditions", conditions, conditions & keywords),
     ):
         if declared != real:
             raise ValueError(

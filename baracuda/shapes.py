@@ -3,7 +3,8 @@
 A signature names the axes of every array. ``n`` is one axis, ``2n`` twice its extent, ``*b`` a
 group of any number of axes, ``n?`` an axis of extent ``n`` or 1, ``*i<=b`` a group no larger than
 ``*b`` axis by axis, ``n@axis`` the axis that the option ``axis`` points at. ``shape(*b n)`` in
-parentheses is an option that holds a shape.
+parentheses is an option that holds a shape. ``if reduction=none`` (or ``!=``) at the end of a form
+says for which value of an option it is.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from baracuda.errors import value_error
 from baracuda.layouts import Shape
@@ -20,6 +21,7 @@ from baracuda.layouts import Shape
 Axes: TypeAlias = dict[str, int | Shape]
 
 _PATTERN = re.compile(r"\s*(\w+)\s*([\[(])([^\])]*)[\])]\s*")
+_CONDITION = re.compile(r"(.*)\bif\s+(\w+)\s*(!?=)\s*(\w+)\s*$", re.DOTALL)
 _TERM = re.compile(r"(\*?)(\d*)([a-z]\w*)(\??)(?:<=(\w+))?(?:@(\w+))?$")
 
 
@@ -107,6 +109,18 @@ class Label:
     term: Term
 
 
+class Condition(NamedTuple):
+    """For which value of an option a form is, or for all but which."""
+
+    option: str
+    value: str
+    equal: bool
+
+    def holds(self, options: Mapping[str, Any]) -> bool:
+        """Whether these options are of that kind."""
+        return (str(options[self.option]) == self.value) == self.equal
+
+
 @dataclass(frozen=True)
 class Signature:
     """The axes of all inputs and outputs of one form of an op."""
@@ -115,6 +129,7 @@ class Signature:
     inputs: tuple[Pattern, ...]
     outputs: tuple[Pattern, ...]
     derived: tuple[str, ...] = ()
+    condition: Condition | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -129,6 +144,10 @@ class Signature:
             return not pattern.names.isdisjoint(self.derived), pattern.marker is None
 
         return tuple(sorted(self.inputs, key=later))
+
+    def allowed(self, options: Mapping[str, Any]) -> bool:
+        """Whether this form is one for these options."""
+        return self.condition is None or self.condition.holds(options)
 
     def takes(self, arrays: Collection[str]) -> bool:
         """Whether these are the arrays of this form."""
@@ -146,7 +165,12 @@ def parse(text: str, derived: Sequence[str] = ()) -> Signature:
     left, arrow, right = text.partition("->")
     if not arrow:
         raise ValueError(f"signature {text!r}: expected '->'")
-    return Signature(text, _patterns(text, left), _patterns(text, right), tuple(derived))
+    found, condition = _CONDITION.match(right), None
+    if found is not None:
+        right, option, sign, value = found.groups()
+        condition = Condition(option, value, sign == "=")
+    sides = _patterns(text, left), _patterns(text, right)
+    return Signature(text, *sides, tuple(derived), condition)
 
 
 def _patterns(text: str, part: str) -> tuple[Pattern, ...]:

@@ -42,7 +42,9 @@ def batch(
     first = {p.name: p.terms[0] if p.terms else None for p in (*form.inputs, *form.outputs)}
     bounds = _bounds(problem)
     groups = {bounds.get(t.name, t.name) for t in first.values() if t is not None and t.group}
-    if len(groups) != 1 or not all((t := first[p.name]) and t.group for p in form.outputs):
+    if len(groups) != 1 or not groups <= _free(problem.spec, problem):
+        return None
+    if not all((t := first[p.name]) and t.group for p in form.outputs):
         return None
     shapes: list[Shape] = []
     for x, differs in zip(problem.given, along, strict=True):

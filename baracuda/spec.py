@@ -86,6 +86,8 @@ class OpSpec:
     namesake : str or None
         The function below `torch` that computes the same from the same arrays, in their places,
         and the same keywords: ``nn.functional.elu``. Tests and benchmarks hold the op to it.
+    within : mapping
+        Inputs whose values belong in a range, for tests and benchmarks: its two ends.
     counted : mapping
         Optional integer inputs that count 0, 1, ... along an axis when they are not given.
     elementwise : bool
@@ -109,6 +111,7 @@ class OpSpec:
     inplace: bool = False
     packed: Packed | None = None
     counted: Mapping[str, str] = field(default_factory=dict)
+    within: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     kernel: Kernel | None = None
     cases: tuple[Case, ...] = ()
 
@@ -134,6 +137,11 @@ class OpSpec:
     def arrays(self) -> tuple[str, ...]:
         """All array parameters, in order."""
         return max((s.names for s in self.signatures), key=len)
+
+    def forms(self, given: Mapping[str, Any]) -> tuple[Signature, ...]:
+        """The forms for these options, those not given at their defaults."""
+        options = {**self.defaults, **given}
+        return tuple(s for s in self.signatures if s.allowed(options))
 
     @cached_property
     def usual(self) -> dict[str, Any]:
@@ -243,6 +251,12 @@ class Problem:
         return next((x.dtype for x in self.given if x.name in self.spec.integers), None)
 
     @property
+    def pointwise(self) -> bool:
+        """Whether each element of the outputs depends on one of each input, and all are alike."""
+        every = (*self.signature.inputs, *self.signature.outputs)
+        return self.spec.elementwise and len({p.names for p in every}) == 1
+
+    @property
     def layout(self) -> str:
         """The least regular layout among the inputs."""
         kinds = {kind(x.shape, x.strides) for x in self.given if x.strides is not None}
@@ -252,8 +266,10 @@ class Problem:
 def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     """The axes and groups of the outputs along which no element depends on another.
 
-    Groups are batches. Of single axes, those along which positions are given, those of which every
-    index is looked up on its own, and those of elementwise ops where no array holds two halves.
+    They are axes of every output. One that a cotangent lacks was summed over, perhaps to a mean,
+    for which the whole extent counts. Groups are batches. Of single axes, those along which
+    positions are given, those of which every index is looked up on its own, and those of
+    elementwise ops where no array holds two halves.
     """
     given, terms = set(form.names), [t for p in (*form.inputs, *form.outputs) for t in p.terms]
     packed = {t.name for t in terms if t.factor != 1}
@@ -261,7 +277,9 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     looked_up = {
         t.name for p in form.inputs if spec.integers.get(p.name) for t in p.terms if not t.group
     }
-    return frozenset(
+    cotangents = [p for p in form.inputs if spec.adjoint_of and p.name.startswith("d")]
+    shared = frozenset.intersection(*[p.names for p in (*form.outputs, *cotangents)])
+    return shared & frozenset(
         t.name
         for p in form.outputs
         for t in p.terms

@@ -114,7 +114,7 @@ def sharded(op: str) -> Iterator[Sharded]:
             for name, at in case.axes.items()
         }
         wide = Case(axes, **case.options)
-        for form in subject.spec.signatures:
+        for form in subject.spec.forms(case.options):
             call = Call(subject, wide, form, draw(subject.spec, wide, form, "float32"))
             for name, shape in axes.items():
                 if isinstance(shape, tuple) and shape:

@@ -4,8 +4,8 @@ An op's forms come from the registry. What is chosen here is how large the array
 lie: whatever a planner tells apart (widths, layouts, index types, accumulation, offsets past 2^31,
 powers and sizes of windows) has a `Case`, a layout or an alignment below that leads to it. Windows
 have too many combinations for every run: unless ``BARACUDA_ALL_ARCHS=1``, norms other than the
-Euclidean go without the alignments between the ends, and without 64-bit offsets in strips; and
-variants that only `autotune` asks for are planned for fully aligned arrays alone.
+Euclidean go without the alignments between the ends, and without 64-bit offsets in strips, as do
+losses; and variants that only `autotune` asks for are planned for fully aligned arrays alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from baracuda.dtypes import INDICES, named
 from baracuda.libraries import library
 from baracuda.op import registry
 from baracuda.spec import Case, OpSpec, Problem
-from baracuda.testing.cases import _derived, options_of
+from baracuda.testing.cases import _derived, options_of, tried
 
 ALL = os.environ.get("BARACUDA_ALL_ARCHS") == "1"
 FACTS = DeviceFacts(0, "sm_90", 132, 232448)
@@ -49,6 +49,11 @@ ELEMENTWISE = (
     Case({"s": (7, 64)}),
     Case({"s": (3, 5, 64)}),
     Case({"s": (HUGE, HUGE)}),
+)
+LOSS = (
+    Case({"s": (7, 64)}),
+    Case({"s": (HUGE, HUGE)}, reduction="sum"),
+    Case({"s": (7, 64)}, reduction="none"),
 )
 ROPE = tuple(
     Case(axes, interleaved=interleaved, **more)
@@ -104,6 +109,7 @@ INDEXING = (
 # By op or category; ops whose arrays all have one shape need none of their own.
 CASES = {
     "gated": GATED,
+    "loss": LOSS,
     "rope": ROPE,
     "lp_pool1d": POOL_1D,
     "lp_pool2d": POOL_2D,
@@ -157,7 +163,9 @@ def phantom(shape: tuple[int, ...], layout: str, dtype: str) -> np.ndarray[Any, 
 
 def functors(spec: OpSpec) -> list[dict[str, str]]:
     """The values of the named options that choose among functors, the usual ones first."""
-    names = [k for k, v in spec.defaults.items() if isinstance(v, str) and k in spec.options]
+    conditions = {form.condition.option for form in spec.signatures if form.condition}
+    options = spec.options.keys() - conditions
+    names = [k for k, v in spec.defaults.items() if isinstance(v, str) and k in options]
     if spec.kernel is None or spec.kernel.schedule != "elementwise":
         return [{}]
     values = [
@@ -180,7 +188,7 @@ def cases(spec: OpSpec) -> tuple[Case, ...]:
 
 def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
     """Every form of an op, at all sizes and in all layouts; with the layout of given outputs."""
-    for case, form, layout in product(cases(spec), spec.signatures, LAYOUTS):
+    for (case, form), layout in product(tried(spec, cases(spec)), LAYOUTS):
         options = options_of(spec, case)
         if (
             "rotary_dim" in spec.options
@@ -206,7 +214,7 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
 
 def thin(options: Mapping[str, Any]) -> bool:
     """Whether only some combinations are asked for."""
-    return not ALL and options.get("norm_type", 2) != 2
+    return not ALL and (options.get("norm_type", 2) != 2 or "reduction" in options)
 
 
 def alignments(problem: Problem) -> list[int]:

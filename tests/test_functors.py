@@ -69,9 +69,18 @@ class Elementwise:
 ELEMENTWISE = [
     Elementwise(name, options)
     for name, op in registry.items()
-    if op.spec.kernel and op.spec.kernel.schedule == "elementwise"
+    if op.spec.kernel and op.spec.kernel.schedule in ("elementwise", "reduce")
     for options in kernels.functors(op.spec)
 ]
+
+
+# Losses of pairs, each with values of its run-time value: their bodies hold in extended precision.
+_OWN = {"beta": (0.0, 0.7), "delta": (0.7,), "log_target": (0.0, 1.0)}
+LOSSES: dict[str, tuple[float | None, ...]] = {
+    name: _OWN.get(next(iter(op.spec.scalars), ""), (None,))
+    for name, op in registry.items()
+    if op.spec.category == "loss" and "reduction" in op.spec.options
+}
 
 
 def elementwise() -> str:
@@ -169,7 +178,7 @@ def of_body(one: Elementwise, x: list[NDArray[Any]], options: Mapping[str, Any])
 
 
 @each_type
-@pytest.mark.parametrize("one", ELEMENTWISE, ids=str)
+@pytest.mark.parametrize("one", [e for e in ELEMENTWISE if e.op not in LOSSES], ids=str)
 def test_an_elementwise_functor_is_its_body(
     functors: ctypes.CDLL, one: Elementwise, kind: str
 ) -> None:
@@ -302,6 +311,39 @@ def test_lerp(functors: ctypes.CDLL, weight: float, kind: str) -> None:
     for got, part in zip(d, (1 - w, w), strict=True):
         calm = normal(part * a, kind)
         assert np.where(calm, errors(got, part * a, part * a, kind), 0).max() < 2
+
+
+@each_type
+@pytest.mark.parametrize(
+    ("op", "value"), [(op, v) for op, values in LOSSES.items() for v in values]
+)
+def test_losses(functors: ctypes.CDLL, op: str, value: float | None, kind: str) -> None:
+    spec = registry[op].spec
+    more = dict.fromkeys(spec.scalars, value)
+    inner = (*EDGES, 0.125, 0.999, 1e-3, 1 - 1e-6)
+    points = list(product(*((1.0, -0.7) if n == "dloss" else inner for n in spec.arrays)))
+    x = [exactly(column, kind) for column in zip(*points, strict=True)]
+
+    def body(scale: float = 0.0, seed: int = 0) -> NDArray[Any]:
+        rng = np.random.default_rng(seed)
+        moved = [v * (1 + scale * rng.choice([-1, 1], v.shape)) for v in x]
+        return np.asarray(spec.body(*moved, reduction="none", **more), WIDE)
+
+    want = body()
+    # An eps above 1 is no probability.
+    moved = [np.nan_to_num(np.abs(body(EPS[kind], seed) - want)) for seed in range(4)]
+    shift = np.max(moved, axis=0)
+    got = call(functors, spec.kernel.functor, kind, x, 1, *more.values())[0]  # type: ignore[union-attr]
+    calm = normal(want, kind) & (np.abs(want) < 1e30)
+    for v in x:
+        calm &= normal(v, kind) & (np.abs(v) < (80 if more.get("log_target") else 1e19))
+    assert calm.sum() > 50
+    # `shift` is what an eps of the inputs makes.
+    scale = np.abs(want) + shift / WIDE(EPS[kind]) + np.abs(want).dtype.type(1e-12)
+    error = np.where(calm, errors(got, want, scale, kind), 0)
+    i = int(np.argmax(error))
+    assert error[i] < 8, ([v[i] for v in x], got[i], want[i])
+    assert np.isnan(got[np.isnan(want) & np.any([np.isnan(v) for v in x], axis=0)]).all()
 
 
 # Rope.

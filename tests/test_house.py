@@ -22,6 +22,7 @@ FLOORS = [
     {"plan"},
     {"cache"},
     {"op"},
+    {"losses"},
     {"adjoint", "ops"},
     {"frameworks"},
     {"__init__"},

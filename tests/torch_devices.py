@@ -37,7 +37,7 @@ from baracuda import adjoint
 from baracuda.op import registry
 from baracuda.shapes import Label
 from baracuda.spec import Case
-from baracuda.testing.cases import Call, Subject, draw
+from baracuda.testing.cases import Call, Subject, draw, options_of
 
 DEVICE = sys.argv[1]
 RANKS = int(os.environ["WORLD_SIZE"])
@@ -123,7 +123,7 @@ def calls(op: str) -> Iterator[Call]:
         for k, v in case.axes.items()
     }
     for each in (case, Case(axes, **case.options)):
-        for form in subject.spec.signatures:
+        for form in subject.spec.forms(options_of(subject.spec, each)):
             yield Call(subject, each, form, draw(subject.spec, each, form, "float64"))
 
 

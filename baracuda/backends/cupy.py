@@ -51,7 +51,7 @@ class CuPyBackend:
     def prepare(self, problem: Problem) -> Prepared:
         ours = library("cupy")
         own = replace(problem, library=ours)
-        fusable = problem.spec.elementwise and not problem.spec.scalars
+        fusable = problem.pointwise and not problem.spec.scalars
         if fusable:
             own = replace(own, spec=replace(own.spec, body=_fused(own.spec)))
         foreign = problem.library is not ours

@@ -16,7 +16,7 @@ with rules of its own (`backends.cuda.jax`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import add
@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -201,10 +202,15 @@ def _differentiable(
 
     dual = partial(adjoint.dual, spec)
 
+    def ask(known: Collection[str]) -> adjoint.Request:
+        return adjoint.request(partner, problem, known)
+
+    open = adjoint.constants(problem, ask({*kept, *map(dual, outputs)}))
+    floats = [i for i in floats if names[i] not in open]
+
     def transpose(*args: Array) -> tuple[Array, ...]:
         known = dict(zip([*kept, *map(dual, outputs)], args, strict=True))
-        asked = adjoint.request(partner, problem, known)
-        found = asked.call(registry[partner.name], known, {**scalars, **dispatch})
+        found = ask(known).call(registry[partner.name], known, {**scalars, **dispatch})
         return tuple(found[dual(names[i])] for i in floats)
 
     def by_partner(primals: Sequence[Array], tangents: Sequence[Array]) -> Any:
@@ -214,7 +220,20 @@ def _differentiable(
         rule = Linear(len(kept), forward, transpose)
         return out, tuple(linear_p.bind(*residuals, *along, linear=rule))
 
-    function.defjvp(by_partner)
+    def by_either(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        # What the partner has no cotangent for moves only where somebody asks for that.
+        zero = [type(t) is SymbolicZero for t in tangents]
+        along = [
+            ad.instantiate_zeros(ad.Zero(t.aval)) if z else t
+            for t, z in zip(tangents, zero, strict=True)
+        ]
+        moves = any(not zero[i] for i, name in enumerate(names) if name in open)
+        return (by_body if moves else by_partner)(primals, along)
+
+    if open:
+        function.defjvp(by_either, symbolic_zeros=True)
+    else:
+        function.defjvp(by_partner)
     return function  # type: ignore[no-any-return]
 
 

@@ -3,9 +3,11 @@
 from typing import TYPE_CHECKING
 
 from baracuda.op import registry
+from baracuda.ops.divergence import *
 from baracuda.ops.elementwise import *
 from baracuda.ops.gated import *
 from baracuda.ops.indexing import *
+from baracuda.ops.loss import *
 from baracuda.ops.pooling import *
 from baracuda.ops.rope import *
 

@@ -53,9 +53,8 @@ class Subject:
 
     def calls(self) -> Iterator[Call]:
         """Every form of the op at every case of its block."""
-        for case in self.spec.cases:
-            for form in self.spec.signatures:
-                yield Call(self, case, form, draw(self.spec, case, form, self.dtype))
+        for case, form in tried(self.spec, self.spec.cases):
+            yield Call(self, case, form, draw(self.spec, case, form, self.dtype))
 
 
 def subjects(
@@ -140,8 +139,9 @@ class Call:
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """The run-time values alone."""
-        return {k: v for k, v in self.options.items() if k in self.subject.spec.scalars}
+        """The run-time values alone, all of them."""
+        spec, given = self.subject.spec, self.options
+        return {k: given[k] if k in given else spec.usual[k] for k in spec.scalars}
 
     def given(self, lib: str | None = None) -> list[Array]:
         """The positional arguments in the subject's library."""
@@ -199,6 +199,13 @@ def options_of(spec: OpSpec, case: Case) -> dict[str, Any]:
     return {k: v for k, v in case.options.items() if k in spec.options or k in spec.scalars}
 
 
+def tried(spec: OpSpec, cases: Sequence[Case]) -> Iterator[tuple[Case, Signature]]:
+    """Every case with every form that its options allow."""
+    for case in cases:
+        for form in spec.forms(options_of(spec, case)):
+            yield case, form
+
+
 @cache
 def draw(
     spec: OpSpec, case: Case, form: Signature, dtype: str, seed: int = 0
@@ -219,6 +226,8 @@ def draw(
             extent = spec.integers[pattern.name]
             top = axes[extent] if extent else 1_000_000
             out[pattern.name] = rng.integers(0, max(top, 1), shape).astype(np.int64)
+        elif pattern.name in spec.within:
+            out[pattern.name] = rng.uniform(*spec.within[pattern.name], shape).astype(kind)
         elif named(dtype).kind == "float":
             out[pattern.name] = rng.standard_normal(shape).astype(kind)
         else:

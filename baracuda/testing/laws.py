@@ -151,9 +151,13 @@ _STEP = 1e-6
 
 
 def _forward(call: Call, at: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-    """The forward of the op of `call` in float64, its differentiable inputs taken from `at`."""
+    """The forward of the op of `call` in float64, what is differentiated taken from `at`."""
     forward = registry[call.subject.spec.adjoint_of or ""]
-    arrays = positional([at.get(n, call.arrays.get(n)) for n in forward.spec.arrays])
+    known = {
+        n: x if n in forward.spec.integers else x.astype(np.float64)
+        for n, x in {**call.arrays, **at}.items()
+    }
+    arrays = positional([known.get(n) for n in forward.spec.arrays])
     options = {k: v for k, v in call.options.items() if k in forward.spec.options}
     return forward(*arrays, **options, **call.scalars, backend="array_api")
 

@@ -24,7 +24,7 @@ from baracuda.layouts import Shape
 from baracuda.op import registry
 from baracuda.shapes import Axes, Signature
 from baracuda.spec import Case, OpSpec, Problem
-from baracuda.testing.cases import options_of
+from baracuda.testing.cases import options_of, tried
 from baracuda.testing.problems import Row, device_rows
 from baracuda.tools import CannotRun, chosen, emit, folder, gpus, needs, one_line, progress
 
@@ -87,7 +87,7 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[Problem]:
     for row in device_rows(dtype) if dtype in FLOATS else ():
         if row.op == spec.name:
             yield from (_of_row(spec, row, dtype, index) for index in INDICES)
-    for case, form in product(spec.cases, spec.signatures):
+    for case, form in tried(spec, spec.cases):
         integer = any(p.name in spec.integers for p in form.inputs)
         kinds, lying = INDICES[: 1 + integer], _LAYOUTS[: 3 + integer]
         for axes in sizes(case):

@@ -1,7 +1,8 @@
 // Elementwise schedule: any number of inputs and outputs, each with strides of its own.
 //
 // A functor F<A> declares `inputs` and `outputs` and maps x[inputs] to y[outputs]; its members are
-// the op's run-time values. A thread has DEPTH vectors of V elements of every input in flight.
+// the op's run-time values. A thread has DEPTH vectors of V elements of every input in flight. The
+// inputs whose bits are set in ONE have one element for all, of which each gets a `share`.
 #pragma once
 #include "index.cuh"
 #include "vec.cuh"
@@ -14,7 +15,13 @@ template <class T, int IN, int OUT> struct Operands {
   T* out[OUT];
 };
 
-template <template <class> class F, class T, int V, int DEPTH, int DIMS, class I, bool ADD>
+template <bool THERE> struct Share {};
+template <> struct Share<true> {
+  f64 share;
+};
+
+template <
+    template <class> class F, class T, int V, int DEPTH, int DIMS, class I, bool ADD, int ONE = 0>
 struct Elementwise {
   using A = Acc<T>;
   using Functor = F<A>;
@@ -28,11 +35,13 @@ struct Elementwise {
   // wait behind stores hold up both.
   static constexpr bool EARLY = IN < OUT && DIMS == 1 && !ADD;
 
-  struct Args : Operands<T, IN, OUT>, Functor {
+  struct Args : Operands<T, IN, OUT>, Functor, Share<ONE != 0> {
     I items, tail;  // vectors, and the elements left over behind them
     I ahead, pad;   // vectors from what a thread loads to what it prefetches
     Walk<DIMS, IN + OUT, I> walk;
   };
+
+  static HD constexpr bool one(int k) { return ONE >> k & 1; }
 
   template <int N> struct Batch {
     Vec<T, N> x[IN];
@@ -40,14 +49,23 @@ struct Elementwise {
 
   template <int N>
   static DEVICE void fetch(const Args& args, const I (&at)[IN + OUT], Batch<N>& batch) {
-    UNROLL for (int k = 0; k < IN; ++k) batch.x[k] = load<N>(args.in[k] + at[k]);
+    UNROLL for (int k = 0; k < IN; ++k) {
+      if (!one(k)) batch.x[k] = load<N>(args.in[k] + at[k]);
+    }
   }
 
   template <int N>
   static DEVICE void finish(const Args& args, const I (&at)[IN + OUT], const Batch<N>& batch) {
     const Functor& f = args;
     A x[IN][N], y[OUT][N];
-    UNROLL for (int k = 0; k < IN; ++k) widen(batch.x[k], x[k]);
+    UNROLL for (int k = 0; k < IN; ++k) {
+      if constexpr (ONE != 0) {
+        const A all = one(k) ? widen(args.in[k][0]) * A(args.share) : A(0);
+        UNROLL for (int i = 0; i < N; ++i) x[k][i] = one(k) ? all : widen(batch.x[k], i);
+      } else {
+        widen(batch.x[k], x[k]);
+      }
+    }
     UNROLL for (int i = 0; i < N; ++i) {
       A from[IN], to[OUT];
       UNROLL for (int k = 0; k < IN; ++k) from[k] = x[k][i];

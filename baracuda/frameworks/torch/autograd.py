@@ -46,7 +46,8 @@ def _differentiable(problem: Problem, partner: OpSpec, run: Runner) -> Runner:
         accumulate: bool,
         scalars: Mapping[str, Any],
     ) -> Any:
-        if outs is not None:
+        # What the gradient has no cotangent for is a constant to it.
+        if outs is not None or (link.open and any(arrays[i].requires_grad for i in link.open)):
             return composite(arrays, outs, accumulate, scalars)
         return apply(link, scalars, *arrays)
 
@@ -66,6 +67,8 @@ class Link:
         Whether `inputs` are all arrays that an op can be given.
     places : tuple of (int or None)
         For each array that the op takes, which result of the gradient is its cotangent.
+    open : tuple of int
+        Floating arrays for which none is; autograd differentiates the body for them.
     """
 
     __slots__ = (
@@ -75,6 +78,7 @@ class Link:
         "_request",
         "inputs",
         "keeps_all",
+        "open",
         "outputs",
         "places",
         "run",
@@ -93,8 +97,10 @@ class Link:
         last = max(i for i, name in enumerate(asked.arrays) if name is not None)
         order = asked.arrays[: last + 1]
         self._order = [None if name is None else saved.index(name) for name in order]
+        constants = adjoint.constants(problem, asked)
+        self.open = tuple([i for i, name in enumerate(there) if name in constants])
         self.places = tuple([
-            None if name is None or name in spec.integers
+            None if name is None or name in spec.integers or name in constants
             else asked.results.index(adjoint.dual(spec, name))
             for name in there
         ])  # fmt: skip

@@ -21,7 +21,7 @@ from baracuda.dtypes import FLOATS
 from baracuda.libraries import Array
 from baracuda.op import Op, registry
 from baracuda.shapes import Signature
-from baracuda.spec import Problem
+from baracuda.spec import OpSpec, Problem
 
 NAMESPACE = "baracuda"
 # Of the options' annotations.
@@ -121,7 +121,7 @@ def _save(
     """Keep what the gradient takes: of the body it is that of the inputs."""
     ctx.keywords, ctx.count = plain(keyword_only_inputs), len(inputs)
     ctx.problem = problem = problem_of(op, inputs, ctx.keywords)
-    partner, _ = adjoint.partner(op.spec)
+    partner = ctx.partner = _partner(ctx, problem)
     outputs = output if isinstance(output, tuple) else (output,)
     tensors = [x for x in inputs if x is not None] + list(outputs)
     names = [x.name for x in (*problem.given, *problem.outputs)]
@@ -130,12 +130,24 @@ def _save(
     ctx.save_for_backward(*[x for name, x in zip(names, tensors, strict=True) if name in wanted])
 
 
+def _partner(ctx: Any, problem: Problem) -> OpSpec | None:
+    """The adjoint, unless it has no cotangent for what is being differentiated."""
+    partner, _ = adjoint.partner(problem.spec)
+    if partner is None:
+        return None
+    there = [*problem.given, *problem.outputs]
+    known = {x.name for x in there} | {adjoint.dual(problem.spec, x.name) for x in problem.outputs}
+    open = adjoint.constants(problem, adjoint.request(partner, problem, known))
+    watched = zip(problem.spec.arrays, ctx.needs_input_grad, strict=False)
+    return None if any(wanted and name in open for name, wanted in watched) else partner
+
+
 def _gradient(op: Op[Any, Any], ctx: Any, *cotangents: Array) -> Any:
     """The operator of the adjoint, or the gradient of the body where there is none."""
     problem, keywords = ctx.problem, ctx.keywords
     spec = problem.spec
     known = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-    partner, _ = adjoint.partner(spec)
+    partner = ctx.partner
     if partner is None:
         found = _of_body(problem, known, cotangents, keywords)
     else:

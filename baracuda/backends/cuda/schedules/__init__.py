@@ -1,11 +1,12 @@
 """The schedules by the names that ops give them."""
 
-from baracuda.backends.cuda.schedules import elementwise, gather, rope, scatter, window
+from baracuda.backends.cuda.schedules import elementwise, gather, reduce, rope, scatter, window
 from baracuda.backends.cuda.steps import Call, Planner, Steps, Variants
 from baracuda.spec import Refusal
 
 PLANNERS: dict[str, Planner] = {
     "elementwise": elementwise.plan,
+    "reduce": reduce.plan,
     "rope": rope.plan,
     "window": window.forward,
     "covering": window.backward,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -30,7 +31,8 @@ from baracuda.backends.cuda.steps import (
     strides_of,
 )
 from baracuda.layouts import Shape
-from baracuda.spec import OpSpec
+from baracuda.numerics import parts
+from baracuda.spec import OpSpec, Problem
 
 # Vectors of each input in flight per thread, by the number of inputs. Of lerp_backward 1, 2 and 4
 # have 0.957, 0.925, 0.917 of the copy ceiling of an H200 in bf16.
@@ -42,15 +44,57 @@ _DEPTHS, _MOST_VECTORS = (1, 2), 4
 # 0.989; 0.956 and 0.970 without. Policies of eviction, bulk copies through shared memory,
 # persistent blocks and one output after the other are all below that.
 _AHEAD = 5 << 19
-_LAYOUTS = {0: "strided", 1: "flat", 2: "rows"}
+LAYOUTS = {0: "strided", 1: "flat", 2: "rows"}
 
 
-class _Operand(NamedTuple):
-    """Which array of a call, and the first element and the strides of what is meant of it."""
+class Operand(NamedTuple):
+    """Which array of a call, and the first element and the strides of what is meant of it.
+
+    `one`: it has one element for all.
+    """
 
     slot: int
     offset: int
     strides: Shape
+    one: bool = False
+
+
+class Way(NamedTuple):
+    """How operands are walked over: `items` vectors of `width` elements, and a `tail`.
+
+    Attributes
+    ----------
+    dims : list of Dim
+    kind : int
+        That of the walk in common/index.cuh.
+    """
+
+    dims: list[Dim]
+    kind: int
+    width: int
+    items: int
+    tail: int
+
+    def packer(self) -> Packer:
+        """For the argument struct, with indices as wide as this takes."""
+        return Packer(wide(count(self.dims), reach(self.dims)))
+
+    def pack(self, packer: Packer) -> bytes:
+        """The struct, with the walk at its end."""
+        operands = len(self.dims[0].strides) if self.dims else 0
+        return packer.walk(split(self.dims, self.width), operands, self.kind).done()
+
+
+def way(call: Call, shape: Shape, operands: Sequence[Operand]) -> Way:
+    """The fewest dimensions, in the widest accesses that all allow."""
+    strides = [o.strides for o in operands]
+    dims = merged(shape, strides, by_stride(shape, strides))
+    # Side by side along the innermost dimension, so that vectors can be loaded.
+    inner = dims[0].strides if dims else ()
+    beside = all(s == 1 for s, o in zip(inner, operands, strict=False) if not o.one)
+    kind = 0 if not beside or len(dims) > 2 else max(len(dims), 1)
+    width = _width(call, [o.offset for o in operands], dims, kind) if beside else 1
+    return Way(dims, kind, width, *divmod(count(dims), width))
 
 
 class _Form(NamedTuple):
@@ -64,29 +108,31 @@ class _Form(NamedTuple):
     kind: int
     integer: str
     add: bool
+    ones: int
 
 
 def plan(call: Call) -> Steps:
     """One kernel over all views."""
-    shape, inputs, outputs = _operands(call)
-    operands = [*inputs, *outputs]
-    offsets, strides = [o.offset for o in operands], [o.strides for o in operands]
-    dims = merged(shape, strides, by_stride(shape, strides))
-    # Side by side along the innermost dimension, so that vectors can be loaded.
-    beside = not dims or dims[0].strides == (1,) * len(operands)
-    kind = 0 if not beside or len(dims) > 2 else max(len(dims), 1)
-    width = _width(call, offsets, dims, kind) if beside else 1
-    elements, itemsize = count(dims), call.itemsize
-    items, tail = divmod(elements, width)
-    variant, scalars = call.variant or _names(len(inputs))[0], len(call.problem.spec.scalars)
+    shape, inputs, outputs = operands_of(call)
+    operands, itemsize = [*inputs, *outputs], call.itemsize
+    over = way(call, shape, operands)
+    _, kind, width, items, tail = over
+    variant, scalars = call.variant or variants(call)[0], len(call.problem.spec.scalars)
     depth = int(variant.removeprefix("depth "))
-    packer = Packer(wide(elements, reach(dims)))
+    packer = over.packer()
     early = len(inputs) < len(outputs) and kind == 1 and not call.add and call.nbytes > PAST_CACHES
     ahead = _AHEAD // (width * itemsize) if early else items
-    packer.pointers(len(operands)).add("d", *[0.0] * scalars).indices(items, tail, ahead, 0)
-    arguments = packer.walk(split(dims, width), len(operands), kind).done()
-    options = tuple([v for v in call.problem.options.values() if isinstance(v, str)])
-    form = _Form(call.functor, options, call.type, width, depth, kind, packer.type, call.add)
+    packer.pointers(len(operands)).add("d", *[0.0] * scalars)
+    ones = sum([o.one << k for k, o in enumerate(inputs)])
+    if ones:
+        packer.add("d", share(call.problem, shape))
+    packer.indices(items, tail, ahead, 0)
+    arguments = over.pack(packer)
+    chosen = {s.condition.option for s in call.problem.spec.signatures if s.condition}
+    options = tuple([
+        v for k, v in call.problem.options.items() if isinstance(v, str) and k not in chosen
+    ])  # fmt: skip
+    form = _Form(call.functor, options, call.type, width, depth, kind, packer.type, call.add, ones)
     entry = _entry(call.problem.spec, form, len(arguments))
     front = [(o.slot, o.offset * itemsize) for o in operands]
     grid = blocks(items + tail, depth), 1
@@ -98,19 +144,27 @@ def plan(call: Call) -> Steps:
 def _entry(spec: OpSpec, form: _Form, nbytes: int) -> Entry:
     """The kernel of a form; new shapes ask for the same ones again and again."""
     # The options that choose among functors are named ones other than "none".
-    functor, options, dtype, width, depth, kind, integer, add = form
+    functor, options, dtype, width, depth, kind, integer, add, ones = form
     names = [name.title() for name in options if name != "none"]
     schedule = (
         f"Elementwise<{functor}{''.join(names)}, {dtype}, {width}, {depth}, {kind}, {integer}, "
-        f"{flag(add)}>"
+        f"{flag(add)}{f', {ones}' if ones else ''}>"
     )
-    tags = (*names, _LAYOUTS[kind], f"v{width}", f"d{depth}", integer, *["add"] * add)
+    tags = (*names, LAYOUTS[kind], f"v{width}", f"d{depth}", integer, *["add"] * add)
+    if ones:
+        tags += ("one",)
     return entry_of(spec, dtype, schedule, nbytes, *tags)
 
 
 def variants(call: Call) -> tuple[str, ...]:
     """The depths, the rule's first."""
-    return _names(len(_operands(call)[1]))
+    return _names(sum([not o.one for o in operands_of(call)[1]]))
+
+
+def share(problem: Problem, shape: Shape) -> float:
+    """What each element has of the one cotangent of all: of a mean's, an equal part."""
+    whole = parts(shape, problem.options.get("reduction", "sum"))
+    return 1 / whole if whole else math.nan
 
 
 @cache
@@ -133,13 +187,20 @@ def _width(call: Call, offsets: Sequence[int], dims: Sequence[Dim], kind: int) -
     return divisor([*offsets, dims[0].extent, *steps], call.elements())
 
 
-def _operands(call: Call) -> tuple[Shape, list[_Operand], list[_Operand]]:
+def operands_of(call: Call) -> tuple[Shape, list[Operand], list[Operand]]:
     """The shape of the functor's inputs and outputs, and both; a packed array is its two halves."""
     problem = call.problem
     spec, given = problem.spec, problem.given
-    inputs = [_Operand(slot, 0, strides_of(x)) for slot, x in enumerate(given)]
-    outputs = [_Operand(len(given) + i, 0, strides) for i, strides in enumerate(call.outs)]
-    shape, packed = given[0].shape, spec.packed
+    alone = {p.name for p in problem.signature.inputs if not p.terms}
+    shape = next(x.shape for x in given if x.name not in alone)
+    inputs = [
+        Operand(slot, 0, (0,) * len(shape), one=True)
+        if x.name in alone
+        else Operand(slot, 0, strides_of(x))
+        for slot, x in enumerate(given)
+    ]
+    outputs = [Operand(len(given) + i, 0, strides) for i, strides in enumerate(call.outs)]
+    packed = spec.packed
     if packed is None or given[-1].name == packed.other:
         return shape, inputs, outputs
     # The packed array is the last one given.
@@ -147,9 +208,9 @@ def _operands(call: Call) -> tuple[Shape, list[_Operand], list[_Operand]]:
     swapped = packed.order(problem.options)[0] == packed.other
     n = whole[axis] // 2
 
-    def halves(operand: _Operand) -> list[_Operand]:
-        slot, offset, strides = operand
-        both = [operand, _Operand(slot, offset + n * strides[axis], strides)]
+    def halves(operand: Operand) -> list[Operand]:
+        slot, offset, strides, _ = operand
+        both = [operand, Operand(slot, offset + n * strides[axis], strides)]
         return both[::-1] if swapped else both
 
     inputs[-1:] = halves(inputs[-1])

@@ -1,0 +1,46 @@
+"""Sums of what a functor makes of each element, in two stages and a fixed order."""
+
+from __future__ import annotations
+
+from baracuda.backends.cuda.geometry import Packer
+from baracuda.backends.cuda.schedules import elementwise
+from baracuda.backends.cuda.schedules.elementwise import LAYOUTS, operands_of, share, way
+from baracuda.backends.cuda.steps import THREADS, Call, Step, Steps
+from baracuda.dtypes import named
+
+# Vectors of each input in flight per thread, and at least how often a thread does that.
+_DEPTH, _ROUNDS = 2, 4
+# Sums that the last block adds up, at most.
+_MOST = 4096
+
+
+def plan(call: Call) -> Steps:
+    """Two kernels, or one elementwise where every element keeps what it has."""
+    problem = call.problem
+    if problem.signature.outputs[0].terms:
+        return elementwise.plan(call)
+    shape, inputs, (out,) = operands_of(call)
+    over = way(call, shape, inputs)
+    each = THREADS * _DEPTH
+    work = over.items + over.tail
+    rounds = max(_ROUNDS, -(-work // (each * _MOST)))
+    blocks = -(-work // (each * rounds))
+    scalars, itemsize = len(problem.spec.scalars), call.itemsize
+    packer = over.packer().pointers(len(inputs) + 1).add("d", *[0.0] * scalars)
+    packer.indices(over.items, over.tail, rounds, 0)
+    arguments, integer = over.pack(packer), packer.type
+    schedule = (
+        f"Totals<{call.functor}, {call.type}, {over.width}, {_DEPTH}, {over.kind}, {integer}>"
+    )
+    entry = call.entry(
+        schedule, len(arguments), "totals", LAYOUTS[over.kind], f"v{over.width}", integer
+    )
+    sums = (call.workspace(), 0)
+    front = [*[(x.slot, x.offset * itemsize) for x in inputs], sums]
+    first = [Step(entry, (blocks, 1), arguments, front, scalars)] if blocks else []
+    last = Packer(False).pointers(2).add("d", share(problem, shape)).add("i", blocks, 0).done()
+    total = call.entry(f"Total<{call.type}>", len(last), "total")
+    return Steps(
+        (*first, Step(total, (1, 1), last, [sums, (out.slot, 0)])),
+        (((max(blocks, 1),), named(problem.dtype).accumulate),),
+    )

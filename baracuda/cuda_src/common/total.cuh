@@ -1,0 +1,113 @@
+// Sums in a fixed order: of one value for every element of some views, in two stages.
+//
+// A block sums a run of items that its number fixes, and leaves one number; one more block adds
+// these up. How many there are depends on the arrays alone, so every device gets the same bits.
+#pragma once
+#include "elementwise.cuh"
+#ifdef __CUDACC__
+
+namespace baracuda {
+
+// What all threads of a block bring, in the order of a tree; the first thread has it.
+template <class A> DEVICE A block_total(A x) {
+  __shared__ A part[32];
+  UNROLL for (int d = 16; d; d /= 2) x += __shfl_xor_sync(~0u, x, d);
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (u32 i = 1; i < blockDim.x / 32; ++i) x += part[i];
+  }
+  return x;
+}
+
+// The first stage, F mapped over all elements.
+template <template <class> class F, class T, int V, int DEPTH, int DIMS, class I> struct Totals {
+  using A = Acc<T>;
+  using Functor = F<A>;
+  static constexpr int IN = Functor::inputs;
+  static constexpr int RESIDENT = sizeof(T) == 8 || sizeof(I) == 8 || DIMS == 0 ? 4 : 6;
+
+  struct Sources {
+    const T* in[IN];
+    A* sums;
+  };
+  struct Args : Sources, Functor {
+    I items, tail, rounds, pad;
+    Walk<DIMS, IN, I> walk;
+  };
+
+  template <int N> struct Batch {
+    Vec<T, N> x[IN];
+  };
+
+  template <int N> static DEVICE void fetch(const Args& args, const I (&at)[IN], Batch<N>& batch) {
+    UNROLL for (int k = 0; k < IN; ++k) batch.x[k] = load<N>(args.in[k] + at[k]);
+  }
+
+  template <int N, int S>
+  static DEVICE void add(const Args& args, const Batch<N>& batch, A (&sum)[S]) {
+    const Functor& f = args;
+    UNROLL for (int i = 0; i < N; ++i) {
+      A from[IN], to[1];
+      UNROLL for (int k = 0; k < IN; ++k) from[k] = widen(batch.x[k], i);
+      f(from, to);
+      sum[i] += to[0];
+    }
+  }
+
+  static DEVICE void run(const Args& args) {
+    const I step = I(blockDim.x), run = step * DEPTH * args.rounds;
+    I first = I(blockIdx.x) * run + I(threadIdx.x);
+    A sum[V] = {};
+    ROLLED for (I round = 0; round < args.rounds; ++round, first += step * DEPTH) {
+      Batch<V> batch[DEPTH];
+      UNROLL for (int d = 0; d < DEPTH; ++d) {
+        const I item = first + d * step;
+        if (item >= args.items) continue;
+        I at[IN];
+        args.walk.template offsets<V>(item, at);
+        fetch<V>(args, at, batch[d]);
+      }
+      UNROLL for (int d = 0; d < DEPTH; ++d) {
+        const I item = first + d * step;
+        if (item < args.items) {
+          add<V>(args, batch[d], sum);
+        } else if (DIMS == 1 && V > 1 && item < args.items + args.tail) {
+          I one[IN];
+          Batch<1> rest;
+          UNROLL for (int k = 0; k < IN; ++k) one[k] = args.items * (V - 1) + item;
+          fetch<1>(args, one, rest);
+          add<1>(args, rest, sum);
+        }
+      }
+    }
+    UNROLL for (int d = V / 2; d; d /= 2) {
+      UNROLL for (int i = 0; i < d; ++i) sum[i] += sum[i + d];
+    }
+    const A total = block_total(sum[0]);
+    if (threadIdx.x == 0) args.sums[blockIdx.x] = total;
+  }
+};
+
+// The second stage: one block. A sum of nothing is 0, its mean 0 times NaN.
+template <class T> struct Total {
+  using A = Acc<T>;
+  static constexpr int RESIDENT = 1;
+
+  struct Args {
+    const A* sums;
+    T* out;
+    f64 share;
+    i32 count, pad;
+  };
+
+  static DEVICE void run(const Args& args) {
+    A sum = 0;
+    for (i32 i = i32(threadIdx.x); i < args.count; i += i32(blockDim.x)) sum += args.sums[i];
+    sum = block_total(sum);
+    if (threadIdx.x == 0) narrow(A(f64(sum) * args.share), *args.out);
+  }
+};
+
+}  // namespace baracuda
+#endif

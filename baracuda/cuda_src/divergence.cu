@@ -1,0 +1,63 @@
+// Losses of probabilities. Inputs are (x, target), with the cotangent before them backward.
+#include "common/elementwise.cuh"
+#include "common/math.cuh"
+#include "common/total.cuh"
+
+namespace baracuda {
+
+// As torch: no logarithm is below -100.
+template <class A> struct BinaryCrossEntropy {
+  static constexpr int inputs = 2, outputs = 1;
+  HD void operator()(const A (&x)[2], A (&y)[1]) const {
+    const A on = larger(logarithm(x[0]), A(-100)), off = larger(logarithm_1p(-x[0]), A(-100));
+    y[0] = (x[1] - 1) * off - x[1] * on;
+  }
+};
+
+template <class A> struct BinaryCrossEntropyBackward {
+  static constexpr int inputs = 3, outputs = 1;
+  HD void operator()(const A (&x)[3], A (&d)[1]) const {
+    d[0] = x[0] * ((x[1] - x[2]) / larger((1 - x[1]) * x[1], A(1e-12)));
+  }
+};
+
+template <class A> struct BinaryCrossEntropyWithLogits {
+  static constexpr int inputs = 2, outputs = 1;
+  HD void operator()(const A (&x)[2], A (&y)[1]) const {
+    const A above = larger(x[0], A(0)), rest = logarithm_1p(exponential(-magnitude(x[0])));
+    y[0] = (above + rest) - x[1] * x[0];
+  }
+};
+
+template <class A> struct BinaryCrossEntropyWithLogitsBackward {
+  static constexpr int inputs = 3, outputs = 1;
+  HD void operator()(const A (&x)[3], A (&d)[1]) const {
+    d[0] = x[0] * (sigmoid(x[1]).first - x[2]);
+  }
+};
+
+// The target is a probability or, where `log_target` is not 0, the logarithm of one.
+template <class A> struct KlDiv {
+  static constexpr int inputs = 2, outputs = 1;
+  f64 log_target;
+
+  HD void operator()(const A (&x)[2], A (&y)[1]) const {
+    const A t = x[1];
+    if (log_target != 0) {
+      y[0] = exponential(t) * (t - x[0]);
+    } else {
+      y[0] = (t == 0 ? A(0) : t * logarithm(t)) - t * x[0];
+    }
+  }
+};
+
+template <class A> struct KlDivBackward {
+  static constexpr int inputs = 3, outputs = 1;
+  f64 log_target;
+
+  HD void operator()(const A (&x)[3], A (&d)[1]) const {
+    d[0] = -x[0] * (log_target != 0 ? exponential(x[2]) : x[2]);
+  }
+};
+
+}  // namespace baracuda

@@ -1,0 +1,111 @@
+"""Losses without a GPU: every kernel on fibers, in two orders of threads, against float64."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import emulator
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from baracuda import check
+from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.schedules import plan, reduce
+from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
+from baracuda.dispatch import DEFAULT
+from baracuda.dtypes import named
+from baracuda.op import registry
+from baracuda.spec import Case
+from baracuda.testing.cases import Call as Trial
+from baracuda.testing.cases import Subject, draw, tried
+from baracuda.testing.laws import tolerance
+
+FACTS = DeviceFacts(0, "sm_90", 4, 232448)
+POINTWISE = [
+    name for name, op in registry.items() if op.spec.kernel and op.spec.kernel.file in
+    ("loss.cu", "divergence.cu")
+]  # fmt: skip
+# Vectors with a tail, rows with room behind them, and more than one round of more than one block.
+CASES = (
+    Case({"s": (1031,)}),
+    Case({"s": (9, 16)}, reduction="none"),
+    Case({"s": (3, 1500)}, reduction="sum"),
+)
+
+
+def placed(x: NDArray[Any], padded: bool) -> NDArray[Any]:
+    """A copy, with room behind each row where that is asked for."""
+    if not padded or x.ndim < 2:
+        return emulator.placed(x)
+    wide = emulator.empty((*x.shape[:-1], x.shape[-1] + 16), x.dtype.name)
+    wide[..., : x.shape[-1]] = x
+    return wide[..., : x.shape[-1]]
+
+
+def steps_of(trial: Trial, arrays: list[NDArray[Any]], add: bool = False) -> Steps:
+    spec = trial.subject.spec
+    options = {k: v for k, v in trial.options.items() if k not in spec.scalars}
+    problem = check.problem(spec, arrays, options, DEFAULT)
+    outs = tuple(strides_of(x) for x in problem.outputs)
+    return plan(Call(problem, FACTS, outs, add, alignment=16))
+
+
+def trials(name: str, dtype: str) -> list[tuple[Trial, list[NDArray[Any]], Steps, bool]]:
+    subject, out = Subject(name, "cuda", "numpy", dtype), []
+    for case, form in tried(subject.spec, CASES):
+        trial = Trial(subject, case, form, draw(subject.spec, case, form, dtype))
+        for padded in (False, True):
+            arrays = [placed(trial.arrays[n], padded) for n in form.names]
+            add = padded and subject.spec.accumulates
+            out.append((trial, arrays, steps_of(trial, arrays, add), add))
+    return out
+
+
+@cache
+def entries(name: str, dtype: str) -> tuple[Entry, ...]:
+    found = {s.entry.symbol: s.entry for *_, steps, _ in trials(name, dtype) for s in steps.kernels}
+    return tuple(found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, dtype) for name in POINTWISE for dtype in ("float32", "bfloat16")),
+        *((name, dtype) for name in POINTWISE[:2] for dtype in ("float16", "float64")),
+    ],
+)
+def test_losses_are_those_of_the_body(
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reduce, "_ROUNDS", 1)
+    monkeypatch.setattr(reduce, "_MOST", 2)
+    for trial, arrays, steps, add in trials(name, dtype):
+        (want,) = trial.reference()
+        (most,) = tolerance(trial)
+        seen = []
+        for seed in (0, 1):
+            out = emulator.empty(want.shape, dtype)
+            if add:
+                out[...] = 0.5
+            emulator.run(
+                entries(name, dtype), steps, [*arrays, out], seed, list(trial.scalars.values())
+            )
+            sum_of = want + 0.5 * add
+            slack = add * named(dtype).eps * (np.abs(sum_of) + 0.5)
+            error = np.abs(out.astype(np.float64) - sum_of)
+            # Among thousands of elements some cancel in every direction that was tried.
+            assert np.all(error <= 4 * most + slack), (trial.case, trial.form.text, error.max())
+            seen.append(out.tobytes())
+        assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(("reduction", "want"), [("mean", np.nan), ("sum", 0.0)])
+def test_nothing_has_no_mean(reduction: str, want: float) -> None:
+    x = np.zeros((0, 3), np.float32)
+    problem = check.problem(registry["mse_loss"].spec, [x, x], {"reduction": reduction}, DEFAULT)
+    steps = plan(Call(problem, FACTS, ((),)))
+    out = emulator.empty((), "float32")
+    emulator.run(tuple(s.entry for s in steps.kernels), steps, [x, x, out])
+    assert np.array_equal(out, np.float32(want), equal_nan=True)
