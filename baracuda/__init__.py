@@ -28,6 +28,16 @@ from baracuda.ops.gated import (
     swiglu_backward,
 )
 from baracuda.ops.indexing import gather, gather_backward
+from baracuda.ops.norm import (
+    add_layer_norm,
+    add_layer_norm_backward,
+    add_rms_norm,
+    add_rms_norm_backward,
+    layer_norm,
+    layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
+)
 from baracuda.ops.pooling import (
     lp_pool1d,
     lp_pool1d_backward,
@@ -35,6 +45,12 @@ from baracuda.ops.pooling import (
     lp_pool2d_backward,
 )
 from baracuda.ops.rope import rope, rope_backward
+from baracuda.ops.softmax import (
+    log_softmax,
+    log_softmax_backward,
+    softmax,
+    softmax_backward,
+)
 from baracuda.plan import Plan
 from baracuda.sku import KernelSku, PrecisionGuarantee
 
@@ -52,6 +68,10 @@ __all__ = [
     "PrecisionGuarantee",
     "UnsupportedError",
     "__version__",
+    "add_layer_norm",
+    "add_layer_norm_backward",
+    "add_rms_norm",
+    "add_rms_norm_backward",
     "check_errors",
     "gather",
     "gather_backward",
@@ -59,8 +79,12 @@ __all__ = [
     "geglu_backward",
     "glu",
     "glu_backward",
+    "layer_norm",
+    "layer_norm_backward",
     "lerp",
     "lerp_backward",
+    "log_softmax",
+    "log_softmax_backward",
     "lp_pool1d",
     "lp_pool1d_backward",
     "lp_pool2d",
@@ -69,8 +93,12 @@ __all__ = [
     "plan_cache",
     "reglu",
     "reglu_backward",
+    "rms_norm",
+    "rms_norm_backward",
     "rope",
     "rope_backward",
+    "softmax",
+    "softmax_backward",
     "swiglu",
     "swiglu_backward",
 ]

@@ -12,6 +12,16 @@ from baracuda.ops.gated import (
     swiglu_backward,
 )
 from baracuda.ops.indexing import gather, gather_backward
+from baracuda.ops.norm import (
+    add_layer_norm,
+    add_layer_norm_backward,
+    add_rms_norm,
+    add_rms_norm_backward,
+    layer_norm,
+    layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
+)
 from baracuda.ops.pooling import (
     lp_pool1d,
     lp_pool1d_backward,
@@ -19,24 +29,42 @@ from baracuda.ops.pooling import (
     lp_pool2d_backward,
 )
 from baracuda.ops.rope import rope, rope_backward
+from baracuda.ops.softmax import (
+    log_softmax,
+    log_softmax_backward,
+    softmax,
+    softmax_backward,
+)
 
 __all__ = [
+    "add_layer_norm",
+    "add_layer_norm_backward",
+    "add_rms_norm",
+    "add_rms_norm_backward",
     "gather",
     "gather_backward",
     "geglu",
     "geglu_backward",
     "glu",
     "glu_backward",
+    "layer_norm",
+    "layer_norm_backward",
     "lerp",
     "lerp_backward",
+    "log_softmax",
+    "log_softmax_backward",
     "lp_pool1d",
     "lp_pool1d_backward",
     "lp_pool2d",
     "lp_pool2d_backward",
     "reglu",
     "reglu_backward",
+    "rms_norm",
+    "rms_norm_backward",
     "rope",
     "rope_backward",
+    "softmax",
+    "softmax_backward",
     "swiglu",
     "swiglu_backward",
 ]

@@ -9,11 +9,6 @@
 
 namespace baracuda {
 
-template <class T, int IN, int OUT> struct Operands {
-  const T* in[IN];
-  T* out[OUT];
-};
-
 template <template <class> class F, class T, int V, int DEPTH, int DIMS, class I, bool ADD>
 struct Elementwise {
   using A = Acc<T>;

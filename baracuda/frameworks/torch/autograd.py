@@ -94,7 +94,7 @@ class Link:
         order = asked.arrays[: last + 1]
         self._order = [None if name is None else saved.index(name) for name in order]
         self.places = tuple([
-            None if name is None or name in spec.integers
+            None if name is None or name in spec.discrete
             else asked.results.index(adjoint.dual(spec, name))
             for name in there
         ])  # fmt: skip
