@@ -76,9 +76,11 @@ class OpSpec:
     defaults : mapping
         Default of every option and scalar that has one.
     dtypes : tuple of str
-        dtypes of all arrays that are not `integers`.
+        dtypes of all arrays that are neither `integers` nor `masks`.
     integers : mapping
         Integer inputs, each with the axis whose extent bounds its values, or None.
+    masks : tuple of str
+        Boolean inputs, True where something counts.
     resolve
         Computes the derived axes of the signatures from the others and the options.
     adjoint_of : str or None
@@ -88,6 +90,10 @@ class OpSpec:
         and the same keywords: ``nn.functional.elu``. Tests and benchmarks hold the op to it.
     within : mapping
         Inputs whose values belong in a range, for tests and benchmarks: its two ends.
+    alike : mapping
+        Inputs that have the gradient of another one, since only the sum of both matters.
+    located : mapping
+        Flags that make elements depend on their place along the last axis of a group.
     counted : mapping
         Optional integer inputs that count 0, 1, ... along an axis when they are not given.
     elementwise : bool
@@ -103,10 +109,13 @@ class OpSpec:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     dtypes: tuple[str, ...] = FLOATS
     integers: Mapping[str, str | None] = field(default_factory=dict)
+    masks: tuple[str, ...] = ()
     resolve: Resolver | None = None
     hints: Mapping[str, str] = field(default_factory=dict)
     adjoint_of: str | None = None
     namesake: str | None = None
+    alike: Mapping[str, str] = field(default_factory=dict)
+    located: Mapping[str, str] = field(default_factory=dict)
     elementwise: bool = False
     inplace: bool = False
     packed: Packed | None = None
@@ -132,6 +141,15 @@ class OpSpec:
             return False
         patterns = (*self.signatures[0].inputs, *self.signatures[0].outputs)
         return len({p.terms for p in patterns}) == 1 and len(patterns[0].terms) == 1
+
+    @cached_property
+    def discrete(self) -> frozenset[str]:
+        """The inputs along which nothing is differentiated."""
+        return frozenset((*self.integers, *self.masks))
+
+    def dtype_of(self, name: str, dtype: str, index: str) -> str:
+        """The dtype of an input beside floating ones of `dtype` and integer ones of `index`."""
+        return "bool" if name in self.masks else index if name in self.integers else dtype
 
     @cached_property
     def arrays(self) -> tuple[str, ...]:
@@ -264,7 +282,7 @@ class Problem:
 
 
 def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
-    """The axes and groups of the outputs along which no element depends on another.
+    """The axes and groups of all outputs along which no element depends on another.
 
     They are axes of every output. One that a cotangent lacks was summed over, perhaps to a mean,
     for which the whole extent counts. Groups are batches. Of single axes, those along which
@@ -285,6 +303,12 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
         for t in p.terms
         if t.group or t.name in counted | looked_up or (spec.elementwise and t.name not in packed)
     )
+
+
+def located(problem: Problem) -> frozenset[str]:
+    """The axes of groups along which an element depends on its place: labels, as `Pattern` has."""
+    on = [group for option, group in problem.spec.located.items() if problem.options[option]]
+    return frozenset(f"{group}{len(problem.axes[group]) - 1}" for group in on)  # type: ignore[arg-type]
 
 
 Runner: TypeAlias = Callable[

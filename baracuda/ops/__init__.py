@@ -8,8 +8,10 @@ from baracuda.ops.elementwise import *
 from baracuda.ops.gated import *
 from baracuda.ops.indexing import *
 from baracuda.ops.loss import *
+from baracuda.ops.norm import *
 from baracuda.ops.pooling import *
 from baracuda.ops.rope import *
+from baracuda.ops.softmax import *
 
 # Each family exports what it registers. Type checkers go by the imports: mypy takes a list that is
 # put together for an empty one.
