@@ -40,6 +40,12 @@ def sigmoid(b: Array) -> Array:
     return library_of(b).sigmoid(b)
 
 
+def softplus(b: Array) -> Array:
+    """``log(1 + exp(b))``: nothing overflows, and far below 0 the relative accuracy is kept."""
+    xp, above = library_of(b).xp, b > 0
+    return xp.where(above, b, 0) + xp.log1p(xp.exp(xp.where(above, -b, b)))
+
+
 # With u = (z - k)/(z + k), the normal upper tail is exp(-z*z/2) P(u)/(z + k): the form of Shepherd
 # and Laframboise (Math. Comp. 36, 1981). P is fitted in relative error on 0 <= z <= end, to 2^-27
 # and 2^-56.6; beyond `end` the exponential is 0. Highest power first.

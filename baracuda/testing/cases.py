@@ -15,7 +15,7 @@ from baracuda import backends
 from baracuda.dtypes import named
 from baracuda.libraries import Array, Library, library
 from baracuda.op import Op, registry
-from baracuda.shapes import Signature
+from baracuda.shapes import Pattern, Signature
 from baracuda.spec import Case, OpSpec
 
 _WIDE = ("float64", "int64", "uint64", "complex128")
@@ -122,7 +122,10 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The arguments of one call: NumPy arrays of the subject's dtype, and options."""
+    """The arguments of one call: NumPy arrays of the subject's dtype, and options.
+
+    Beside them what a saved result was made from, where the gradient takes the result alone.
+    """
 
     subject: Subject
     case: Case
@@ -210,24 +213,26 @@ def draw(
     if spec.resolve is not None:
         # Derived axes, as a call would find them: completed options in, axes out.
         axes.update(_derived(spec, case, axes))
-    out: dict[str, np.ndarray[Any, Any]] = {}
-    for pattern in form.inputs:
-        shape = pattern.shape(axes) if not pattern.is_option else ()
-        if pattern.is_option:
-            continue
+
+    def drawn(spec: OpSpec, pattern: Pattern) -> np.ndarray[Any, Any]:
+        shape = pattern.shape(axes)
         if pattern.name in spec.integers:
             extent = spec.integers[pattern.name]
             top = axes[extent] if extent else 1_000_000
-            out[pattern.name] = rng.integers(0, max(top, 1), shape).astype(np.int64)
-        elif named(dtype).kind == "float":
-            out[pattern.name] = rng.standard_normal(shape).astype(kind)
-        else:
-            out[pattern.name] = rng.integers(0, 2, shape).astype(kind)
+            return rng.integers(0, max(top, 1), shape).astype(np.int64)
+        if named(dtype).kind == "float":
+            return rng.standard_normal(shape).astype(kind)
+        return rng.integers(0, 2, shape).astype(kind)
+
+    out = {p.name: drawn(spec, p) for p in form.inputs if not p.is_option}
     forward = registry.get(spec.adjoint_of or "")
     if forward is not None:
         # What the forward saved has to belong to its input, rounded as the forward rounds it.
         saved = {p.name for p in forward.spec.signatures[0].outputs} & set(out)
         if saved:
+            if not set(forward.spec.arrays) & set(out):
+                # The gradient does without what the result was made from; laws do not.
+                out |= {p.name: drawn(forward.spec, p) for p in forward.spec.signatures[0].inputs}
             inputs = [out[name] for name in forward.spec.arrays if name in out]
             result = forward(*inputs, **options_of(forward.spec, case), backend="array_api")
             out.update(zip(sorted(saved), [result], strict=True))
