@@ -19,7 +19,6 @@ import numpy as np
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
 
-
 _stored: ContextVar[str] = ContextVar("stored", default="")
 
 
@@ -70,11 +69,10 @@ def sign(x: Array) -> Array:
     return xp.where(x == x, xp.astype(x > 0, x.dtype) - xp.astype(x < 0, x.dtype), x)
 
 
-def softplus(x: Array) -> Array:
-    """``log(1 + exp(x))`` without overflow, its slope the sigmoid everywhere; NaN at NaN."""
-    xp = library_of(x).xp
-    above, below = _sides(x)
-    return xp.where(x >= 0, x, 0) + xp.log1p(xp.exp(x * (below - above)))
+def softplus(b: Array) -> Array:
+    """``log(1 + exp(b))``: nothing overflows, and far below 0 the relative accuracy is kept."""
+    xp, above = library_of(b).xp, b > 0
+    return xp.where(above, b, 0) + xp.log1p(xp.exp(xp.where(above, -b, b)))
 
 
 # With u = (z - k)/(z + k), the normal upper tail is exp(-z*z/2) P(u)/(z + k): the form of Shepherd

@@ -18,6 +18,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from kinds import OPS
 
 import baracuda.ops  # noqa: F401
 from baracuda import check, layouts
@@ -106,8 +107,10 @@ INDEXING = (
     Case({"b": (HUGE,), "n": 64, "c": (), "i": (HUGE,), "k": HUGE, "j": ()}, axis=1),
     Case({"b": (), "n": HUGE, "c": (HUGE,), "i": (), "k": HUGE, "j": (HUGE,)}, axis=0),
 )
-# By op or category; ops whose arrays all have one shape need none of their own.
+# By op or category. Ops whose arrays all have one shape need none of their own: for their schedule
+# `lerp` stands with all that it tells apart.
 CASES = {
+    "lerp": ELEMENTWISE,
     "gated": GATED,
     "loss": LOSS,
     "rope": ROPE,
@@ -178,10 +181,9 @@ def functors(spec: OpSpec) -> list[dict[str, str]]:
 def cases(spec: OpSpec) -> tuple[Case, ...]:
     """The sizes at which an op is planned; a named option is tried at all of its values."""
     own = CASES.get(spec.name.removesuffix("_backward")) or CASES.get(spec.category)
-    if own is None and spec.pointwise:
-        own = ELEMENTWISE
-    if own is None:
+    if own is None and not spec.pointwise:
         raise KeyError(f"no sizes for {spec.name}: give its category some in CASES")
+    own = own or ELEMENTWISE
     chosen = functors(spec)
     return own + tuple(Case(c.axes, **c.options, **more) for c in own for more in chosen[1:])
 
@@ -220,7 +222,14 @@ def thin(options: Mapping[str, Any]) -> bool:
 def alignments(problem: Problem) -> list[int]:
     """What the addresses may be multiples of."""
     every = [1 << i for i in range(5) if 1 << i >= named(problem.dtype).itemsize]
-    return [every[0], WIDEST] if thin(problem.options) else every
+    few = thin(problem.options) or (derived(problem.spec) and not ALL)
+    return [every[0], WIDEST] if few else every
+
+
+def derived(spec: OpSpec) -> bool:
+    """Whether nothing is said of the op but that it is pointwise: there are many of these."""
+    names = (spec.name.removesuffix("_backward"), spec.category)
+    return spec.pointwise and not any(name in CASES for name in names)
 
 
 def call(
@@ -272,6 +281,19 @@ def entries(op: str, dtype: str) -> tuple[Entry, ...]:
                 other = found[entry.symbol]
                 raise ValueError(f"two kernels are called {entry.symbol}: {other} and {entry}")
     return tuple(found.values())
+
+
+def compiled(op: str, dtype: str, whole: bool) -> tuple[Entry, ...]:
+    """The kernels to compile: all, or a covering set. Where another op of the kind stands for this
+    one it is the latter too, with what large arrays run through."""
+    every = entries(op, dtype)
+    if not whole:
+        return covering(every)
+    if ALL or (op in OPS and not derived(registry[op].spec)):
+        return every
+    widest = f"_v{WIDEST // named(dtype).itemsize}_"
+    large = [e for e in every if "_flat_" in e.symbol and widest in e.symbol and "i32" in e.symbol]
+    return tuple(dict.fromkeys([*large, *covering(every)]))
 
 
 def arguments(entry: Entry) -> frozenset[tuple[str, int, str]]:

@@ -33,7 +33,6 @@ except PackageNotFoundError as error:
     pytest.skip(f"needs {error.name}: pip install 'baracuda[cuda]'", allow_module_level=True)
 
 import kernels
-from kinds import OPS
 
 from baracuda.backends.cuda import compiler
 
@@ -77,10 +76,8 @@ def report() -> Iterator[dict[str, dict[str, Any]]]:
 def test_a_kernel_compiles_and_stays_in_registers(
     op: str, dtype: str, arch: str, report: dict[str, dict[str, Any]]
 ) -> None:
-    every = kernels.entries(op, dtype)
     remarks = []
-    whole = arch in WHOLE and (kernels.ALL or op in OPS)
-    for entry in every if whole else kernels.covering(every):
+    for entry in kernels.compiled(op, dtype, arch in WHOLE):
         if entry.cluster > 1 and int(arch.removeprefix("sm_")) < 90:
             continue
         use = compiler.usage(entry, arch)

@@ -38,45 +38,26 @@ template <class A> struct RegluBackward {
   }
 };
 
-template <class A> struct Swiglu {
+template <class A, Pair<A> (*act)(A)> struct Gated {
   static constexpr int inputs = 2, outputs = 1;
-  HD void operator()(const A (&x)[2], A (&y)[1]) const {
-    const A b = x[1];
-    y[0] = x[0] * (b * sigmoid(b).first);
-  }
+  HD void operator()(const A (&x)[2], A (&y)[1]) const { y[0] = x[0] * act(x[1]).first; }
 };
 
-template <class A> struct SwigluBackward {
+template <class A, Pair<A> (*act)(A)> struct GatedBackward {
   static constexpr int inputs = 3, outputs = 2;
   HD void operator()(const A (&x)[3], A (&d)[2]) const {
-    const A dy = x[0], a = x[1], b = x[2];
-    Pair<A> s = sigmoid(b);
-    d[0] = dy * (b * s.first);
-    d[1] = dy * a * (s.first * fused(b, s.second, A(1)));
+    const A dy = x[0], a = x[1];
+    Pair<A> v = act(x[2]);
+    d[0] = dy * v.first;
+    d[1] = dy * a * v.second;
   }
 };
 
-template <class A, Pair<A> (*weight)(A)> struct GegluOf {
-  static constexpr int inputs = 2, outputs = 1;
-  HD void operator()(const A (&x)[2], A (&y)[1]) const {
-    const A b = x[1];
-    y[0] = x[0] * (b * weight(b).first);
-  }
-};
-
-template <class A, Pair<A> (*weight)(A)> struct GegluOfBackward {
-  static constexpr int inputs = 3, outputs = 2;
-  HD void operator()(const A (&x)[3], A (&d)[2]) const {
-    const A dy = x[0], a = x[1], b = x[2];
-    Pair<A> w = weight(b);
-    d[0] = dy * (b * w.first);
-    d[1] = dy * a * fused(b, w.second, w.first);
-  }
-};
-
-template <class A> struct Geglu : GegluOf<A, normal<A>> {};
-template <class A> struct GegluTanh : GegluOf<A, normal_tanh<A>> {};
-template <class A> struct GegluBackward : GegluOfBackward<A, normal<A>> {};
-template <class A> struct GegluBackwardTanh : GegluOfBackward<A, normal_tanh<A>> {};
+template <class A> struct Swiglu : Gated<A, silu<A>> {};
+template <class A> struct SwigluBackward : GatedBackward<A, silu<A>> {};
+template <class A> struct Geglu : Gated<A, gelu<A>> {};
+template <class A> struct GegluBackward : GatedBackward<A, gelu<A>> {};
+template <class A> struct GegluTanh : Gated<A, gelu_tanh<A>> {};
+template <class A> struct GegluBackwardTanh : GatedBackward<A, gelu_tanh<A>> {};
 
 }  // namespace baracuda

@@ -3,14 +3,20 @@
 from typing import TYPE_CHECKING
 
 from baracuda.op import registry
+from baracuda.ops.clipped import *
 from baracuda.ops.divergence import *
 from baracuda.ops.elementwise import *
+from baracuda.ops.exponential_units import *
 from baracuda.ops.gated import *
 from baracuda.ops.indexing import *
 from baracuda.ops.loss import *
 from baracuda.ops.norm import *
 from baracuda.ops.pooling import *
+from baracuda.ops.rectifiers import *
 from baracuda.ops.rope import *
+from baracuda.ops.self_gated import *
+from baracuda.ops.shrinks import *
+from baracuda.ops.sigmoids import *
 from baracuda.ops.softmax import *
 
 # Each family exports what it registers. Type checkers go by the imports: mypy takes a list that is

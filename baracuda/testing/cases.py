@@ -122,7 +122,10 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The arguments of one call: NumPy arrays of the subject's dtype, and options."""
+    """The arguments of one call: NumPy arrays of the subject's dtype, and options.
+
+    Beside them what a saved result was made from, where the gradient takes the result alone.
+    """
 
     subject: Subject
     case: Case

@@ -107,7 +107,7 @@ def gradient(row: Row, arrays: list[Array], function: Callable[..., Any]) -> Tas
         ]
         inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
         # A graph that is kept must not have its buffers reused.
-        with torch._functorch.config.patch(donated_buffer=False):
+        with import_module("torch._functorch.config").patch(donated_buffer=False):
             y = function(*inputs, **row.options)
         return y, [x for x in inputs if x.requires_grad]
 

@@ -68,6 +68,10 @@ HD f32 logarithm2(f32 x) {
   return log2f(x);
 #endif
 }
+HD f32 hyperbolic_tangent(f32 x) { return tanhf(x); }
+HD f64 hyperbolic_tangent(f64 x) { return tanh(x); }
+HD f32 exponential_less_one(f32 x) { return expm1f(x); }
+HD f64 exponential_less_one(f64 x) { return expm1(x); }
 HD f32 fused(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
 HD f64 fused(f64 a, f64 b, f64 c) { return fma(a, b, c); }
 HD f32 magnitude(f32 x) { return fabsf(x); }
@@ -184,6 +188,25 @@ template <class A> HD Pair<A> sigmoid(A b) {
   return b >= 0 ? Pair<A>{large, small} : Pair<A>{small, large};
 }
 
+// log(1 + e) for e from 0 to 1, in f32 by a polynomial with a relative error below 2^-27.
+HD f64 logarithm_above_one(f64 e) { return log1p(e); }
+HD f32 logarithm_above_one(f32 e) {
+  f32 p = fused(-0.0032440118957310915f, e, 0.019851399585604668f);
+  p = fused(p, e, -0.05695941299200058f);
+  p = fused(p, e, 0.10603641718626022f);
+  p = fused(p, e, -0.1530558466911316f);
+  p = fused(p, e, 0.19675935804843903f);
+  p = fused(p, e, -0.24954132735729218f);
+  p = fused(p, e, 0.3332996368408203f);
+  p = fused(p, e, -0.4999990165233612f);
+  return fused(p * e, e, e);
+}
+
+// log(1 + exp(b)): nothing overflows, and far below 0 the relative accuracy is kept.
+template <class A> HD A softplus(A b) {
+  return (b > 0 ? b : A(0)) + logarithm_above_one(exponential(-magnitude(b)));
+}
+
 // With u = (z - k)/(z + k) the upper tail of the normal distribution is exp(-z*z/2) P(u)/(z + k)
 // (Shepherd and Laframboise, 1981). P is fitted in relative error on 0 <= z <= end, to 2^-26 and
 // 2^-56; behind `end` the exponential is 0. Highest power first.
@@ -249,6 +272,31 @@ template <class A> HD Pair<A> normal_tanh(A b) {
   A square = b * b;
   Pair<A> on = sigmoid(scale * fused(cube * square, b, b));
   return {on.first, on.first * on.second * (scale * fused(3 * cube, square, A(1)))};
+}
+
+// x from low to high; NaN at NaN.
+template <class A> HD A clipped(A x, A low, A high) {
+  return x <= low ? low : x >= high ? high : x;
+}
+
+// What weighs its own argument: the product, and its slope.
+template <class A> HD Pair<A> weighed(A b, Pair<A> weight) {
+  return {b * weight.first, fused(b, weight.second, weight.first)};
+}
+template <class A> HD Pair<A> gelu(A b) { return weighed(b, normal(b)); }
+template <class A> HD Pair<A> gelu_tanh(A b) { return weighed(b, normal_tanh(b)); }
+template <class A> HD Pair<A> silu(A b) {
+  Pair<A> s = sigmoid(b);
+  return {b * s.first, s.first * fused(b, s.second, A(1))};
+}
+// tanh(softplus(b)) and its slope are quotients of polynomials in the exponential whose terms are
+// all positive.
+template <class A> HD Pair<A> mish(A b) {
+  const bool above = b >= 0;
+  const A e = exponential(-magnitude(b)), fall = e * (2 + e);
+  const A num = above ? fused(A(2), e, A(1)) : fall;
+  const A share = reciprocal(above ? fused(2 * e, e, num) : 2 + fall);
+  return weighed(b, {num * share, 4 * e * (1 + e) * (above ? e : A(1)) * (share * share)});
 }
 
 // cos and sin of a signed fraction of a turn, in units of 2^-64 turns: exact reduction in integers,
