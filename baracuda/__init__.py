@@ -16,6 +16,11 @@ from baracuda.errors import (
     UnsupportedError,
 )
 from baracuda.op import Op
+from baracuda.ops.cross_entropy import (
+    cross_entropy,
+    cross_entropy_backward,
+    cross_entropy_with_gradient,
+)
 from baracuda.ops.divergence import (
     binary_cross_entropy,
     binary_cross_entropy_backward,
@@ -75,6 +80,9 @@ __all__ = [
     "binary_cross_entropy_with_logits",
     "binary_cross_entropy_with_logits_backward",
     "check_errors",
+    "cross_entropy",
+    "cross_entropy_backward",
+    "cross_entropy_with_gradient",
     "gather",
     "gather_backward",
     "geglu",

@@ -1,5 +1,10 @@
 """The ops, one file per family; importing this package registers all of them."""
 
+from baracuda.ops.cross_entropy import (
+    cross_entropy,
+    cross_entropy_backward,
+    cross_entropy_with_gradient,
+)
 from baracuda.ops.divergence import (
     binary_cross_entropy,
     binary_cross_entropy_backward,
@@ -43,6 +48,9 @@ __all__ = [
     "binary_cross_entropy_backward",
     "binary_cross_entropy_with_logits",
     "binary_cross_entropy_with_logits_backward",
+    "cross_entropy",
+    "cross_entropy_backward",
+    "cross_entropy_with_gradient",
     "gather",
     "gather_backward",
     "geglu",
