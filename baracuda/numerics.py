@@ -19,7 +19,6 @@ import numpy as np
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
 
-
 _stored: ContextVar[str] = ContextVar("stored", default="")
 
 

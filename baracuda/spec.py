@@ -133,7 +133,7 @@ class OpSpec:
         return frozenset((*self.integers, *self.masks))
 
     def dtype_of(self, name: str, dtype: str, index: str) -> str:
-        """The dtype of an input where the floating ones have `dtype` and the integer ones `index`."""
+        """The dtype of an input where floating ones have `dtype` and integer ones `index`."""
         return "bool" if name in self.masks else index if name in self.integers else dtype
 
     @cached_property
@@ -258,8 +258,9 @@ class Problem:
 def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     """The axes and groups of all outputs along which no element depends on another.
 
-    Groups are batches; one that an output lacks was summed over. Of single axes, those along which positions are given, those of which every
-    index is looked up on its own, and those of elementwise ops where no array holds two halves.
+    Groups are batches; one that an output lacks was summed over. Of single axes, those along which
+    positions are given, those of which every index is looked up on its own, and those of
+    elementwise ops where no array holds two halves.
     """
     given, terms = set(form.names), [t for p in (*form.inputs, *form.outputs) for t in p.terms]
     packed = {t.name for t in terms if t.factor != 1}

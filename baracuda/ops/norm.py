@@ -17,7 +17,11 @@ _norm = partial(
     op,
     category="norm",
     scalars={"eps": real},
-    cases=(Case({"b": (3,), "n": 8}), Case({"b": (), "n": 5}, eps=0.5), Case({"b": (2, 3), "n": 4})),
+    cases=(
+        Case({"b": (3,), "n": 8}),
+        Case({"b": (), "n": 5}, eps=0.5),
+        Case({"b": (2, 3), "n": 4}),
+    ),
 )
 
 
