@@ -51,6 +51,16 @@ from baracuda.ops.loss import (
     smooth_l1_loss,
     smooth_l1_loss_backward,
 )
+from baracuda.ops.norm import (
+    add_layer_norm,
+    add_layer_norm_backward,
+    add_rms_norm,
+    add_rms_norm_backward,
+    layer_norm,
+    layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
+)
 from baracuda.ops.pooling import (
     lp_pool1d,
     lp_pool1d_backward,
@@ -58,6 +68,12 @@ from baracuda.ops.pooling import (
     lp_pool2d_backward,
 )
 from baracuda.ops.rope import rope, rope_backward
+from baracuda.ops.softmax import (
+    log_softmax,
+    log_softmax_backward,
+    softmax,
+    softmax_backward,
+)
 from baracuda.plan import Plan
 from baracuda.sku import KernelSku, PrecisionGuarantee
 
@@ -75,6 +91,10 @@ __all__ = [
     "PrecisionGuarantee",
     "UnsupportedError",
     "__version__",
+    "add_layer_norm",
+    "add_layer_norm_backward",
+    "add_rms_norm",
+    "add_rms_norm_backward",
     "binary_cross_entropy",
     "binary_cross_entropy_backward",
     "binary_cross_entropy_with_logits",
@@ -95,8 +115,12 @@ __all__ = [
     "kl_div_backward",
     "l1_loss",
     "l1_loss_backward",
+    "layer_norm",
+    "layer_norm_backward",
     "lerp",
     "lerp_backward",
+    "log_softmax",
+    "log_softmax_backward",
     "lp_pool1d",
     "lp_pool1d_backward",
     "lp_pool2d",
@@ -107,10 +131,14 @@ __all__ = [
     "plan_cache",
     "reglu",
     "reglu_backward",
+    "rms_norm",
+    "rms_norm_backward",
     "rope",
     "rope_backward",
     "smooth_l1_loss",
     "smooth_l1_loss_backward",
+    "softmax",
+    "softmax_backward",
     "swiglu",
     "swiglu_backward",
 ]

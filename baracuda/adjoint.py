@@ -28,29 +28,30 @@ def partner(spec: OpSpec) -> tuple[OpSpec | None, bool]:
             return None, False
         first, second = spec, found[0]
     cotangents = {f"d{p.name}" for form in first.signatures for p in form.outputs}
-    linear = set(second.arrays) - set(second.integers) <= cotangents
+    linear = set(second.arrays) - second.discrete <= cotangents
     if second is spec:
         return (first if linear else None), linear
     return second, linear
 
 
 def summed(spec: OpSpec) -> frozenset[str]:
-    """The axes over which a linear gradient adds up: its partner takes each place by itself.
+    """The axes over which results of a gradient add up: its forward takes each place by itself.
 
-    A part of such an axis gives a part of the sum.
+    A part of such an axis gives a part of the sum. Some result lacks the axis; those that have it
+    are apart there.
     """
-    other, linear = partner(spec)
-    if not (linear and other and spec.adjoint_of):
+    if not spec.adjoint_of:
         return frozenset()
-    apart = frozenset().union(*[independent(other, form) for form in other.signatures])
-    kept = {t.name for form in spec.signatures for p in form.outputs for t in p.terms}
+    forward = registry[spec.adjoint_of].spec
+    apart = frozenset().union(*[independent(forward, form) for form in forward.signatures])
+    kept = frozenset.intersection(*[p.names for form in spec.signatures for p in form.outputs])
     bounded = {t.name for form in spec.signatures for p in form.inputs for t in p.terms if t.bound}
     return apart - kept - bounded
 
 
 def dual(spec: OpSpec, name: str) -> str:
     """What the partner of `spec` calls the cotangent of one of its arrays."""
-    return name.removeprefix("d") if spec.adjoint_of else f"d{name}"
+    return name.removeprefix("d") if spec.adjoint_of else f"d{spec.alike.get(name, name)}"
 
 
 class Request(NamedTuple):
@@ -87,7 +88,7 @@ def constants(problem: Problem, asked: Request) -> tuple[str, ...]:
     Where one of them is differentiated, the body says how.
     """
     spec = problem.spec
-    names = [x.name for x in problem.given if x.name not in spec.integers]
+    names = [x.name for x in problem.given if x.name not in spec.discrete]
     return tuple([name for name in names if dual(spec, name) not in asked.results])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from baracuda.check import indices
 from baracuda.libraries import TRACED, Array
+from baracuda.numerics import stored_as
 from baracuda.sku import PrecisionGuarantee
 from baracuda.spec import Problem, Runner
 
@@ -32,15 +33,18 @@ def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
 
         return plain
 
-    compute, astype = library.dtype(problem.compute_dtype), library.xp.astype
-    narrow = [x is not None and x.name not in problem.spec.integers for x in problem.inputs]
+    compute, astype, dtype = (
+        library.dtype(problem.compute_dtype), library.xp.astype, problem.dtype
+    )  # fmt: skip
+    narrow = [x is not None and x.name not in problem.spec.discrete for x in problem.inputs]
 
     def widened(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
         wide = [
             astype(x, compute) if cast and x is not None else x
             for x, cast in zip(arrays, narrow, strict=False)
         ]
-        result = body(*wide, **options, **scalars)
+        with stored_as(dtype):
+            result = body(*wide, **options, **scalars)
         return result if type(result) is tuple else (result,)
 
     return widened

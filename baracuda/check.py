@@ -216,12 +216,15 @@ def _device(facts: Mapping[str, Facts]) -> str:
 
 
 def _dtypes(spec: OpSpec, facts: Mapping[str, Facts]) -> str:
-    """The dtype that all arrays but the integer ones share."""
+    """The dtype that all arrays but indices and masks share."""
     dtype, first = "", ""
     for name, fact in facts.items():
         if name in spec.integers:
             if fact.dtype not in INDICES:
                 raise type_error(spec.name, name, "int32 or int64", fact.dtype)
+        elif name in spec.masks:
+            if fact.dtype != "bool":
+                raise type_error(spec.name, name, "bool", fact.dtype)
         elif fact.dtype not in spec.dtypes:
             allowed = "a floating dtype" if spec.dtypes == FLOATS else "a dtype of the array API"
             raise type_error(spec.name, name, f"{allowed} ({', '.join(spec.dtypes)})", fact.dtype)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import decimal
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from itertools import product
 
@@ -16,6 +18,27 @@ import numpy as np
 
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
+
+_stored: ContextVar[str] = ContextVar("stored", default="")
+
+
+@contextmanager
+def stored_as(dtype: str) -> Iterator[None]:
+    """A block in which `stored` rounds to `dtype`; an outer one counts."""
+    token = _stored.set(_stored.get() or dtype)
+    try:
+        yield
+    finally:
+        _stored.reset(token)
+
+
+def stored(x: Array) -> Array:
+    """`x` as an output holds it: rounded to the dtype of the call, in the dtype of `x`."""
+    library, name = library_of(x), _stored.get()
+    if not name or library.dtype(name) == x.dtype:
+        return x
+    astype = library.xp.astype
+    return astype(astype(x, library.dtype(name)), x.dtype)
 
 
 def _sides(b: Array) -> tuple[Array, Array]:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from baracuda.layouts import Shape
 from baracuda.shapes import Pattern
-from baracuda.spec import OpSpec, Problem, independent
+from baracuda.spec import OpSpec, Problem, independent, located
 
 Place: TypeAlias = str | tuple[str, ...] | None
 """The axes of a mesh of devices over which one axis of an array is spread."""
@@ -115,6 +115,7 @@ class Shares:
         shapes = {x.name: x.shape for x in (*problem.given, *problem.outputs)}
         shapes |= {p.name: problem.options[p.name] for p in self._shapes}
         free, bounds = _free(problem.spec, problem) | set(more), _bounds(problem)
+        fixed = located(problem)
         extents: dict[str, int] = {}
         uneven: set[str] = set()
         rows: dict[str, list[str]] = {}
@@ -125,7 +126,7 @@ class Shares:
                 outer = bounds.get(label.term.name, label.term.name)
                 name = outer + label.name.removeprefix(label.term.name)
                 shared = label.term.or_one and extent == 1
-                row.append("" if shared or outer not in free else name)
+                row.append("" if shared or outer not in free or name in fixed else name)
                 # A group within another one is cut with it only where they are the same.
                 if row[-1] and extents.setdefault(name, extent) != extent:
                     uneven.add(name)

@@ -76,15 +76,21 @@ class OpSpec:
     defaults : mapping
         Default of every option and scalar that has one.
     dtypes : tuple of str
-        dtypes of all arrays that are not `integers`.
+        dtypes of all arrays that are neither `integers` nor `masks`.
     integers : mapping
         Integer inputs, each with the axis whose extent bounds its values, or None.
+    masks : tuple of str
+        Boolean inputs, True where something counts.
     resolve
         Computes the derived axes of the signatures from the others and the options.
     adjoint_of : str or None
         The forward op whose gradient this is.
     within : mapping
         Inputs whose values belong in a range, for tests and benchmarks: its two ends.
+    alike : mapping
+        Inputs that have the gradient of another one, since only the sum of both matters.
+    located : mapping
+        Flags that make elements depend on their place along the last axis of a group.
     counted : mapping
         Optional integer inputs that count 0, 1, ... along an axis when they are not given.
     elementwise : bool
@@ -100,9 +106,12 @@ class OpSpec:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     dtypes: tuple[str, ...] = FLOATS
     integers: Mapping[str, str | None] = field(default_factory=dict)
+    masks: tuple[str, ...] = ()
     resolve: Resolver | None = None
     hints: Mapping[str, str] = field(default_factory=dict)
     adjoint_of: str | None = None
+    alike: Mapping[str, str] = field(default_factory=dict)
+    located: Mapping[str, str] = field(default_factory=dict)
     elementwise: bool = False
     inplace: bool = False
     packed: Packed | None = None
@@ -120,6 +129,15 @@ class OpSpec:
     def accumulates(self) -> bool:
         """Whether `accumulate=True` may add into given outputs: gradients do."""
         return self.adjoint_of is not None
+
+    @cached_property
+    def discrete(self) -> frozenset[str]:
+        """The inputs along which nothing is differentiated."""
+        return frozenset((*self.integers, *self.masks))
+
+    def dtype_of(self, name: str, dtype: str, index: str) -> str:
+        """The dtype of an input where floating ones have `dtype` and integer ones `index`."""
+        return "bool" if name in self.masks else index if name in self.integers else dtype
 
     @cached_property
     def arrays(self) -> tuple[str, ...]:
@@ -252,7 +270,7 @@ class Problem:
 
 
 def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
-    """The axes and groups of the outputs along which no element depends on another.
+    """The axes and groups of all outputs along which no element depends on another.
 
     They are axes of every output. One that a cotangent lacks was summed over, perhaps to a mean,
     for which the whole extent counts. Groups are batches. Of single axes, those along which
@@ -272,7 +290,13 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
         for p in form.outputs
         for t in p.terms
         if t.group or t.name in counted | looked_up or (spec.elementwise and t.name not in packed)
-    )
+    }
+
+
+def located(problem: Problem) -> frozenset[str]:
+    """The axes of groups along which an element depends on its place: labels, as `Pattern` has."""
+    on = [group for option, group in problem.spec.located.items() if problem.options[option]]
+    return frozenset(f"{group}{len(problem.axes[group]) - 1}" for group in on)  # type: ignore[arg-type]
 
 
 Runner: TypeAlias = Callable[

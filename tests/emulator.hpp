@@ -34,7 +34,7 @@ static Dim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {
 
-constexpr size_t STACK = 64 << 10, FIXED = 4096, PAGE = 4096;
+constexpr size_t STACK = 64 << 10, FIXED = 16384, PAGE = 4096;
 
 // What lanes hand each other: those of a mask meet, and all see what each has brought.
 struct Meeting {

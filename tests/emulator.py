@@ -79,10 +79,10 @@ def source(entries: Sequence[Entry]) -> str:
     parts += [
         f"using {e.symbol}_s = {e.schedule};\n"
         f'static_assert(sizeof(typename {e.symbol}_s::Args) == {e.nbytes}, "packed otherwise");\n'
-        f'extern "C" void {e.symbol}(const void* args, unsigned x, unsigned y, unsigned shared,'
-        f" unsigned seed) {{\n"
+        f'extern "C" void {e.symbol}(const void* args, unsigned x, unsigned y, unsigned threads,'
+        f" unsigned shared, unsigned seed) {{\n"
         f"  auto& a = *static_cast<const typename {e.symbol}_s::Args*>(args);\n"
-        f"  emulated::launch([&] {{ {e.symbol}_s::run(a); }}, {{x, y, 1}}, {e.threads}, "
+        f"  emulated::launch([&] {{ {e.symbol}_s::run(a); }}, {{x, y, 1}}, threads, "
         f"{e.cluster}, shared, seed);\n}}"
         for e in entries
     ]
@@ -150,4 +150,5 @@ def run(
         front = np.asarray(words, np.uint64).tobytes()
         front += np.asarray(scalars[: step.scalars], np.float64).tobytes()
         arguments = ctypes.create_string_buffer(front + step.arguments[len(front) :])
-        getattr(built, step.entry.symbol)(arguments, *step.grid, step.shared, seed)
+        sizes = (*step.grid, step.threads, step.shared)
+        getattr(built, step.entry.symbol)(arguments, *sizes, seed)

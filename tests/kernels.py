@@ -106,6 +106,21 @@ INDEXING = (
     Case({"b": (HUGE,), "n": 64, "c": (), "i": (HUGE,), "k": HUGE, "j": ()}, axis=1),
     Case({"b": (), "n": HUGE, "c": (HUGE,), "i": (), "k": HUGE, "j": (HUGE,)}, axis=0),
 )
+# Rows for some lanes, a warp, a block, and more than a block; rows of too many for 32 bits.
+NORM = tuple(Case({"b": (3, 5), "n": n}) for n in (20, 4096, 1 << 18))
+SOFTMAX = tuple(
+    Case({"b": (3, 5), "n": n, "c": c}, axis=2, causal=causal)
+    for n, c, causal in (
+        (24, (), False),
+        (4096, (), False),
+        (1 << 18, (), False),
+        (24, (), True),
+        (4096, (), True),
+        (1 << 18, (), True),
+        (40, (64,), False),
+        (4096, (64,), False),
+    )
+)
 CASES = {
     "elementwise": ELEMENTWISE,
     "gated": GATED,
@@ -114,6 +129,8 @@ CASES = {
     "lp_pool1d": POOL_1D,
     "lp_pool2d": POOL_2D,
     "indexing": INDEXING,
+    "norm": NORM,
+    "softmax": SOFTMAX,
 }
 
 # How the arrays of a call lie: the floating ones, the integer one, the outputs ("": new ones).
@@ -189,7 +206,7 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
                 if pattern.is_option:
                     options[pattern.name] = shape
                 else:
-                    kind = index if integer else dtype
+                    kind = spec.dtype_of(pattern.name, dtype, index)
                     arrays[pattern.name] = phantom(shape, layout[integer], kind)
             yield check.problem(spec, list(arrays.values()), options, DEFAULT), layout[2]
 

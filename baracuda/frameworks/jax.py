@@ -168,10 +168,10 @@ def _differentiable(
     problem, spec = plan.problem, plan.problem.spec
     names = [x.name for x in problem.given]
     outputs = [x.name for x in problem.outputs]
-    floats = [i for i, name in enumerate(names) if name not in spec.integers]
+    floats = [i for i, name in enumerate(names) if name not in spec.discrete]
     define = _on_given(plan, body.runner(problem), scalars)
     partner, linear = adjoint.partner(spec)
-    kept = [n for n in names if n in spec.integers] if linear else [*names, *outputs]
+    kept = [n for n in names if n in spec.discrete] if linear else [*names, *outputs]
 
     def primal(*given: Array) -> tuple[Array, ...]:
         return call(*given)

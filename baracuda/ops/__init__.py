@@ -35,6 +35,16 @@ from baracuda.ops.loss import (
     smooth_l1_loss,
     smooth_l1_loss_backward,
 )
+from baracuda.ops.norm import (
+    add_layer_norm,
+    add_layer_norm_backward,
+    add_rms_norm,
+    add_rms_norm_backward,
+    layer_norm,
+    layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
+)
 from baracuda.ops.pooling import (
     lp_pool1d,
     lp_pool1d_backward,
@@ -42,8 +52,18 @@ from baracuda.ops.pooling import (
     lp_pool2d_backward,
 )
 from baracuda.ops.rope import rope, rope_backward
+from baracuda.ops.softmax import (
+    log_softmax,
+    log_softmax_backward,
+    softmax,
+    softmax_backward,
+)
 
 __all__ = [
+    "add_layer_norm",
+    "add_layer_norm_backward",
+    "add_rms_norm",
+    "add_rms_norm_backward",
     "binary_cross_entropy",
     "binary_cross_entropy_backward",
     "binary_cross_entropy_with_logits",
@@ -63,8 +83,12 @@ __all__ = [
     "kl_div_backward",
     "l1_loss",
     "l1_loss_backward",
+    "layer_norm",
+    "layer_norm_backward",
     "lerp",
     "lerp_backward",
+    "log_softmax",
+    "log_softmax_backward",
     "lp_pool1d",
     "lp_pool1d_backward",
     "lp_pool2d",
@@ -73,10 +97,14 @@ __all__ = [
     "mse_loss_backward",
     "reglu",
     "reglu_backward",
+    "rms_norm",
+    "rms_norm_backward",
     "rope",
     "rope_backward",
     "smooth_l1_loss",
     "smooth_l1_loss_backward",
+    "softmax",
+    "softmax_backward",
     "swiglu",
     "swiglu_backward",
 ]

@@ -14,6 +14,7 @@ import numpy as np
 from baracuda import backends
 from baracuda.dtypes import named
 from baracuda.libraries import Array, Library, library
+from baracuda.numerics import stored_as
 from baracuda.op import Op, registry
 from baracuda.shapes import Signature
 from baracuda.spec import Case, OpSpec
@@ -180,9 +181,10 @@ class Call:
                 x = x.astype(np.float64)
                 x = x * (1 + noise * rng.choice([-1.0, 1.0], x.shape)) if noise else x
             wide.append(x)
-        result = self.subject.function(
-            *positional(wide), **{**self.options, "backend": "array_api"}
-        )
+        with stored_as(self.subject.dtype):
+            result = self.subject.function(
+                *positional(wide), **{**self.options, "backend": "array_api"}
+            )
         return result if isinstance(result, tuple) else (result,)
 
 
@@ -210,8 +212,30 @@ def tried(spec: OpSpec, cases: Sequence[Case]) -> Iterator[tuple[Case, Signature
 def draw(
     spec: OpSpec, case: Case, form: Signature, dtype: str, seed: int = 0
 ) -> Mapping[str, np.ndarray[Any, Any]]:
-    """Normal values, indices in range, positions up to a million; saved outputs by the forward."""
+    """Normal values, indices in range, positions up to a million, masks that keep two of three.
+
+    Saved outputs are those of the forward, with such inputs of it as the gradient does not take.
+    """
     rng = np.random.default_rng([seed, len(spec.name), *map(ord, spec.name)])
+    out = _drawn(rng, spec, case, form, dtype)
+    forward = registry.get(spec.adjoint_of or "")
+    saved = forward and {p.name for p in forward.spec.signatures[0].outputs} & set(out)
+    if forward and saved:
+        # What was saved has to belong to its input, rounded as the forward rounds it.
+        taken = set(out) & set(forward.spec.arrays)
+        whole = next(f for f in forward.spec.signatures if taken <= set(f.names))
+        out = {**_drawn(rng, forward.spec, case, whole, dtype), **out}
+        inputs = positional([out.get(name) for name in forward.spec.arrays])
+        results = forward(*inputs, **options_of(forward.spec, case), backend="array_api")
+        results = results if isinstance(results, tuple) else (results,)
+        named_results = zip([p.name for p in whole.outputs], results, strict=True)
+        out.update({name: x for name, x in named_results if name in saved})
+    return out
+
+
+def _drawn(
+    rng: np.random.Generator, spec: OpSpec, case: Case, form: Signature, dtype: str
+) -> dict[str, np.ndarray[Any, Any]]:
     kind = adapter("numpy").dtype(dtype)
     axes = dict(case.axes)
     if spec.resolve is not None:
@@ -219,27 +243,21 @@ def draw(
         axes.update(_derived(spec, case, axes))
     out: dict[str, np.ndarray[Any, Any]] = {}
     for pattern in form.inputs:
-        shape = pattern.shape(axes) if not pattern.is_option else ()
         if pattern.is_option:
             continue
+        shape = pattern.shape(axes)
         if pattern.name in spec.integers:
             extent = spec.integers[pattern.name]
             top = axes[extent] if extent else 1_000_000
             out[pattern.name] = rng.integers(0, max(top, 1), shape).astype(np.int64)
+        elif pattern.name in spec.masks:
+            out[pattern.name] = rng.integers(0, 3, shape) > 0
         elif pattern.name in spec.within:
             out[pattern.name] = rng.uniform(*spec.within[pattern.name], shape).astype(kind)
         elif named(dtype).kind == "float":
             out[pattern.name] = rng.standard_normal(shape).astype(kind)
         else:
             out[pattern.name] = rng.integers(0, 2, shape).astype(kind)
-    forward = registry.get(spec.adjoint_of or "")
-    if forward is not None:
-        # What the forward saved has to belong to its input, rounded as the forward rounds it.
-        saved = {p.name for p in forward.spec.signatures[0].outputs} & set(out)
-        if saved:
-            inputs = [out[name] for name in forward.spec.arrays if name in out]
-            result = forward(*inputs, **options_of(forward.spec, case), backend="array_api")
-            out.update(zip(sorted(saved), [result], strict=True))
     return out
 
 

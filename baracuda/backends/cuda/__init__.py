@@ -80,7 +80,7 @@ def _prepared(
     entries = [step.entry for step in steps.kernels]
     variant = steps.variant
     if entries:
-        threads = f"{entries[0].threads} threads"
+        threads = f"{steps.kernels[0].threads} threads"
         variant = f"{variant}, {threads}" if variant else threads
     return Prepared(
         run=runner.shortest(),

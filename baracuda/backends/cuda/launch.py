@@ -19,7 +19,7 @@ from cuda.core import Device, ObjectCode
 
 from baracuda.backends.cuda import compiler
 from baracuda.backends.cuda.compiler import Entry
-from baracuda.backends.cuda.steps import DeviceFacts
+from baracuda.backends.cuda.steps import DeviceFacts, Step
 
 OK = driver.CUresult.CUDA_SUCCESS
 _NO_CONTEXT = (
@@ -129,13 +129,8 @@ class Launch:
 
     Parameters
     ----------
-    entry : Entry
+    step : Step
     facts : DeviceFacts
-    grid : tuple of int
-    shared : int
-        Bytes of dynamic shared memory.
-    arguments : bytes
-        The packed struct, pointers 0.
     front : str
         struct format of what a call fills in, from the beginning of it.
 
@@ -147,18 +142,10 @@ class Launch:
 
     __slots__ = ("_arguments", "_ordinal", "fixed", "free", "function", "pack")
 
-    def __init__(
-        self,
-        entry: Entry,
-        facts: DeviceFacts,
-        grid: tuple[int, int],
-        shared: int,
-        arguments: bytes,
-        front: str,
-    ) -> None:
-        self.function = loaded(entry, facts, shared)
-        self.fixed = (grid[0], grid[1], 1, entry.threads, 1, 1, shared)
-        self._arguments = arguments
+    def __init__(self, step: Step, facts: DeviceFacts, front: str) -> None:
+        self.function = loaded(step.entry, facts, step.shared)
+        self.fixed = (*step.grid, 1, step.threads, 1, 1, step.shared)
+        self._arguments = step.arguments
         self.pack = _packer(front)
         self.free: list[tuple[Any, int, Any]] = []
         self._ordinal = facts.ordinal

@@ -213,5 +213,5 @@ class CudaRunner:
         if not isinstance(step, Step):
             return Clear(step.nbytes), ((step.slot, 0),), False
         front = "<" + "Q" * len(step.front) + "d" * step.scalars
-        launch = Launch(step.entry, self.facts, step.grid, step.shared, step.arguments, front)
+        launch = Launch(step, self.facts, front)
         return launch, tuple(step.front), bool(step.scalars)

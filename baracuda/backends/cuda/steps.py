@@ -34,7 +34,7 @@ class DeviceFacts(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One kernel launch of a call."""
+    """One kernel launch of a call; blocks may have fewer threads than the entry allows."""
 
     entry: Entry
     grid: tuple[int, int]
@@ -42,6 +42,12 @@ class Step(NamedTuple):
     front: Front
     scalars: int = 0
     shared: int = 0
+    fewer: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Threads per block."""
+        return self.fewer or self.entry.threads
 
 
 class Zero(NamedTuple):
@@ -142,9 +148,14 @@ class Call(NamedTuple):
         return named(self.problem.dtype).short
 
     @property
+    def accumulate_dtype(self) -> str:
+        """The accumulate dtype."""
+        return named(self.problem.dtype).accumulate
+
+    @property
     def accumulate(self) -> str:
         """The accumulate type as the sources spell it."""
-        return named(named(self.problem.dtype).accumulate).short
+        return named(self.accumulate_dtype).short
 
     def given(self, name: str) -> View | None:
         """An input, None where it was not given."""

@@ -19,7 +19,7 @@ import numpy as np
 from baracuda import body
 from baracuda.libraries import Array
 from baracuda.shapes import Label, Pattern
-from baracuda.spec import Prepared, Problem, Runner, independent
+from baracuda.spec import Prepared, Problem, Runner, independent, located
 
 # Elements per block. Temporaries of 512 KiB fit a core's own cache, and the interpreter's cost per
 # block (some 50 us) stays small: a quarter of it costs 10% on swiglu_backward, 80% on pooling.
@@ -112,9 +112,9 @@ class _Form:
             return {}
         extents: dict[str, int] = {}
         lacking: dict[str, bool] = {}
-        first = self.signature.outputs[0]
+        first, fixed = self.signature.outputs[0], located(self.problem)
         for label, extent in zip(self.labels(first), first.shape(self.problem.axes), strict=True):
-            if label.term.name in self.free:
+            if label.term.name in self.free and label.name not in fixed:
                 extents[label.name] = extent
                 lacking[label.name] = False
         for pattern in self.signature.inputs:

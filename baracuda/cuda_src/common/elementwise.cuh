@@ -10,11 +10,6 @@
 
 namespace baracuda {
 
-template <class T, int IN, int OUT> struct Operands {
-  const T* in[IN];
-  T* out[OUT];
-};
-
 template <bool THERE> struct Share {};
 template <> struct Share<true> {
   f64 share;

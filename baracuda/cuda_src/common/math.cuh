@@ -35,6 +35,7 @@ HD f32 of_bits(i32 bits) {
 #endif
 }
 
+HD f32 infinity() { return of_bits(0x7f800000); }
 HD f32 exponential(f32 x) { return expf(x); }
 HD f64 exponential(f64 x) { return exp(x); }
 HD f32 logarithm(f32 x) { return logf(x); }
@@ -53,6 +54,11 @@ HD f32 exponential2(f32 x) {
 #endif
 }
 HD f64 exponential2(f64 x) { return exp2(x); }
+// e^x to a few units in the last place of e^x and of x; 0 where it would be subnormal.
+HD f32 quick_exponential(f32 x) { return exponential2(x * 1.44269504f); }
+HD f64 quick_exponential(f64 x) { return exp(x); }
+HD f32 logarithm(f32 x) { return logf(x); }
+HD f64 logarithm(f64 x) { return log(x); }
 // log2 x of normal numbers, to 2^-22 absolute below 2 in size and relative above; of smaller ones
 // that of 0.
 HD f32 logarithm2(f32 x) {
@@ -127,6 +133,9 @@ HD f32 coarse_root2(f32 x) {
 #endif
 }
 HD f64 root3(f64 x) { return cbrt(x); }
+// 1/sqrt(x), rounded as two operations.
+HD f32 inverse_root(f32 x) { return 1.0f / sqrtf(x); }
+HD f64 inverse_root(f64 x) { return 1.0 / sqrt(x); }
 // x^(p + rest) for x above 0, where p is rounded and `rest` what that left: to two units in the last
 // place, and 0 where it would be subnormal.
 HD f32 power(f32 x, f32 p, f32 rest = 0) {

@@ -55,6 +55,12 @@ template <class I> struct Unsigned;
 template <> struct Unsigned<i32> { using type = u32; };
 template <> struct Unsigned<i64> { using type = u64; };
 
+// The arrays of a kernel, whose addresses every call fills in.
+template <class T, int IN, int OUT> struct Operands {
+  const T* in[IN];
+  T* out[OUT];
+};
+
 HD constexpr int greater(int a, int b) { return a > b ? a : b; }
 HD constexpr int lesser(int a, int b) { return a < b ? a : b; }
 HD constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }

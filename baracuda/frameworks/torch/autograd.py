@@ -100,7 +100,7 @@ class Link:
         constants = adjoint.constants(problem, asked)
         self.open = tuple([i for i, name in enumerate(there) if name in constants])
         self.places = tuple([
-            None if name is None or name in spec.integers or name in constants
+            None if name is None or name in spec.discrete or name in constants
             else asked.results.index(adjoint.dual(spec, name))
             for name in there
         ])  # fmt: skip

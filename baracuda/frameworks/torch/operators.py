@@ -158,7 +158,7 @@ def _gradient(op: Op[Any, Any], ctx: Any, *cotangents: Array) -> Any:
         by_dual = asked.call(getattr(torch.ops.baracuda, partner.name), known, more)
         found = {x.name: by_dual.get(adjoint.dual(spec, x.name)) for x in problem.given}
     names = spec.arrays[: ctx.count]
-    return tuple([None if name in spec.integers else found.get(name) for name in names])
+    return tuple([None if name in spec.discrete else found.get(name) for name in names])
 
 
 def _of_body(
@@ -167,7 +167,7 @@ def _of_body(
 ) -> dict[str, Array | None]:  # fmt: skip
     """The gradient of the definition; where another is to follow, part of the graph that is there,
     else of one of its own."""
-    names = [x.name for x in problem.given if x.name not in problem.spec.integers]
+    names = [x.name for x in problem.given if x.name not in problem.spec.discrete]
     again, given = torch.is_grad_enabled(), dict(known)
     if not again:
         given = {name: x.detach().requires_grad_(name in names) for name, x in known.items()}

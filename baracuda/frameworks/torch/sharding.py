@@ -56,11 +56,11 @@ def cuts(problem: Problem, shares: Shares, here: Sequence[Placement]) -> Iterato
             for side in rows
         )
         yield Cut(inputs, outputs, name)
-    floats = {p for x, p in zip(problem.given, here, strict=True) if x.name not in spec.integers}
+    floats = {p for x, p in zip(problem.given, here, strict=True) if x.name not in spec.discrete}
     if adjoint.partner(spec)[1] and len(floats) == 1:
         (waits,) = floats
         if type(waits) is Partial and waits.reduce_op in _SUMS:
-            inputs = tuple([WHOLE if x.name in spec.integers else waits for x in problem.given])
+            inputs = tuple([WHOLE if x.name in spec.discrete else waits for x in problem.given])
             yield Cut(inputs, (waits,) * len(shares.outputs))
     yield Cut((WHOLE,) * len(shares.inputs), (WHOLE,) * len(shares.outputs))
 

@@ -1,6 +1,14 @@
 """The schedules by the names that ops give them."""
 
-from baracuda.backends.cuda.schedules import elementwise, gather, reduce, rope, scatter, window
+from baracuda.backends.cuda.schedules import (
+    elementwise,
+    gather,
+    reduce,
+    rope,
+    rows,
+    scatter,
+    window,
+)
 from baracuda.backends.cuda.steps import Call, Planner, Steps, Variants
 from baracuda.spec import Refusal
 
@@ -12,6 +20,7 @@ PLANNERS: dict[str, Planner] = {
     "covering": window.backward,
     "gather": gather.plan,
     "scatter": scatter.plan,
+    "rows": rows.plan,
 }
 
 VARIANTS: dict[str, Variants] = {

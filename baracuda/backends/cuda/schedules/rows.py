@@ -1,0 +1,201 @@
+"""Rows: along one axis something is found out, and every element is computed from it.
+
+Inputs with the axis alone are columns that all rows share; outputs with the axis alone are sums
+over all rows: each block leaves those of its own rows, which a second kernel adds up.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from baracuda.backends.cuda.geometry import MOST_DIMS, Packer, View, divisor, merged
+from baracuda.backends.cuda.steps import THREADS, WIDEST, Call, Step, Steps, flag
+from baracuda.dtypes import named
+from baracuda.layouts import Shape
+from baracuda.spec import Problem, Refusal
+
+# common/rows.cuh: lanes of a warp, and threads of the largest block.
+_WARP, _MOST = 32, 1024
+# Vectors of 16 bytes that a thread holds of each input, by the number of those read: with 64
+# registers a multiprocessor has 1024 threads, and 64 KiB and more of the inputs under way. Pairs of
+# registers, and a mask, leave room for half.
+_HELD = {1: 4, 2: 4, 3: 2}
+_LESS_HELD = {1: 2, 2: 2, 3: 1}
+# Blocks that leave sums are as many as the larger devices hold at once, but so few that the sums
+# have a sixteenth of the bytes of rows. Threads, and bytes of shared memory, of a multiprocessor.
+_PROCESSORS, _RESIDENT, _ROOM, _PART = 132, 768, 227 << 10, 16
+# Threads from which a block is about all that a multiprocessor has, so that it asks ahead.
+_LARGE = 512
+# Bytes on chip beside the sums, and threads of the kernel that adds them up.
+_JOINS, _ADDERS = 3 << 10, 1024
+_CAUSAL, _MASKED = 1, 2
+# Columns are counted in 32 bits, with room for the steps of a block.
+_LONGEST = 2**31 - 2**22
+
+
+class Shares(NamedTuple):
+    """Which threads take a row.
+
+    Attributes
+    ----------
+    way : str
+        ``LANES`` of a warp, a ``BLOCK``, or one that reads again what it cannot hold (``LONG``).
+    lanes, threads : int
+        Threads of a row, and of a block.
+    held : int
+        Vectors of each input in a thread.
+    """
+
+    way: str
+    lanes: int
+    threads: int
+    held: int
+
+    @property
+    def groups(self) -> int:
+        """Rows of a block."""
+        return self.threads // self.lanes
+
+
+def shares(n: int, width: int, held: int, most: int = _MOST) -> Shares:
+    """How rows of `n` elements are shared by at most `most` threads, `width` elements at a time."""
+    lanes = max(-(-n // (width * held)), 1)
+    if lanes <= _WARP:
+        return Shares("LANES", 1 << (lanes - 1).bit_length(), THREADS, held)
+    threads = -(-lanes // _WARP) * _WARP
+    if threads <= most:
+        return Shares("BLOCK", threads, threads, held)
+    return Shares("LONG", most, most, held)
+
+
+class Operands(NamedTuple):
+    """The arrays of a problem, by what they are to a row."""
+
+    axis: int
+    loads: list[View]
+    columns: list[View]
+    masks: list[View]
+    outs: list[View]
+    sums: list[View]
+
+
+def axis_of(problem: Problem) -> int:
+    """The axis along which rows lie."""
+    axis: int = problem.options.get("axis", -1)
+    return axis % len(problem.outputs[0].shape)
+
+
+def operands(call: Call) -> Operands:
+    """Which array is what."""
+    problem = call.problem
+    form, hides = problem.signature, problem.spec.masks
+    row = next(p for p in form.outputs)
+    whole = [p for p in form.inputs if p.names == row.names and p.name not in hides]
+    return Operands(
+        axis_of(problem),
+        [call.view(p.name) for p in whole],
+        [call.view(p.name) for p in form.inputs if p not in whole and p.name not in hides],
+        [call.view(p.name) for p in form.inputs if p.name in hides],
+        [call.out(i) for i, p in enumerate(form.outputs) if p.names == row.names],
+        [call.out(i) for i, p in enumerate(form.outputs) if p.names != row.names],
+    )
+
+
+def holds(call: Call, of: Operands) -> int:
+    """Vectors of each input in a thread."""
+    return (_LESS_HELD if call.itemsize == 8 or of.masks else _HELD)[len(of.loads)]
+
+
+def plan(call: Call) -> Steps:
+    """One kernel, and one more where columns have gradients."""
+    of = operands(call)
+    shape = of.outs[0].shape
+    n, rows = shape[of.axis], prod(_but(shape, of.axis))
+    if n > _LONGEST:
+        raise Refusal(f"counts at most {_LONGEST} elements along an axis")
+    width, most = WIDEST // call.itemsize, _MOST
+    held, size = holds(call, of), named(call.accumulate_dtype).itemsize
+    room = size * width * held * len(of.sums)
+    if room:
+        most = min(most, (call.facts.shared_per_block - _JOINS) // room // _WARP * _WARP)
+    how = shares(n, width, held, most)
+    blocks, shared, ahead = -(-rows // how.groups), how.threads * room, 0
+    if of.sums:
+        few = rows * (len(of.loads) + 1) * call.itemsize // (_PART * len(of.sums) * size)
+        resident = min(_RESIDENT // how.threads, _ROOM // (shared + _JOINS), few // _PROCESSORS)
+        blocks = ahead = min(blocks, _PROCESSORS * max(resident, 1))
+    elif how.threads >= _LARGE:
+        ahead = _PROCESSORS * (_MOST // how.threads)
+    ahead = ahead if how.threads >= _LARGE else 0
+    steps = [_rows(call, of, how, blocks, shared, ahead)] if rows else []
+    if not of.sums:
+        return Steps(tuple(steps))
+    steps.append(_sums(call, of, n, blocks))
+    workspace = (max(blocks, 1), len(of.sums), n), call.accumulate_dtype
+    return Steps(tuple(steps), (workspace,))
+
+
+def _but(shape: Shape, axis: int) -> Shape:
+    return (*shape[:axis], *shape[axis + 1 :])
+
+
+def _rows(
+    call: Call, of: Operands, how: Shares, blocks: int, shared: int, ahead: int
+) -> Step:  # fmt: skip
+    problem, axis = call.problem, of.axis
+    shape = of.outs[0].shape
+    n, outer = shape[axis], _but(shape, axis)
+    walked = [*of.loads, *of.outs, *of.masks]
+    # A mask of extent 1 is that of all.
+    strides = [
+        tuple([s if x == y else 0 for s, x, y in zip(v.strides, v.shape, shape, strict=True)])
+        for v in walked
+    ]
+    dims = merged(outer, [_but(s, axis) for s in strides])
+    if len(dims) > MOST_DIMS:
+        raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
+    steps = [s[axis] for s in strides] + [v.strides[0] for v in of.columns]
+    width = WIDEST // call.itemsize
+    arrays = len(of.loads) + len(of.outs)
+    beside = steps[:arrays] + steps[len(walked) :]
+    numbers = [n, *(s for d in dims for s in d.strides[:arrays])]
+    wide = all(s == 1 for s in beside) and divisor(numbers, call.elements()) == width
+    causal = bool(problem.options.get("causal"))
+    left = _CAUSAL * causal + _MASKED * bool(of.masks)
+    queries = outer[-1] if causal else 1
+    if causal and prod(outer) >= 2**32:
+        raise Refusal("counts at most 2^32 rows where there is a diagonal")
+
+    pointers = [v.slot for v in (*of.loads, *of.columns, *of.outs, *of.masks)]
+    pointers += [call.workspace()] * bool(of.sums)
+    scalars = len(problem.spec.scalars)
+    packer = Packer(True).pointers(len(pointers)).add("d", *[0.0] * scalars)
+    packer.add("q", prod(outer), ahead).add("i", n, how.lanes.bit_length() - 1)
+    packer.extents(queries, code="I").add("i", n - queries).add("q", *steps)
+    arguments = packer.walk(dims, len(walked)).done()
+    functor = f"{call.functor}<{call.accumulate}, {len(of.columns)}>"
+    schedule = (
+        f"Rows<{functor}, {call.type}, {how.way}, {how.held}, {flag(wide)}, {left}, "
+        f"{flag(call.add)}>"
+    )
+    tags = (how.way.lower(), f"c{len(of.columns)}", "wide" if wide else "strided")
+    left_out = [name for bit, name in ((_CAUSAL, "causal"), (_MASKED, "masked")) if left & bit]
+    bound = how.threads if how.way == "LANES" else _MOST
+    entry = call.entry(
+        schedule, len(arguments), *tags, *left_out, *["add"] * call.add, threads=bound
+    )
+    front = [(slot, 0) for slot in pointers]
+    return Step(entry, (blocks, 1), arguments, front, scalars, shared, how.threads)
+
+
+def _sums(call: Call, of: Operands, n: int, blocks: int) -> Step:
+    """Adds up what the blocks left."""
+    many = len(of.sums)
+    packer = Packer(True).pointers(1 + many).add("q", *[v.strides[0] for v in of.sums])
+    arguments = packer.add("i", n, blocks).done()
+    schedule = f"SumRows<{call.type}, {many}, {flag(call.add)}>"
+    tags = ("sum_rows", many, *["add"] * call.add)
+    entry = call.entry(schedule, len(arguments), *tags, threads=_ADDERS)
+    front = [(call.workspace(), 0), *[(v.slot, 0) for v in of.sums]]
+    return Step(entry, (-(-n * many // _WARP), 1), arguments, front)

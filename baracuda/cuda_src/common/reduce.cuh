@@ -1,0 +1,52 @@
+// What the threads of a row have, joined: across lanes of a warp, across a block.
+//
+// The order is that of the threads' numbers and of nothing else, and all of them get the same bits:
+// a join has to be commutative to the bit.
+#pragma once
+#include "math.cuh"
+#ifdef __CUDACC__
+
+namespace baracuda {
+
+// The same of the lane whose number differs in the bits of `by`.
+template <class A, int M> DEVICE Several<A, M> of_lane(const Several<A, M>& s, int by) {
+  Several<A, M> other;
+  UNROLL for (int i = 0; i < M; ++i) other.at[i] = __shfl_xor_sync(~0u, s.at[i], by);
+  return other;
+}
+
+// Joins S of each run of `lanes` lanes, a power of two up to 32; every lane of the warp takes part.
+template <class S, class Join> DEVICE S join_lanes(S s, int lanes, Join join) {
+  for (int by = lanes / 2; by; by /= 2) s = join(s, of_lane(s, by));
+  return s;
+}
+
+// Two rooms, taken in turns: who is in the second has left the first.
+template <class S> struct Rooms {
+  S at[2][32];
+};
+
+// Joins S of a block of whole warps, with one barrier. `start` is what changes nothing; `turn`
+// counts the joins of a kernel.
+template <class S, class Join>
+DEVICE S join_block(S s, const S& start, Rooms<S>& rooms, int& turn, Join join) {
+  s = join_lanes(s, 32, join);
+  const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+  if (warps == 1) return s;
+  S* room = rooms.at[turn & 1];
+  turn ^= 1;
+  if (lane == 0) room[threadIdx.x / 32] = s;
+  __syncthreads();
+  return join_lanes(lane < warps ? room[lane] : start, 32, join);
+}
+
+// The join that adds.
+template <class A, int M> struct Added {
+  DEVICE Several<A, M> operator()(Several<A, M> a, const Several<A, M>& b) const {
+    UNROLL for (int i = 0; i < M; ++i) a.at[i] += b.at[i];
+    return a;
+  }
+};
+
+}  // namespace baracuda
+#endif

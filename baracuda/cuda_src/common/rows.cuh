@@ -1,0 +1,388 @@
+// Rows schedule: along one axis something is found out, and then every element is computed.
+//
+// A functor F<A> sees a row in stages. In each, every thread takes in the elements that it holds
+// (`take`), what they made of it is joined over the row (`join`), and `settle` says what is known
+// from then on; at last `finish` computes the outputs. It declares
+// - `loads` and `inputs`: the rows that are read, and what is held of them (`merge`);
+// - `columns`: vectors along the row that all rows share, such as weights;
+// - `outputs`; `sums`: gradients of columns, to which each row has a `share`; `stages`.
+//
+// A thread holds HELD vectors of 16 bytes of each input: which elements depends on the length of a
+// row alone, so that neither alignment nor strides change the bits. Rows of a few vectors take some
+// lanes of a warp (LANES), others a block (BLOCK); what a block does not hold it reads again (LONG).
+#pragma once
+#include "index.cuh"
+#include "reduce.cuh"
+#include "vec.cuh"
+#ifdef __CUDACC__
+
+namespace baracuda {
+
+enum Way { LANES, BLOCK, LONG };
+// Of elements that a row may leave out: those behind the diagonal, and what a mask says.
+enum Left { NONE = 0, CAUSAL = 1, MASKED = 2 };
+
+// One more array: the mask, or the sums of a block's rows.
+template <class P> struct Beside {
+  P* beside;
+};
+template <> struct Beside<void> {};
+
+template <class F, class T, Way WAY, int HELD, bool WIDE, int LEFT, bool ADD> struct Rows {
+  using A = Acc<T>;
+  using State = typename F::State;
+  using Known = typename F::Known;
+  using Sums = typename Either<(LEFT & MASKED) != 0, const u8,
+                               typename Either<(F::sums > 0), A, void>::type>::type;
+  static constexpr int V = 16 / sizeof(T);
+  static constexpr int LOADS = F::loads, IN = F::inputs, OUT = F::outputs;
+  static constexpr int COLUMNS = F::columns, SUMS = F::sums;
+  static constexpr int K = LOADS + OUT + ((LEFT & MASKED) != 0);
+  // All elements of a vector that is read are kept.
+  static constexpr bool WHOLE = WIDE && LEFT == NONE;
+  static constexpr u32 FULL = (1u << V) - 1;
+  // 64 registers, or 80 where more than rows is looked after.
+  static constexpr int RESIDENT = WAY != LANES ? 1 : SUMS || (LEFT & MASKED) ? 3 : 4;
+  // Vectors of 16 bytes of the accumulate type in V of its elements.
+  static constexpr int PARTS = V * sizeof(A) / 16, PART = 16 / sizeof(A);
+
+  struct Args : Operands<T, LOADS + COLUMNS, OUT>, Beside<Sums>, F {
+    i64 rows, ahead;  // and how many rows later is one that the L2 is asked for, 0 for none
+    i32 n, log_lanes;
+    Extent<u32> queries;  // causal: rows of a diagonal
+    i32 before;           // and the elements that its first row keeps, less one
+    i64 step[K + COLUMNS];
+    Walk<0, K, i64> walk;
+  };
+
+  static_assert(HELD * V <= 32, "a word says which elements count");
+
+  // Where the elements of a row are, and which of them count.
+  struct Row {
+    i64 at[K];
+    i32 end, written;
+    int rank, lanes;
+  };
+
+  template <int N> struct Held {
+    Vec<T, V> x[N][HELD];
+    u32 kept;  // V bits for each vector
+  };
+  static DEVICE u32 kept(const Held<IN>& held, int h) {
+    return WHOLE ? FULL : held.kept >> h * V & FULL;
+  }
+
+  static DEVICE Vec<T, V> fetch(const T* p, i64 step, i32 e, i32 end) {
+    Vec<T, V> v{};
+    if constexpr (WIDE) {
+      if (e < end) v = load<V>(p + e);
+    } else {
+      UNROLL for (int i = 0; i < V; ++i) {
+        if (e + i < end) v.set(i, p[(e + i) * step]);
+      }
+    }
+    return v;
+  }
+
+  static DEVICE u32 kept(const Args& args, const Row& row, i32 e) {
+    if constexpr (WHOLE) return FULL;
+    u32 bits = 0;
+    UNROLL for (int i = 0; i < V; ++i) {
+      bool keep = e + i < row.end;
+      if constexpr ((LEFT & MASKED) != 0) {
+        keep = keep && args.beside[row.at[K - 1] + (e + i) * args.step[K - 1]];
+      }
+      bits |= u32(keep) << i;
+    }
+    return bits;
+  }
+
+  static DEVICE void columns(const Args& args, i32 e, A (&c)[COLUMNS + 1][V]) {
+    UNROLL for (int k = 0; k < COLUMNS; ++k) {
+      widen(fetch(args.in[LOADS + k], args.step[K + k], e, args.n), c[k]);
+    }
+  }
+
+  // What is held of the vectors that were loaded.
+  static DEVICE void merge(const Vec<T, V> (&from)[LOADS], Vec<T, V> (&to)[IN]) {
+    if constexpr (LOADS == IN) {
+      UNROLL for (int k = 0; k < IN; ++k) to[k] = from[k];
+    } else {
+      A x[LOADS][V], y[IN][V];
+      UNROLL for (int k = 0; k < LOADS; ++k) widen(from[k], x[k]);
+      F::merge(x, y);
+      UNROLL for (int k = 0; k < IN; ++k) narrow(y[k], to[k]);
+    }
+  }
+
+  static DEVICE void fetch_all(const Args& args, const Row& row, i32 e, Vec<T, V> (&to)[IN]) {
+    Vec<T, V> from[LOADS];
+    UNROLL for (int k = 0; k < LOADS; ++k) {
+      from[k] = fetch(args.in[k] + row.at[k], args.step[k], e, row.end);
+    }
+    merge(from, to);
+  }
+
+  template <int S>
+  static DEVICE void take(
+      const Args& args, i32 e, const Vec<T, V> (&v)[IN], u32 keep, const Known& known, State& s) {
+    const F& f = args;
+    A x[IN][V], c[COLUMNS + 1][V];
+    UNROLL for (int k = 0; k < IN; ++k) widen(v[k], x[k]);
+    columns(args, e, c);
+    f.template take<S>(s, known, x, c, keep);
+  }
+
+  template <int S>
+  static DEVICE void stage(
+      const Args& args, const Row& row, const Held<IN>& held, Rooms<State>* rooms, int& turn,
+      Known& known) {
+    const F& f = args;
+    State s = F::template start<S>();
+    UNROLL for (int h = 0; h < HELD; ++h) {
+      const i32 e = (row.rank + h * row.lanes) * V;
+      Vec<T, V> v[IN];
+      UNROLL for (int k = 0; k < IN; ++k) v[k] = held.x[k][h];
+      if (e < row.end) take<S>(args, e, v, kept(held, h), known, s);
+    }
+    if constexpr (WAY == LONG) {
+      for (i32 e = (row.rank + HELD * row.lanes) * V; e < row.end; e += row.lanes * V) {
+        Vec<T, V> v[IN];
+        fetch_all(args, row, e, v);
+        take<S>(args, e, v, kept(args, row, e), known, s);
+      }
+    }
+    const auto join = [](const State& a, const State& b) { return F::template join<S>(a, b); };
+    if constexpr (WAY == LANES) {
+      s = join_lanes(s, row.lanes, join);
+    } else {
+      s = join_block(s, F::template start<S>(), *rooms, turn, join);
+    }
+    f.template settle<S>(s, A(args.n), known);
+  }
+
+  static DEVICE void put_all(const Args& args, const Row& row, i32 e, A (&y)[OUT][V]) {
+    UNROLL for (int k = 0; k < OUT; ++k) {
+      T* p = args.out[k] + row.at[LOADS + k];
+      if constexpr (WIDE) {
+        put<ADD>(p + e, y[k]);
+      } else {
+        UNROLL for (int i = 0; i < V; ++i) {
+          A one[1] = {y[k][i]};
+          if (e + i < row.written) put<ADD>(p + (e + i) * args.step[LOADS + k], one);
+        }
+      }
+    }
+  }
+
+  // The outputs of a vector, and its share of the sums.
+  static DEVICE void finish(
+      const Args& args, const Row& row, i32 e, const Vec<T, V> (&v)[IN], u32 keep,
+      const Known& known, A (&t)[SUMS + 1][V]) {
+    const F& f = args;
+    A x[IN][V], c[COLUMNS + 1][V], y[OUT][V];
+    UNROLL for (int k = 0; k < IN; ++k) widen(v[k], x[k]);
+    columns(args, e, c);
+    f.finish(known, x, c, keep, y);
+    if constexpr (SUMS > 0) f.share(known, x, t);
+    put_all(args, row, e, y);
+  }
+
+  // Where a thread keeps its sums of a vector that it holds: nobody else comes there.
+  static DEVICE Vec<A, PART>* place(f64* room, int sum, int h, int part) {
+    const int at = ((sum * HELD + h) * PARTS + part) * int(blockDim.x) + int(threadIdx.x);
+    return reinterpret_cast<Vec<A, PART>*>(room) + at;
+  }
+  static DEVICE void add_held(f64* room, int h, const A (&t)[SUMS + 1][V]) {
+    UNROLL for (int s = 0; s < SUMS; ++s) {
+      UNROLL for (int part = 0; part < PARTS; ++part) {
+        Vec<A, PART>* p = place(room, s, h, part);
+        Vec<A, PART> v = *p;
+        UNROLL for (int i = 0; i < PART; ++i) v.at[i] += t[s][part * PART + i];
+        *p = v;
+      }
+    }
+  }
+  // Where the sums of a block are in memory.
+  static DEVICE A* line(const Args& args, int sum) {
+    return args.beside + (i64(blockIdx.x) * SUMS + sum) * args.n;
+  }
+
+  static DEVICE void one_row(
+      const Args& args, i64 number, int lanes, int rank, Rooms<State>* rooms, int& turn,
+      f64* room) {
+    Row row;
+    row.lanes = lanes;
+    row.rank = rank;
+    const bool there = number < args.rows;
+    args.walk.template offsets<1>(there ? number : 0, row.at);
+    row.written = row.end = there ? args.n : 0;
+    if constexpr ((LEFT & CAUSAL) != 0) {
+      // Rows are fewer than 2^32 where there is a diagonal.
+      const u32 q = u32(number) - args.queries.divide(u32(number)) * args.queries.size;
+      const i64 keeps = i64(q) + args.before + 1;
+      row.end = keeps < row.end ? (keeps > 0 ? i32(keeps) : 0) : row.end;
+    }
+
+    Held<LOADS> loaded;
+    UNROLL for (int h = 0; h < HELD; ++h) {
+      const i32 e = (rank + h * lanes) * V;
+      UNROLL for (int k = 0; k < LOADS; ++k) {
+        loaded.x[k][h] = fetch(args.in[k] + row.at[k], args.step[k], e, row.end);
+      }
+    }
+    Held<IN> held;
+    held.kept = 0;
+    UNROLL for (int h = 0; h < HELD; ++h) {
+      Vec<T, V> from[LOADS], to[IN];
+      UNROLL for (int k = 0; k < LOADS; ++k) from[k] = loaded.x[k][h];
+      merge(from, to);
+      UNROLL for (int k = 0; k < IN; ++k) held.x[k][h] = to[k];
+      if constexpr (!WHOLE) held.kept |= kept(args, row, (rank + h * lanes) * V) << h * V;
+    }
+
+    if constexpr (WAY == BLOCK && WIDE) {
+      // While this row is computed, so that few blocks keep the memory busy.
+      if (args.ahead && number + args.ahead < args.rows) {
+        i64 next[K];
+        args.walk.template offsets<1>(number + args.ahead, next);
+        UNROLL for (int h = 0; h < HELD; ++h) {
+          const i32 e = (rank + h * lanes) * V;
+          UNROLL for (int k = 0; k < LOADS; ++k) {
+            if (e < row.end) prefetch<V>(args.in[k] + next[k] + e);
+          }
+        }
+      }
+    }
+
+    Known known{};
+    stage<0>(args, row, held, rooms, turn, known);
+    if constexpr (F::stages > 1) stage<1>(args, row, held, rooms, turn, known);
+
+    A t[SUMS + 1][V];
+    UNROLL for (int h = 0; h < HELD; ++h) {
+      const i32 e = (rank + h * lanes) * V;
+      Vec<T, V> v[IN];
+      UNROLL for (int k = 0; k < IN; ++k) v[k] = held.x[k][h];
+      if (e < row.written) {
+        finish(args, row, e, v, kept(held, h), known, t);
+        if constexpr (SUMS > 0) add_held(room, h, t);
+      }
+    }
+    if constexpr (WAY == LONG) {
+      for (i32 e = (rank + HELD * lanes) * V; e < row.written; e += lanes * V) {
+        Vec<T, V> v[IN];
+        fetch_all(args, row, e, v);
+        finish(args, row, e, v, kept(args, row, e), known, t);
+        if constexpr (SUMS > 0) {
+          UNROLL for (int s = 0; s < SUMS; ++s) {
+            UNROLL for (int i = 0; i < V; ++i) {
+              if (e + i < args.n) line(args, s)[e + i] += t[s][i];
+            }
+          }
+        }
+      }
+    }
+  }
+
+  static DEVICE void clear(const Args& args, int lanes, int rank, f64* room) {
+    UNROLL for (int s = 0; s < SUMS; ++s) {
+      UNROLL for (int h = 0; h < HELD; ++h) {
+        UNROLL for (int part = 0; part < PARTS; ++part) *place(room, s, h, part) = {};
+      }
+      if constexpr (WAY == LONG) {
+        for (i32 e = (rank + HELD * lanes) * V; e < args.n; e += lanes * V) {
+          for (int i = 0; i < V && e + i < args.n; ++i) line(args, s)[e + i] = 0;
+        }
+      }
+    }
+  }
+
+  // The sums of the rows of a block, those of its groups added up in their order.
+  static DEVICE void leave(const Args& args, int lanes, f64* room) {
+    __syncthreads();
+    const int groups = int(blockDim.x) / lanes, items = SUMS * HELD * PARTS * lanes;
+    for (int item = threadIdx.x; item < items; item += blockDim.x) {
+      const int rank = item % lanes, slot = item / lanes;
+      const Vec<A, PART>* p = reinterpret_cast<const Vec<A, PART>*>(room) + slot * int(blockDim.x);
+      Vec<A, PART> sum = p[rank];
+      for (int g = 1; g < groups; ++g) {
+        const Vec<A, PART> v = p[g * lanes + rank];
+        UNROLL for (int i = 0; i < PART; ++i) sum.at[i] += v.at[i];
+      }
+      const int part = slot % PARTS, h = slot / PARTS % HELD;
+      const i32 e = (rank + h * lanes) * V + part * PART;
+      A* to = line(args, slot / PARTS / HELD);
+      UNROLL for (int i = 0; i < PART; ++i) {
+        if (e + i < args.n) to[e + i] = sum.at[i];
+      }
+    }
+  }
+
+  static DEVICE void run(const Args& args) {
+    const int lanes = WAY == LANES ? 1 << args.log_lanes : int(blockDim.x);
+    const int rank = WAY == LANES ? int(threadIdx.x) & (lanes - 1) : int(threadIdx.x);
+    const int group = WAY == LANES ? int(threadIdx.x) >> args.log_lanes : 0;
+    const int groups = WAY == LANES ? int(blockDim.x) >> args.log_lanes : 1;
+    int turn = 0;
+    Rooms<State>* meet = nullptr;
+    if constexpr (WAY != LANES) {
+      using Meet = Rooms<State>;
+      __shared__ Meet rooms;
+      meet = &rooms;
+    }
+    if constexpr (SUMS == 0) {
+      one_row(args, i64(blockIdx.x) * groups + group, lanes, rank, meet, turn, nullptr);
+    } else {
+      extern __shared__ __align__(16) f64 room[];
+      clear(args, lanes, rank, room);
+      for (i64 first = i64(blockIdx.x) * groups; first < args.rows;
+           first += i64(gridDim.x) * groups) {
+        one_row(args, first + group, lanes, rank, meet, turn, room);
+      }
+      leave(args, lanes, room);
+    }
+  }
+};
+
+// Adds up what each block of `Rows` left of OUT sums of n elements, in their order, and rounds once.
+template <class T, int OUT, bool ADD> struct SumRows {
+  using A = Acc<T>;
+  static constexpr int RESIDENT = 1;
+
+  struct Args {
+    const A* sums;
+    T* out[OUT];
+    i64 step[OUT];
+    i32 n, blocks;
+  };
+
+  static DEVICE void run(const Args& args) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const i64 width = i64(args.n) * OUT, column = i64(blockIdx.x) * 32 + lane;
+    A sum = 0;
+    if (column < width) {
+      _Pragma("unroll 4") for (int b = warp; b < args.blocks; b += warps) {
+        sum += args.sums[b * width + column];
+      }
+    }
+    using Lines = Several<A, 32 * 33>;
+    __shared__ Lines lines;
+    lines.at[warp * 33 + lane] = sum;
+    __syncthreads();
+    // A warp joins the parts of a column, one in each lane.
+    for (int c = warp; c < 32; c += warps) {
+      const Several<A, 1> own{lane < warps ? lines.at[lane * 33 + c] : A(0)};
+      A total[1] = {join_lanes(own, 32, Added<A, 1>{}).at[0]};
+      const i64 at = i64(blockIdx.x) * 32 + c;
+      if (lane == 0 && at < width) {
+        UNROLL for (int k = 0; k < OUT; ++k) {
+          if (at / args.n == k) put<ADD>(args.out[k] + (at - i64(k) * args.n) * args.step[k], total);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace baracuda
+#endif

@@ -1,0 +1,217 @@
+// Normalisation of rows. Inputs are x, or dy and x; columns are the weight and the bias, where given.
+#include "common/rows.cuh"
+
+namespace baracuda {
+
+// Sums are added, whatever the stage.
+template <class A, int M> struct Summed {
+  using State = Several<A, M>;
+  template <int> static HD State start() { return {}; }
+  template <int> static DEVICE State join(const State& a, const State& b) {
+    return Added<A, M>{}(a, b);
+  }
+};
+
+// With a RESIDUAL the sum of both, as it is stored, takes the place of x and is a second output.
+template <class A, int COLUMNS, bool RESIDUAL> struct NormForward {
+  static constexpr int loads = 1 + RESIDUAL, inputs = 1, columns = COLUMNS;
+  static constexpr int outputs = 1 + RESIDUAL, sums = 0;
+  template <int N> static HD void merge(const A (&x)[loads][N], A (&s)[1][N]) {
+    UNROLL for (int i = 0; i < N; ++i) s[0][i] = x[0][i] + x[loads - 1][i];
+  }
+};
+
+// Inputs are dy, the gradient of the stored sum where there is a RESIDUAL, and x.
+template <class A, int COLUMNS, bool RESIDUAL> struct NormBackward {
+  static constexpr int loads = 2 + RESIDUAL, inputs = loads, columns = COLUMNS, outputs = 1;
+  static constexpr int X = loads - 1;
+  template <int N>
+  static HD A pulled(const A (&x)[loads][N], const A (&c)[COLUMNS + 1][N], int i) {
+    return COLUMNS ? x[0][i] * c[0][i] : x[0][i];
+  }
+  template <int N> static HD A more(const A (&x)[loads][N], int i, A dx) {
+    return RESIDUAL ? x[1][i] + dx : dx;
+  }
+};
+
+template <class A, int COLUMNS, bool RESIDUAL>
+struct RmsNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 1> {
+  static constexpr int stages = 1;
+  using State = Several<A, 1>;
+  struct Known {
+    A inverse;
+  };
+  f64 eps;
+
+  template <int S, int N>
+  HD void take(
+      State& s, const Known&, const A (&x)[1][N], const A (&)[COLUMNS + 1][N], u32) const {
+    UNROLL for (int i = 0; i < N; ++i) s.at[0] = fused(x[0][i], x[0][i], s.at[0]);
+  }
+  template <int S> HD void settle(const State& s, A n, Known& known) const {
+    known.inverse = inverse_root(s.at[0] / n + A(eps));
+  }
+  template <int N>
+  HD void finish(
+      const Known& known, const A (&x)[1][N], const A (&c)[COLUMNS + 1][N], u32,
+      A (&y)[1 + RESIDUAL][N]) const {
+    UNROLL for (int i = 0; i < N; ++i) {
+      y[RESIDUAL][i] = x[0][i];
+      y[0][i] = x[0][i] * known.inverse;
+      if constexpr (COLUMNS > 0) y[0][i] *= c[0][i];
+    }
+  }
+};
+
+template <class A, int COLUMNS, bool RESIDUAL>
+struct RmsNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
+  using Base = NormBackward<A, COLUMNS, RESIDUAL>;
+  static constexpr int stages = 1, sums = COLUMNS, X = Base::X;
+  using State = Several<A, 2>;
+  struct Known {
+    A inverse, along;
+  };
+  f64 eps;
+
+  template <int S, int N>
+  HD void take(
+      State& s, const Known&, const A (&x)[X + 1][N], const A (&c)[COLUMNS + 1][N], u32) const {
+    UNROLL for (int i = 0; i < N; ++i) {
+      s.at[0] = fused(x[X][i], x[X][i], s.at[0]);
+      s.at[1] = fused(Base::pulled(x, c, i), x[X][i], s.at[1]);
+    }
+  }
+  template <int S> HD void settle(const State& s, A n, Known& known) const {
+    known.inverse = inverse_root(s.at[0] / n + A(eps));
+    known.along = s.at[1] * known.inverse / n * known.inverse;
+  }
+  template <int N>
+  HD void finish(
+      const Known& known, const A (&x)[X + 1][N], const A (&c)[COLUMNS + 1][N], u32,
+      A (&y)[1][N]) const {
+    UNROLL for (int i = 0; i < N; ++i) {
+      const A rest = fused(-x[X][i], known.along, Base::pulled(x, c, i));
+      y[0][i] = Base::more(x, i, known.inverse * rest);
+    }
+  }
+  template <int N>
+  HD void share(const Known& known, const A (&x)[X + 1][N], A (&t)[COLUMNS + 1][N]) const {
+    UNROLL for (int i = 0; i < N; ++i) t[0][i] = x[0][i] * (x[X][i] * known.inverse);
+  }
+};
+
+// The mean as a number and what its rounding left, so that a large one costs no accuracy.
+template <class A> struct Centre {
+  A mean, shift, inverse;
+  HD A deviation(A x) const { return x - mean; }
+  HD A normal(A x) const { return (x - mean - shift) * inverse; }
+  // From the sums of deviations and of their squares.
+  HD void spread(A first, A second, A n, A eps) {
+    shift = first / n;
+    const A variance = fused(-shift, shift, second / n);
+    inverse = inverse_root((variance < 0 ? A(0) : variance) + eps);
+  }
+};
+
+template <class A, int COLUMNS, bool RESIDUAL>
+struct LayerNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
+  static constexpr int stages = 2;
+  using State = Several<A, 2>;
+  using Known = Centre<A>;
+  f64 eps;
+
+  template <int S, int N>
+  HD void take(
+      State& s, const Known& known, const A (&x)[1][N], const A (&)[COLUMNS + 1][N],
+      u32 keep) const {
+    UNROLL for (int i = 0; i < N; ++i) {
+      if constexpr (S == 0) {
+        s.at[0] += x[0][i];
+      } else if (keep >> i & 1) {
+        const A d = known.deviation(x[0][i]);
+        s.at[0] += d;
+        s.at[1] = fused(d, d, s.at[1]);
+      }
+    }
+  }
+  template <int S> HD void settle(const State& s, A n, Known& known) const {
+    if constexpr (S == 0) known.mean = s.at[0] / n;
+    else known.spread(s.at[0], s.at[1], n, A(eps));
+  }
+  template <int N>
+  HD void finish(
+      const Known& known, const A (&x)[1][N], const A (&c)[COLUMNS + 1][N], u32,
+      A (&y)[1 + RESIDUAL][N]) const {
+    UNROLL for (int i = 0; i < N; ++i) {
+      y[RESIDUAL][i] = x[0][i];
+      const A normal = known.normal(x[0][i]);
+      if constexpr (COLUMNS == 2) y[0][i] = fused(normal, c[0][i], c[1][i]);
+      else y[0][i] = COLUMNS ? normal * c[0][i] : normal;
+    }
+  }
+};
+
+template <class A, int COLUMNS, bool RESIDUAL>
+struct LayerNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 3> {
+  using Base = NormBackward<A, COLUMNS, RESIDUAL>;
+  static constexpr int stages = 2, sums = 2 * COLUMNS, X = Base::X;
+  using State = Several<A, 3>;
+  struct Known : Centre<A> {
+    A pull, along;  // the means of the gradient, and of its product with the normalised row
+  };
+  f64 eps;
+
+  template <int S, int N>
+  HD void take(
+      State& s, const Known& known, const A (&x)[X + 1][N], const A (&c)[COLUMNS + 1][N],
+      u32 keep) const {
+    UNROLL for (int i = 0; i < N; ++i) {
+      if constexpr (S == 0) {
+        s.at[0] += x[X][i];
+        s.at[1] += Base::pulled(x, c, i);
+      } else if (keep >> i & 1) {
+        const A d = known.deviation(x[X][i]);
+        s.at[0] += d;
+        s.at[1] = fused(d, d, s.at[1]);
+        s.at[2] = fused(Base::pulled(x, c, i), d, s.at[2]);
+      }
+    }
+  }
+  template <int S> HD void settle(const State& s, A n, Known& known) const {
+    if constexpr (S == 0) {
+      known.mean = s.at[0] / n;
+      known.pull = s.at[1] / n;
+    } else {
+      known.spread(s.at[0], s.at[1], n, A(eps));
+      known.along = fused(-known.shift, known.pull, s.at[2] / n) * known.inverse;
+    }
+  }
+  template <int N>
+  HD void finish(
+      const Known& known, const A (&x)[X + 1][N], const A (&c)[COLUMNS + 1][N], u32,
+      A (&y)[1][N]) const {
+    UNROLL for (int i = 0; i < N; ++i) {
+      const A pulled = Base::pulled(x, c, i) - known.pull;
+      const A rest = fused(-known.normal(x[X][i]), known.along, pulled);
+      y[0][i] = Base::more(x, i, known.inverse * rest);
+    }
+  }
+  template <int N>
+  HD void share(const Known& known, const A (&x)[X + 1][N], A (&t)[2 * COLUMNS + 1][N]) const {
+    UNROLL for (int i = 0; i < N; ++i) {
+      t[0][i] = x[0][i] * known.normal(x[X][i]);
+      t[1][i] = x[0][i];
+    }
+  }
+};
+
+template <class A, int C> struct RmsNorm : RmsNormOf<A, C, false> {};
+template <class A, int C> struct AddRmsNorm : RmsNormOf<A, C, true> {};
+template <class A, int C> struct RmsNormBackward : RmsNormBackwardOf<A, C, false> {};
+template <class A, int C> struct AddRmsNormBackward : RmsNormBackwardOf<A, C, true> {};
+template <class A, int C> struct LayerNorm : LayerNormOf<A, C, false> {};
+template <class A, int C> struct AddLayerNorm : LayerNormOf<A, C, true> {};
+template <class A, int C> struct LayerNormBackward : LayerNormBackwardOf<A, C, false> {};
+template <class A, int C> struct AddLayerNormBackward : LayerNormBackwardOf<A, C, true> {};
+
+}  // namespace baracuda

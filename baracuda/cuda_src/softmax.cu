@@ -1,0 +1,127 @@
+// Softmax of rows, its logarithm, and the gradients of both from the results.
+#include "common/rows.cuh"
+
+namespace baracuda {
+
+// The largest scaled element that is kept, and the sum of the exponentials of all beside it.
+template <class A> struct Exponentials {
+  static constexpr int loads = 1, inputs = 1, columns = 0, outputs = 1, sums = 0, stages = 1;
+  using State = Several<A, 2>;
+  struct Known {
+    A most, sum;
+  };
+  f64 scale;
+
+  static HD A nothing() { return -A(infinity()); }
+  // Where all are -inf, or nothing is kept, the sum is 0.
+  static HD A base(A most) { return most == nothing() ? A(0) : most; }
+  template <int> static HD State start() { return {nothing(), A(0)}; }
+  template <int> static HD State join(const State& a, const State& b) {
+    const bool first = a.at[0] >= b.at[0];
+    const A low = first ? b.at[0] : a.at[0], most = larger(a.at[0], b.at[0]);
+    const A less = first ? b.at[1] : a.at[1], more = first ? a.at[1] : b.at[1];
+    return {most, fused(less, quick_exponential(low - base(most)), more)};
+  }
+  template <int S, int N>
+  HD void take(
+      State& s, const Known&, const A (&x)[1][N], const A (&)[1][N], u32 keep) const {
+    const A factor = A(scale);
+    A most = s.at[0];
+    UNROLL for (int i = 0; i < N; ++i) {
+      most = larger(most, keep >> i & 1 ? x[0][i] * factor : nothing());
+    }
+    const A from = base(most);
+    A sum = s.at[1] * quick_exponential(s.at[0] - from);
+    UNROLL for (int i = 0; i < N; ++i) {
+      const A d = keep >> i & 1 ? fused(x[0][i], factor, -from) : nothing();
+      sum += quick_exponential(d);
+    }
+    s = {most, sum};
+  }
+  template <int S> HD void settle(const State& s, A, Known& known) const {
+    known.most = base(s.at[0]);
+    known.sum = s.at[1];
+  }
+};
+
+template <class A, int> struct Softmax : Exponentials<A> {
+  using typename Exponentials<A>::Known;
+  template <int N>
+  HD void finish(
+      const Known& known, const A (&x)[1][N], const A (&)[1][N], u32 keep, A (&y)[1][N]) const {
+    const A factor = A(this->scale), inverse = 1 / known.sum;
+    UNROLL for (int i = 0; i < N; ++i) {
+      const A e = quick_exponential(fused(x[0][i], factor, -known.most));
+      y[0][i] = keep >> i & 1 ? e * inverse : A(0);
+    }
+  }
+};
+
+template <class A, int> struct LogSoftmax : Exponentials<A> {
+  using typename Exponentials<A>::Known;
+  template <int N>
+  HD void finish(
+      const Known& known, const A (&x)[1][N], const A (&)[1][N], u32 keep, A (&y)[1][N]) const {
+    const A factor = A(this->scale), log = logarithm(known.sum);
+    UNROLL for (int i = 0; i < N; ++i) {
+      const A d = fused(x[0][i], factor, -known.most) - log;
+      y[0][i] = keep >> i & 1 ? d : this->nothing();
+    }
+  }
+};
+
+// Inputs are dy and y.
+template <class A> struct FromResult {
+  static constexpr int loads = 2, inputs = 2, columns = 0, outputs = 1, sums = 0, stages = 1;
+  using State = Several<A, 1>;
+  struct Known {
+    A along;
+  };
+  f64 scale;
+
+  template <int> static HD State start() { return {}; }
+  template <int> static HD State join(const State& a, const State& b) {
+    return {a.at[0] + b.at[0]};
+  }
+  template <int S> HD void settle(const State& s, A, Known& known) const {
+    known.along = s.at[0];
+  }
+};
+
+template <class A, int> struct SoftmaxBackward : FromResult<A> {
+  using typename FromResult<A>::Known;
+  using typename FromResult<A>::State;
+  template <int S, int N>
+  HD void take(
+      State& s, const Known&, const A (&x)[2][N], const A (&)[1][N], u32) const {
+    UNROLL for (int i = 0; i < N; ++i) s.at[0] = fused(x[0][i], x[1][i], s.at[0]);
+  }
+  template <int N>
+  HD void finish(
+      const Known& known, const A (&x)[2][N], const A (&)[1][N], u32, A (&y)[1][N]) const {
+    UNROLL for (int i = 0; i < N; ++i) {
+      y[0][i] = A(this->scale) * (x[1][i] * (x[0][i] - known.along));
+    }
+  }
+};
+
+// What is left out has the logarithm -inf, and no gradient.
+template <class A, int> struct LogSoftmaxBackward : FromResult<A> {
+  using typename FromResult<A>::Known;
+  using typename FromResult<A>::State;
+  template <int S, int N>
+  HD void take(
+      State& s, const Known&, const A (&x)[2][N], const A (&)[1][N], u32) const {
+    UNROLL for (int i = 0; i < N; ++i) s.at[0] += x[1][i] == -A(infinity()) ? A(0) : x[0][i];
+  }
+  template <int N>
+  HD void finish(
+      const Known& known, const A (&x)[2][N], const A (&)[1][N], u32, A (&y)[1][N]) const {
+    UNROLL for (int i = 0; i < N; ++i) {
+      const A rest = fused(-quick_exponential(x[1][i]), known.along, x[0][i]);
+      y[0][i] = x[1][i] == -A(infinity()) ? A(0) : A(this->scale) * rest;
+    }
+  }
+};
+
+}  // namespace baracuda

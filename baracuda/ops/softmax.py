@@ -1,0 +1,278 @@
+"""Softmax along any axis, its logarithm, and what a mask or a diagonal leaves out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Unpack
+
+from baracuda.check import flag, integer, real
+from baracuda.dispatch import Dispatch
+from baracuda.errors import value_error
+from baracuda.libraries import Array, library_of
+from baracuda.op import op
+from baracuda.shapes import Axes
+from baracuda.spec import Case, Kernel
+
+
+def _diagonal(name: str, axes: Axes, options: dict[str, Any]) -> Mapping[str, int]:
+    """A diagonal is one of the last two axes."""
+    if options.get("causal") and (axes["c"] or not axes["b"]):
+        where = "axis=-1 of an array of rank 2 or more"
+        raise value_error(name, "causal", where, f"axis {options['axis']}", axes)
+    return {}
+
+
+_softmax = partial(
+    op,
+    category="softmax",
+    options={"axis": integer, "causal": flag},
+    scalars={"scale": real},
+    cases=(
+        Case({"b": (3,), "n": 8, "c": ()}, scale=0.7),
+        Case({"b": (), "n": 5, "c": (3,)}, axis=0, scale=-1.5),
+        Case({"b": (2, 3), "n": 4, "c": ()}, causal=True),
+    ),
+)
+_forward = partial(
+    _softmax,
+    "x[*b n@axis *c] -> y[*b n *c]",
+    "x[*b n@axis *c], mask[*b? n? *c?] -> y[*b n *c]",
+    masks=("mask",),
+    located={"causal": "b"},
+    resolve=_diagonal,
+)
+_backward = partial(
+    _softmax,
+    "dy[*b n@axis *c], y[*b n *c] -> dx[*b n *c]",
+    options={"axis": integer},
+)
+
+
+def _kernel(functor: str) -> Kernel:
+    return Kernel("softmax.cu", functor, schedule="rows")
+
+
+def _kept(x: Array, mask: Array | None, causal: bool) -> Array | None:
+    """Where an element counts, None where all do."""
+    if not causal:
+        return mask
+    library = library_of(x)
+    arange, device = library.xp.arange, library.device_of(x)
+    queries, keys = x.shape[-2:]
+    keep = arange(keys, device=device) <= arange(queries, device=device)[:, None] + (keys - queries)
+    return keep if mask is None else keep & mask
+
+
+def _exponents(
+    x: Array, mask: Array | None, axis: int, scale: float, causal: bool
+) -> tuple[Array, Array | None, Array]:
+    """Scaled elements less the largest of their row, where they count, and sums of exponentials."""
+    xp, keep = library_of(x).xp, _kept(x, mask, causal)
+    z = x * scale
+    if keep is not None:
+        z = xp.where(keep, z, -xp.inf)
+    if x.shape[axis] == 0:
+        return z, keep, z
+    most = xp.max(z, axis=axis, keepdims=True)
+    d = z - xp.where(most == -xp.inf, 0, most)
+    total = xp.sum(xp.exp(d), axis=axis, keepdims=True)
+    return d, keep, xp.where(total == 0, 1, total)
+
+
+@_forward(kernel=_kernel("Softmax"))
+def softmax(
+    x: Array,
+    mask: Array | None = None,
+    /,
+    *,
+    axis: int = -1,
+    scale: float = 1.0,
+    causal: bool = False,
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """Exponentials of ``scale * x`` as parts of their sum along an axis.
+
+    Parameters
+    ----------
+    x : array of shape [*b, n, *c]
+        Any floating dtype.
+    mask : boolean array of the rank of `x`, optional
+        True where an element counts; its extents are those of `x`, or 1.
+    axis : int
+        Where rows lie; negative counts from the end.
+    scale : float
+        A run-time value.
+    causal : bool
+        Of a row q of the last two axes, [.., Q, K], entries up to ``q + K - Q`` count.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [*b, n, *c]
+        dtype of `x`, C order; 0 where an element does not count.
+
+    Raises
+    ------
+    TypeError
+        A dtype that is not floating, a mask that is not boolean; mixed libraries, devices or
+        dtypes; `scale` not a real number.
+    ValueError
+        No such axis; `causal` with an axis other than the last; a mask that does not broadcast.
+
+    Notes
+    -----
+    Agrees with `torch.nn.functional.softmax`, but a row of which nothing counts, or that is -inf
+    throughout, gives 0 where torch gives NaN. A NaN that counts makes its row NaN. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.softmax(np.log([[1.0, 3.0], [2.0, 2.0]]), causal=True).round(4)
+    array([[1. , 0. ],
+           [0.5, 0.5]])
+    """
+    d, keep, total = _exponents(x, mask, axis, scale, causal)
+    xp = library_of(x).xp
+    y = xp.exp(d) / total
+    return y if keep is None else xp.where(keep, y, 0)
+
+
+@_backward(adjoint_of="softmax", kernel=_kernel("SoftmaxBackward"))
+def softmax_backward(
+    dy: Array,
+    y: Array,
+    /,
+    *,
+    axis: int = -1,
+    scale: float = 1.0,
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """Gradient of `softmax` from its result: ``scale * y * (dy - sum(dy * y))``.
+
+    Parameters
+    ----------
+    dy : array of shape [*b, n, *c]
+        Gradient of the result.
+    y : array of shape [*b, n, *c]
+        The result of `softmax`, which says also what counted.
+    axis, scale, **dispatch
+        As in `softmax`.
+
+    Returns
+    -------
+    array of shape [*b, n, *c]
+        dtype of `dy`, C order; 0 where an element did not count.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `softmax`; `dy` and `y` of different shapes.
+
+    Notes
+    -----
+    Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.softmax_backward(np.asarray([1.0, 0.0]), np.asarray([0.5, 0.5]))
+    array([ 0.25, -0.25])
+    """
+    along = library_of(dy).xp.sum(dy * y, axis=axis, keepdims=True)
+    return (y * (dy - along)) * scale
+
+
+@_forward(kernel=_kernel("LogSoftmax"))
+def log_softmax(
+    x: Array,
+    mask: Array | None = None,
+    /,
+    *,
+    axis: int = -1,
+    scale: float = 1.0,
+    causal: bool = False,
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """Logarithm of `softmax`: ``scale * x - log(sum(exp(scale * x)))``.
+
+    Parameters
+    ----------
+    x, mask, axis, scale, causal, **dispatch
+        As in `softmax`.
+
+    Returns
+    -------
+    array of shape [*b, n, *c]
+        dtype of `x`, C order; -inf where an element does not count.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `softmax`.
+
+    Notes
+    -----
+    Agrees with `torch.nn.functional.log_softmax`, but a row of which nothing counts, or that is
+    -inf throughout, gives -inf where torch gives NaN. A NaN that counts makes its row NaN.
+    Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.log_softmax(np.asarray([1e4, 1e4])).round(4)
+    array([-0.6931, -0.6931])
+    """
+    d, keep, total = _exponents(x, mask, axis, scale, causal)
+    xp = library_of(x).xp
+    y = d - xp.log(total)
+    return y if keep is None else xp.where(keep, y, -xp.inf)
+
+
+@_backward(adjoint_of="log_softmax", kernel=_kernel("LogSoftmaxBackward"))
+def log_softmax_backward(
+    dy: Array,
+    y: Array,
+    /,
+    *,
+    axis: int = -1,
+    scale: float = 1.0,
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """Gradient of `log_softmax` from its result: ``scale * (dy - exp(y) * sum(dy))``.
+
+    Parameters
+    ----------
+    dy : array of shape [*b, n, *c]
+        Gradient of the result.
+    y : array of shape [*b, n, *c]
+        The result of `log_softmax`, which says also what counted.
+    axis, scale, **dispatch
+        As in `log_softmax`.
+
+    Returns
+    -------
+    array of shape [*b, n, *c]
+        dtype of `dy`, C order; 0 where `y` is -inf, whose `dy` does not matter.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `softmax`; `dy` and `y` of different shapes.
+
+    Notes
+    -----
+    Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.log_softmax_backward(np.asarray([1.0, 0.0]), np.log([0.5, 0.5])).round(4)
+    array([ 0.5, -0.5])
+    """
+    xp = library_of(dy).xp
+    counts = y != -xp.inf
+    dy = xp.where(counts, dy, 0)
+    along = xp.sum(dy, axis=axis, keepdims=True)
+    return (dy - xp.exp(y) * along) * scale

@@ -1,0 +1,192 @@
+"""Norms and softmax without a GPU: every way of sharing a row, in two orders of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import emulator
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from baracuda import check
+from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.schedules import plan
+from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
+from baracuda.dispatch import DEFAULT
+from baracuda.dtypes import named
+from baracuda.numerics import stored_as
+from baracuda.op import registry
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+FACTS = DeviceFacts(0, "sm_90", 4, 232448)
+DTYPES = ("float32", "bfloat16", "float64")
+# Lengths of rows: a lane, lanes, a warp, a block, and what a block does not hold.
+LENGTHS = {"float32": (1, 7, 64, 1000, 4096, 20004), "bfloat16": (1, 7, 64, 1000, 4096, 40008),
+           "float64": (1, 7, 300, 1000, 5002)}  # fmt: skip
+NORMS = [name for name, op in registry.items() if op.spec.category == "norm"]
+SOFTMAXES = [name for name, op in registry.items() if op.spec.category == "softmax"]
+
+
+class Trial(NamedTuple):
+    """A call on arrays that lie in some way."""
+
+    op: str
+    arrays: tuple[Array | None, ...]
+    scalars: dict[str, float]
+    call: Call
+    steps: Steps
+    label: str
+
+
+def lying(x: Array, how: str) -> Array:
+    """A copy of `x`: dense, with room behind rows, every other element, or one element off."""
+    if how == "dense" or x.ndim == 0:
+        return emulator.placed(x)
+    room = {"padded": 16, "stepped": x.shape[-1], "odd": 1}[how]
+    wide = emulator.empty((*x.shape[:-1], x.shape[-1] + room), x.dtype.name)
+    first, step = int(how == "odd"), 1 + (how == "stepped")
+    view = wide[..., first::step][..., : x.shape[-1]]
+    view[...] = x
+    return view
+
+
+def trial(
+    op: str, shapes: dict[str, Shape], dtype: str, how: str = "dense", add: bool = False,
+    **options: Any,
+) -> Trial:  # fmt: skip
+    spec = registry[op].spec
+    rng = np.random.default_rng(len(op) + sum(next(iter(shapes.values()))))
+    arrays: list[Array | None] = []
+    for name in spec.arrays:
+        if name not in shapes:
+            arrays.append(None)
+        elif name in spec.masks:
+            arrays.append(lying(rng.integers(0, 3, shapes[name]) > 0, how))
+        else:
+            x = rng.standard_normal(shapes[name])
+            if name == "y":
+                axis = options.get("axis", -1)
+                x = np.exp(x) / np.exp(x).sum(axis, keepdims=True)
+                x = np.log(x) if "log" in op else x
+            arrays.append(lying(x.astype(getattr(ml_dtypes, dtype, dtype)), how))
+    problem = check.problem(spec, arrays, options, DEFAULT)
+    given = [x for x in arrays if x is not None]
+    alignment = 16 if how != "odd" else 1
+    assert all(x.ctypes.data % alignment == 0 for x in given)
+    outs = tuple(strides_of(x) for x in problem.outputs)
+    call = Call(problem, FACTS, outs, add, alignment)
+    scalars = {"scale": 0.7} if "scale" in spec.scalars else {"eps": 1e-5}
+    label = f"{op} {shapes} {how} {options}"
+    return Trial(op, tuple(arrays), scalars, call, plan(call), label)
+
+
+def norm_trials(op: str, dtype: str) -> Iterator[Trial]:
+    spec = registry[op].spec
+    for n in LENGTHS[dtype]:
+        rows = (3, 5) if n < 100 else (1, 3) if n < 5000 else (2,)
+        hows = ("dense", "padded", "odd", "stepped") if n in (64, 300) else ("dense",)
+        for form in (spec.signatures[-1], *spec.signatures[:-1][: n in (7, 1000)]):
+            shapes = {p.name: p.shape({"b": rows, "n": n}) for p in form.inputs}
+            yield from (trial(op, shapes, dtype, how) for how in hows)
+            if spec.accumulates and n in (7, 1000):
+                yield trial(op, shapes, dtype, add=True)
+    # More rows than blocks that keep sums.
+    if spec.accumulates and dtype == "bfloat16":
+        shapes = {p.name: p.shape({"b": (1300,), "n": 20}) for p in spec.signatures[-1].inputs}
+        yield trial(op, shapes, dtype)
+
+
+def softmax_trials(op: str, dtype: str) -> Iterator[Trial]:
+    spec = registry[op].spec
+    forms = spec.signatures
+    for n in LENGTHS[dtype]:
+        rows = (3, 5) if n < 100 else (1, 3) if n < 5000 else (2,)
+        hows = ("dense", "padded", "odd", "stepped") if n in (64, 300) else ("dense",)
+        shapes = {p.name: (*rows, n) for p in forms[0].inputs}
+        yield from (trial(op, shapes, dtype, how) for how in hows)
+        if spec.accumulates:
+            yield trial(op, shapes, dtype, add=True)
+        elif n > 1:
+            yield trial(op, shapes, dtype, causal=True)
+            yield trial(op, {**shapes, "mask": (*rows[:-1], 1, n)}, dtype)
+    if not spec.accumulates:
+        # More queries than keys: rows of which nothing counts.
+        yield trial(op, {"x": (2, 11, 6), "mask": (1, 11, 6)}, dtype, "odd", causal=True)
+    for shape, axis in (((3, 40, 64), 1), ((33, 7), 0), ((2, 700, 9), 1)):
+        shapes = {p.name: shape for p in forms[0].inputs}
+        yield trial(op, shapes, dtype, axis=axis)
+        yield trial(op, shapes, dtype, "odd", axis=axis)
+
+
+@cache
+def trials(category: str, dtype: str) -> tuple[Trial, ...]:
+    every = NORMS if category == "norm" else SOFTMAXES
+    of = norm_trials if category == "norm" else softmax_trials
+    return tuple(one for op in every for one in of(op, dtype))
+
+
+@cache
+def entries(category: str, dtype: str) -> tuple[Entry, ...]:
+    """Every kernel of these, compiled together."""
+    found = {s.entry.symbol: s.entry for one in trials(category, dtype) for s in one.steps.kernels}
+    return tuple(found.values())
+
+
+def reference(one: Trial) -> tuple[Array, ...]:
+    """The body in float64, what is stored in between rounded as the dtype has it."""
+    wide = [x if x is None or x.dtype == bool else x.astype(np.float64) for x in one.arrays]
+    while wide[-1] is None:
+        wide.pop()
+    options = one.call.problem.options
+    with stored_as(one.call.problem.dtype):
+        found = registry[one.op](*wide, **options, **one.scalars, backend="array_api")
+    return found if isinstance(found, tuple) else (found,)
+
+
+def pulled(one: Trial) -> float:
+    """How large what cancels in the gradient of a norm may be."""
+    if not one.op.endswith("norm_backward"):
+        return 0.0
+    dy, *_, x = [a.astype(np.float64) for a in one.arrays if a is not None and a.ndim > 1]
+    weight = one.arrays[-1]
+    least = np.min(x.var(-1) if "layer" in one.op else (x * x).mean(-1))
+    pull = abs(dy).max() * (1 if weight is None else abs(weight.astype(np.float64)).max())
+    return float(pull / (least + 1e-5) ** 0.5)
+
+
+def computed(one: Trial, category: str, dtype: str, seed: int) -> list[Array]:
+    outs = [emulator.empty(x.shape, dtype) for x in one.call.problem.outputs]
+    if one.call.add:
+        for x in outs:
+            x[...] = 0.5
+    given = [x for x in one.arrays if x is not None]
+    scalars = list(one.scalars.values())
+    emulator.run(entries(category, dtype), one.steps, [*given, *outs], seed, scalars)
+    return outs
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("category", ["norm", "softmax"])
+def test_rows_are_the_body_in_any_order_of_threads(category: str, dtype: str) -> None:
+    kind = named(dtype)
+    eps, small = kind.eps, named(kind.accumulate).eps
+    for one in trials(category, dtype):
+        first, second = (computed(one, category, dtype, seed) for seed in (0, 1))
+        for x, again, want in zip(first, second, reference(one), strict=True):
+            assert x.tobytes() == again.tobytes(), one.label
+            want = want + 0.5 * one.call.add
+            got = x.astype(np.float64)
+            finite = np.isfinite(want)
+            assert np.array_equal(got[~finite], want[~finite], equal_nan=True), one.label
+            rows = len(one.arrays[0].reshape(-1, one.arrays[0].shape[-1]))
+            got, want = got[finite], want[finite]
+            size = np.max(np.abs(want), initial=pulled(one)) + 0.5 * one.call.add
+            most = (0.51 * eps if kind.accumulate != dtype else eps) * np.abs(want)
+            most += small * (16 * size + 2 * rows**0.5)
+            error = np.abs(got - want)
+            assert np.all(error <= most), (one.label, float(error.max()))
