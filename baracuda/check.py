@@ -296,11 +296,17 @@ def indices(problem: Problem, arrays: Sequence[Array]) -> None:
             continue
         x = problem.library.values(x)
         extent, xp = problem.axes[axis], library_of(x).xp
-        bad = (x < 0) | (x >= extent)
-        if "ignore_index" in problem.options:
-            bad = bad & (x != problem.options["ignore_index"])
+        bad = outside(problem, x, extent)
         if bool(xp.any(bad)):
             raise out_of_range(problem, name, extent, x, xp.nonzero(bad))
+
+
+def outside(problem: Problem, x: Array, extent: Any) -> Array:
+    """Which entries of an integer input are out of range, but for one that stands for none."""
+    bad = (x < 0) | (x >= extent)
+    if "ignore_index" in problem.options:
+        bad = bad & (x != problem.options["ignore_index"])
+    return bad
 
 
 def out_of_range(

@@ -285,7 +285,7 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     }
     cotangents = [p for p in form.inputs if spec.adjoint_of and p.name.startswith("d")]
     shared = frozenset.intersection(*[p.names for p in (*form.outputs, *cotangents)])
-    return shared & frozenset(
+    return shared & {
         t.name
         for p in form.outputs
         for t in p.terms
