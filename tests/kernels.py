@@ -55,6 +55,10 @@ LOSS = (
     Case({"s": (HUGE, HUGE)}, reduction="sum"),
     Case({"s": (7, 64)}, reduction="none"),
 )
+CROSS_ENTROPY = (
+    *(Case({"b": (6,), "v": v, "c": ()}, reduction="mean") for v in (64, 4096, HUGE)),
+    Case({"b": (6,), "v": 64, "c": (32,)}, axis=1, reduction="none"),
+)
 ROPE = tuple(
     Case(axes, interleaved=interleaved, **more)
     for interleaved in (True, False)
@@ -125,6 +129,7 @@ CASES = {
     "elementwise": ELEMENTWISE,
     "gated": GATED,
     "loss": LOSS,
+    "cross_entropy": CROSS_ENTROPY,
     "rope": ROPE,
     "lp_pool1d": POOL_1D,
     "lp_pool2d": POOL_2D,
