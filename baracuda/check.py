@@ -68,6 +68,18 @@ def positive(*, inf: bool = False, zero: bool = False) -> Normaliser:
     return normalise
 
 
+def between(low: float, high: float) -> Normaliser:
+    """A real number from `low` to `high`."""
+
+    def normalise(op: str, name: str, value: Any) -> float:
+        number = real(op, name, value)
+        if not low <= number <= high:
+            raise value_error(op, name, f"a number from {low} to {high}", value)
+        return number
+
+    return normalise
+
+
 def optional(inner: Normaliser) -> Normaliser:
     """None, or what `inner` takes."""
     return lambda op, name, value: None if value is None else inner(op, name, value)
@@ -284,9 +296,17 @@ def indices(problem: Problem, arrays: Sequence[Array]) -> None:
             continue
         x = problem.library.values(x)
         extent, xp = problem.axes[axis], library_of(x).xp
-        bad = (x < 0) | (x >= extent)
+        bad = outside(problem, x, extent)
         if bool(xp.any(bad)):
             raise out_of_range(problem, name, extent, x, xp.nonzero(bad))
+
+
+def outside(problem: Problem, x: Array, extent: Any) -> Array:
+    """Which entries of an integer input are out of range, but for one that stands for none."""
+    bad = (x < 0) | (x >= extent)
+    if "ignore_index" in problem.options:
+        bad = bad & (x != problem.options["ignore_index"])
+    return bad
 
 
 def out_of_range(

@@ -13,7 +13,7 @@ import torch
 
 from baracuda.dtypes import named
 from baracuda.testing.cases import Call, subjects, to_numpy
-from baracuda.testing.laws import tolerance
+from baracuda.testing.laws import apart, tolerance
 
 MARKS = [
     pytest.mark.gpu,
@@ -57,7 +57,7 @@ def close(call: Call, got: Any, times: float = 1.0, plus: float = 0.0) -> None:
         want = times * want + plus
         # A sum rounds once more.
         rounded = 2 * eps * (np.abs(want) + plus) * (times != 1 or plus != 0)
-        assert np.all(np.abs(have - want) <= times * most + rounded), what
+        assert np.all(np.abs(apart(have, want)) <= times * most + rounded), what
 
 
 def run_at_once(tasks: Sequence[Callable[[], None]]) -> None:

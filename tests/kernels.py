@@ -56,6 +56,10 @@ LOSS = (
     Case({"s": (HUGE, HUGE)}, reduction="sum"),
     Case({"s": (7, 64)}, reduction="none"),
 )
+CROSS_ENTROPY = (
+    *(Case({"b": (6,), "v": v, "c": ()}, reduction="mean") for v in (64, 4096, HUGE)),
+    Case({"b": (6,), "v": 64, "c": (32,)}, axis=1, reduction="none"),
+)
 ROPE = tuple(
     Case(axes, interleaved=interleaved, **more)
     for interleaved in (True, False)
@@ -107,16 +111,34 @@ INDEXING = (
     Case({"b": (HUGE,), "n": 64, "c": (), "i": (HUGE,), "k": HUGE, "j": ()}, axis=1),
     Case({"b": (), "n": HUGE, "c": (HUGE,), "i": (), "k": HUGE, "j": (HUGE,)}, axis=0),
 )
+# Rows for some lanes, a warp, a block, and more than a block; rows of too many for 32 bits.
+NORM = tuple(Case({"b": (3, 5), "n": n}) for n in (20, 4096, 1 << 18))
+SOFTMAX = tuple(
+    Case({"b": (3, 5), "n": n, "c": c}, axis=2, causal=causal)
+    for n, c, causal in (
+        (24, (), False),
+        (4096, (), False),
+        (1 << 18, (), False),
+        (24, (), True),
+        (4096, (), True),
+        (1 << 18, (), True),
+        (40, (64,), False),
+        (4096, (64,), False),
+    )
+)
 # By op or category. Ops whose arrays all have one shape need none of their own: for their schedule
 # `lerp` stands with all that it tells apart.
 CASES = {
     "lerp": ELEMENTWISE,
     "gated": GATED,
     "loss": LOSS,
+    "cross_entropy": CROSS_ENTROPY,
     "rope": ROPE,
     "lp_pool1d": POOL_1D,
     "lp_pool2d": POOL_2D,
     "indexing": INDEXING,
+    "norm": NORM,
+    "softmax": SOFTMAX,
 }
 
 # How the arrays of a call lie: the floating ones, the integer one, the outputs ("": new ones).
@@ -209,7 +231,7 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
                 if pattern.is_option:
                     options[pattern.name] = shape
                 else:
-                    kind = index if integer else dtype
+                    kind = spec.dtype_of(pattern.name, dtype, index)
                     arrays[pattern.name] = phantom(shape, layout[integer], kind)
             yield check.problem(spec, list(arrays.values()), options, DEFAULT), layout[2]
 

@@ -1,4 +1,4 @@
-"""Norms and softmax without a GPU: every way of sharing a row, on fibers, in two orders of threads."""
+"""Norms and softmax without a GPU: every way of sharing a row, in two orders of threads."""
 
 from __future__ import annotations
 
@@ -44,14 +44,13 @@ class Trial(NamedTuple):
 
 
 def lying(x: Array, how: str) -> Array:
-    """A copy of `x`: dense, with room behind each row, every other element, or off by one element."""
+    """A copy of `x`: dense, with room behind rows, every other element, or one element off."""
     if how == "dense" or x.ndim == 0:
         return emulator.placed(x)
     room = {"padded": 16, "stepped": x.shape[-1], "odd": 1}[how]
     wide = emulator.empty((*x.shape[:-1], x.shape[-1] + room), x.dtype.name)
-    view = {"padded": wide[..., : x.shape[-1]], "stepped": wide[..., ::2], "odd": wide[..., 1:]}[
-        how
-    ]
+    first, step = int(how == "odd"), 1 + (how == "stepped")
+    view = wide[..., first::step][..., : x.shape[-1]]
     view[...] = x
     return view
 
@@ -156,9 +155,8 @@ def pulled(one: Trial) -> float:
     dy, *_, x = [a.astype(np.float64) for a in one.arrays if a is not None and a.ndim > 1]
     weight = one.arrays[-1]
     least = np.min(x.var(-1) if "layer" in one.op else (x * x).mean(-1))
-    return float(
-        abs(dy).max() * (1 if weight is None else abs(weight).max()) / (least + 1e-5) ** 0.5
-    )
+    pull = abs(dy).max() * (1 if weight is None else abs(weight.astype(np.float64)).max())
+    return float(pull / (least + 1e-5) ** 0.5)
 
 
 def computed(one: Trial, category: str, dtype: str, seed: int) -> list[Array]:

@@ -39,6 +39,8 @@ MAGNITUDES = (
     40.0, 88.0, 103.0, 700.0, 1e4, 1e18, 1e30,
 )  # fmt: skip
 EDGES = (*MAGNITUDES, *(-x for x in MAGNITUDES), math.inf, -math.inf, math.nan)
+# Schedules of functors that take elements one by one.
+FORMULAS = ("elementwise", "reduce", "rope", "window", "covering")
 POWERS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, math.inf)
 
 each_type = pytest.mark.parametrize("kind", list(TYPES))
@@ -149,14 +151,10 @@ def normal(x: Any, kind: str) -> NDArray[Any]:
     return np.asarray(inside | (size == 0) | ~np.isfinite(x))
 
 
-# What moves data between threads is tested on fibers: test_emulated*.py.
-EMULATED = ("gather", "scatter", "rows")
-
-
 def test_every_functor_is_tested(functors: ctypes.CDLL) -> None:
     for name, op in registry.items():
         assert op.spec.kernel is not None
-        functor, formula = op.spec.kernel.functor, op.spec.kernel.schedule not in EMULATED
+        functor, formula = op.spec.kernel.functor, op.spec.kernel.schedule in FORMULAS
         ends = [""] if op.spec.category != "pooling" else ["_1", "_2", "_REAL", "_INFINITE"]
         for end, kind in product(ends if formula else [], TYPES):
             assert hasattr(functors, f"{functor}{end}_{kind}"), name

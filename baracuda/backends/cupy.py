@@ -13,7 +13,7 @@ import cupyx
 import numpy as np
 
 from baracuda import body
-from baracuda.check import out_of_range
+from baracuda.check import out_of_range, outside
 from baracuda.dtypes import numpy_dtype
 from baracuda.libraries import Array, adopt, library
 from baracuda.libraries.cupy import CuPy
@@ -222,7 +222,7 @@ def look_at(problem: Problem, name: str, index: Array) -> None:
         return
     extent = problem.axes[problem.spec.integers[name] or ""]
     flat = index.ravel()
-    bad = (flat < 0) | (flat >= extent)
+    bad = outside(problem, flat, extent)
     first = bad.argmax()
     found = cupy.stack([x.astype(np.int64) for x in (bad.take(first), first, flat.take(first))])
     host = cupyx.empty_pinned(3, np.int64)

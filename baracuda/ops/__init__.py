@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from baracuda.op import registry
 from baracuda.ops.clipped import *
+from baracuda.ops.cross_entropy import *
 from baracuda.ops.divergence import *
 from baracuda.ops.elementwise import *
 from baracuda.ops.exponential_units import *

@@ -253,10 +253,10 @@ def _drawn(
             extent = spec.integers[pattern.name]
             top = axes[extent] if extent else 1_000_000
             out[pattern.name] = rng.integers(0, max(top, 1), shape).astype(np.int64)
-        elif pattern.name in spec.within:
-            out[pattern.name] = rng.uniform(*spec.within[pattern.name], shape).astype(kind)
         elif pattern.name in spec.masks:
             out[pattern.name] = rng.integers(0, 3, shape) > 0
+        elif pattern.name in spec.within:
+            out[pattern.name] = rng.uniform(*spec.within[pattern.name], shape).astype(kind)
         elif named(dtype).kind == "float":
             out[pattern.name] = rng.standard_normal(shape).astype(kind)
         else:

@@ -80,7 +80,7 @@ def _arrays(arguments: argparse.Namespace, spec: OpSpec, device: str | None) -> 
         raise CannotRun(f"{len(arguments.shapes)} shapes, where {spec.name} {takes}")
     out = []
     for name, shape in zip(spec.arrays, arguments.shapes, strict=False):
-        dtype = arguments.index_dtype if name in spec.integers else arguments.dtype
+        dtype = spec.dtype_of(name, arguments.dtype, arguments.index_dtype)
         out.append(None if shape is None else make(arguments.xp, shape, dtype, device))
     return positional(out)
 

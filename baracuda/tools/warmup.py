@@ -133,8 +133,8 @@ def _arrays(
     for pattern in form.inputs:
         if not pattern.is_option:
             integer, shape = pattern.name in spec.integers, pattern.shape(axes)
-            kind, lying = (index, layout[1]) if integer else (dtype, layout[0])
-            found[pattern.name] = Phantom(kind, shape, lying(shape))
+            kind = spec.dtype_of(pattern.name, dtype, index)
+            found[pattern.name] = Phantom(kind, shape, layout[integer](shape))
     return [found.get(name) for name in spec.arrays]
 
 

@@ -28,6 +28,19 @@ template <class P> struct Beside {
 };
 template <> struct Beside<void> {};
 
+// V elements of a row from the e-th on, at once where it is WIDE, 0 for those that are not there.
+template <int V, bool WIDE, class T> DEVICE Vec<T, V> fetch(const T* p, i64 step, i32 e, i32 end) {
+  Vec<T, V> v{};
+  if constexpr (WIDE) {
+    if (e < end) v = load<V>(p + e);
+  } else {
+    UNROLL for (int i = 0; i < V; ++i) {
+      if (e + i < end) v.set(i, p[(e + i) * step]);
+    }
+  }
+  return v;
+}
+
 template <class F, class T, Way WAY, int HELD, bool WIDE, int LEFT, bool ADD> struct Rows {
   using A = Acc<T>;
   using State = typename F::State;
@@ -72,18 +85,6 @@ template <class F, class T, Way WAY, int HELD, bool WIDE, int LEFT, bool ADD> st
     return WHOLE ? FULL : held.kept >> h * V & FULL;
   }
 
-  static DEVICE Vec<T, V> fetch(const T* p, i64 step, i32 e, i32 end) {
-    Vec<T, V> v{};
-    if constexpr (WIDE) {
-      if (e < end) v = load<V>(p + e);
-    } else {
-      UNROLL for (int i = 0; i < V; ++i) {
-        if (e + i < end) v.set(i, p[(e + i) * step]);
-      }
-    }
-    return v;
-  }
-
   static DEVICE u32 kept(const Args& args, const Row& row, i32 e) {
     if constexpr (WHOLE) return FULL;
     u32 bits = 0;
@@ -99,7 +100,7 @@ template <class F, class T, Way WAY, int HELD, bool WIDE, int LEFT, bool ADD> st
 
   static DEVICE void columns(const Args& args, i32 e, A (&c)[COLUMNS + 1][V]) {
     UNROLL for (int k = 0; k < COLUMNS; ++k) {
-      widen(fetch(args.in[LOADS + k], args.step[K + k], e, args.n), c[k]);
+      widen(fetch<V, WIDE>(args.in[LOADS + k], args.step[K + k], e, args.n), c[k]);
     }
   }
 
@@ -118,7 +119,7 @@ template <class F, class T, Way WAY, int HELD, bool WIDE, int LEFT, bool ADD> st
   static DEVICE void fetch_all(const Args& args, const Row& row, i32 e, Vec<T, V> (&to)[IN]) {
     Vec<T, V> from[LOADS];
     UNROLL for (int k = 0; k < LOADS; ++k) {
-      from[k] = fetch(args.in[k] + row.at[k], args.step[k], e, row.end);
+      from[k] = fetch<V, WIDE>(args.in[k] + row.at[k], args.step[k], e, row.end);
     }
     merge(from, to);
   }
@@ -228,7 +229,7 @@ template <class F, class T, Way WAY, int HELD, bool WIDE, int LEFT, bool ADD> st
     UNROLL for (int h = 0; h < HELD; ++h) {
       const i32 e = (rank + h * lanes) * V;
       UNROLL for (int k = 0; k < LOADS; ++k) {
-        loaded.x[k][h] = fetch(args.in[k] + row.at[k], args.step[k], e, row.end);
+        loaded.x[k][h] = fetch<V, WIDE>(args.in[k] + row.at[k], args.step[k], e, row.end);
       }
     }
     Held<IN> held;

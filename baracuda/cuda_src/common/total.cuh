@@ -89,23 +89,32 @@ template <template <class> class F, class T, int V, int DEPTH, int DIMS, class I
   }
 };
 
-// The second stage: one block. A sum of nothing is 0, its mean 0 times NaN.
+// The second stage: one block. A sum of nothing is 0, its mean 0 times NaN. What is shared by as
+// many as the `counts` say is divided by their sum.
 template <class T> struct Total {
   using A = Acc<T>;
   static constexpr int RESIDENT = 1;
 
   struct Args {
     const A* sums;
+    const i32* counts;
     T* out;
     f64 share;
-    i32 count, pad;
+    i32 count, parts;
   };
 
   static DEVICE void run(const Args& args) {
     A sum = 0;
     for (i32 i = i32(threadIdx.x); i < args.count; i += i32(blockDim.x)) sum += args.sums[i];
     sum = block_total(sum);
-    if (threadIdx.x == 0) narrow(A(f64(sum) * args.share), *args.out);
+    if (threadIdx.x != 0) return;
+    f64 total = f64(sum) * args.share;
+    if (args.parts) {
+      i64 number = 0;
+      for (i32 i = 0; i < args.parts; ++i) number += args.counts[i];
+      total /= f64(number);
+    }
+    narrow(A(total), *args.out);
   }
 };
 

@@ -1,6 +1,7 @@
 """The schedules by the names that ops give them."""
 
 from baracuda.backends.cuda.schedules import (
+    cross_entropy,
     elementwise,
     gather,
     reduce,
@@ -14,6 +15,7 @@ from baracuda.spec import Refusal
 
 PLANNERS: dict[str, Planner] = {
     "elementwise": elementwise.plan,
+    "cross_entropy": cross_entropy.plan,
     "reduce": reduce.plan,
     "rope": rope.plan,
     "window": window.forward,

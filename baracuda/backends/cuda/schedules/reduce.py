@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from baracuda.backends.cuda.geometry import Packer
 from baracuda.backends.cuda.schedules import elementwise
 from baracuda.backends.cuda.schedules.elementwise import LAYOUTS, operands_of, share, way
 from baracuda.backends.cuda.steps import THREADS, Call, Step, Steps
-from baracuda.dtypes import named
 
+Place: TypeAlias = tuple[int, int]
+"""An array of a call, and how many bytes into it."""
 # Vectors of each input in flight per thread, and at least how often a thread does that.
 _DEPTH, _ROUNDS = 2, 4
 # Sums that the last block adds up, at most.
@@ -38,9 +41,15 @@ def plan(call: Call) -> Steps:
     sums = (call.workspace(), 0)
     front = [*[(x.slot, x.offset * itemsize) for x in inputs], sums]
     first = [Step(entry, (blocks, 1), arguments, front, scalars)] if blocks else []
-    last = Packer(False).pointers(2).add("d", share(problem, shape)).add("i", blocks, 0).done()
-    total = call.entry(f"Total<{call.type}>", len(last), "total")
-    return Steps(
-        (*first, Step(total, (1, 1), last, [sums, (out.slot, 0)])),
-        (((max(blocks, 1),), named(problem.dtype).accumulate),),
-    )
+    last = total(call, blocks, share(problem, shape), sums, sums, (out.slot, 0))
+    return Steps((*first, last), (((max(blocks, 1),), call.accumulate_dtype),))
+
+
+def total(
+    call: Call, count: int, share: float, sums: Place, counts: Place, out: Place, parts: int = 0
+) -> Step:
+    """Adds up what `count` blocks left: a share of that, or one by the number in `parts` counts."""
+    packer = Packer(False).pointers(3).add("d", share).add("i", count, parts)
+    arguments = packer.done()
+    entry = call.entry(f"Total<{call.type}>", len(arguments), "total")
+    return Step(entry, (1, 1), arguments, [sums, counts, out])

@@ -40,7 +40,7 @@ class Shares(NamedTuple):
     Attributes
     ----------
     way : str
-        ``LANES`` of a warp, a ``BLOCK``, or a block that reads what it cannot hold again (``LONG``).
+        ``LANES`` of a warp, a ``BLOCK``, or one that reads again what it cannot hold (``LONG``).
     lanes, threads : int
         Threads of a row, and of a block.
     held : int

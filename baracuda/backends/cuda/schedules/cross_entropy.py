@@ -1,0 +1,151 @@
+"""Cross entropy: a row of logits on chip, one look at its target, losses added up by blocks."""
+
+from __future__ import annotations
+
+import math
+from math import prod
+from typing import NamedTuple
+
+from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, divisor, merged
+from baracuda.backends.cuda.schedules import reduce, rows
+from baracuda.backends.cuda.steps import THREADS, WIDEST, Call, Step, Steps, flag
+from baracuda.layouts import Shape
+from baracuda.spec import Refusal
+
+# Vectors of a row that a thread holds, and threads of the largest block, by the bytes of an
+# element: the formulas take twice the registers in float64.
+_HELD, _MOST = {8: 2}, {8: 512}
+# Blocks that count targets, and how many each has to have for another one.
+_COUNTERS, _RUN = 64, 4096
+# Bytes of shared memory that are not for logits.
+_FIXED = 4 << 10
+_WIDE_TARGET, _REDUCED = 1, 2
+
+
+class Way(NamedTuple):
+    """How rows are shared, and walked over.
+
+    Attributes
+    ----------
+    how : rows.Shares
+    wide : bool
+        By vectors.
+    kept : int
+        Vectors of a thread in shared memory.
+    dims : list of Dim
+        Of the rows; logits, target, dlogits, and loss or dloss along them.
+    steps : tuple of int
+        From class to class, of logits and dlogits.
+    """
+
+    how: rows.Shares
+    wide: bool
+    kept: int
+    dims: list[Dim]
+    steps: tuple[int, int]
+
+
+def plan(call: Call) -> Steps:
+    """One kernel over all rows; before it how many count, after it their sum, where asked for."""
+    problem = call.problem
+    outs = {x.name: call.out(i) for i, x in enumerate(problem.outputs)}
+    logits, target = call.view("logits"), call.view("target")
+    dlogits, loss, dloss = outs.get("dlogits"), outs.get("loss"), call.given("dloss")
+    small = loss or dloss
+    n, count = logits.shape[problem.options["axis"]], prod(target.shape)
+    if n > rows._LONGEST:
+        raise Refusal(f"counts at most {rows._LONGEST} classes")
+    reduced = problem.options["reduction"] != "none"
+    mean = problem.options["reduction"] == "mean"
+    flat = (0,) * len(target.shape)
+    over = _way(call, [
+        logits.strides, target.strides, (dlogits or logits).strides,
+        flat if small is None or reduced else small.strides,
+    ])  # fmt: skip
+    blocks = -(-count // over.how.groups)
+    parts = min(max(-(-count // _RUN), 1), _COUNTERS) if mean and count else 0
+
+    # What a kernel has no use for is the address of something else.
+    workspaces: list[tuple[Shape, str]] = []
+    sums = counts = (logits.slot, 0)
+    if reduced and loss is not None:
+        sums = (call.workspace(len(workspaces)), 0)
+        workspaces.append(((max(blocks, 1),), call.accumulate_dtype))
+    if parts:
+        counts = (call.workspace(len(workspaces)), 0)
+        workspaces.append(((parts,), "int32"))
+    steps = [_counts(call, parts, counts)] if parts else []
+    if count:
+        slots = [x.slot if x else logits.slot for x in (logits, target, dloss, dlogits, loss)]
+        front = [*[(slot, 0) for slot in slots], sums, counts]
+        steps.append(_rows(call, over, blocks, parts, front))
+    if reduced and loss is not None:
+        share = 1.0 if parts or not mean else math.nan
+        out = (loss.slot, 0)
+        steps.append(reduce.total(call, blocks, share, sums, counts, out, parts))
+    return Steps(tuple(steps), tuple(workspaces))
+
+
+def _way(call: Call, strides: list[Shape]) -> Way:
+    problem = call.problem
+    axis, shape = problem.options["axis"], call.view("logits").shape
+    n, outer = shape[axis], (*shape[:axis], *shape[axis + 1 :])
+    every = [s if len(s) == len(outer) else (*s[:axis], *s[axis + 1 :]) for s in strides]
+    dims = merged(outer, every)
+    if len(dims) > MOST_DIMS:
+        raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
+    steps = strides[0][axis], strides[2][axis]
+    width = WIDEST // call.itemsize
+    numbers = [n, *[s for d in dims for s in (d.strides[0], d.strides[2])]]
+    wide = steps == (1, 1) and divisor(numbers, call.elements()) == width
+    held = _HELD.get(call.itemsize, 4)
+    how = rows.shares(n, width, held, _MOST.get(call.itemsize, rows._MOST))
+    if dims and abs(dims[0].strides[0]) < abs(steps[0]):
+        # Rows side by side: threads side by side have one each.
+        how = rows.Shares("ALONE", 1, THREADS, held)
+    kept = 0
+    if how.way == "LONG":
+        room = (call.facts.shared_per_block - _FIXED) // (how.threads * WIDEST)
+        kept = max(min(room, -(-n // (how.threads * width)) - held), 0)
+    return Way(how, wide, kept, dims, steps)
+
+
+def _rows(
+    call: Call, over: Way, blocks: int, parts: int, front: list[reduce.Place]
+) -> Step:  # fmt: skip
+    problem, how = call.problem, over.how
+    options, count = problem.options, prod(call.view("target").shape)
+    n = call.view("logits").shape[options["axis"]]
+    ahead = 0
+    if how.way == "BLOCK" and how.threads >= rows._LARGE:
+        ahead = rows._PROCESSORS * (rows._MOST // how.threads)
+    scalars = len(problem.spec.scalars)
+    packer = Packer(True).pointers(len(front)).add("d", *[0.0] * scalars)
+    packer.add("Q", call.listener).add("q", n, options["ignore_index"], count, ahead, *over.steps)
+    packer.add("i", n, how.lanes.bit_length() - 1, over.kept, parts)
+    flags = _WIDE_TARGET * (problem.index_dtype == "int64")
+    flags |= _REDUCED * (options["reduction"] != "none")
+    arguments = packer.add("I", call.ticket, flags).walk(over.dims, 4).done()
+    schedule = (
+        f"{call.functor}<{call.type}, {how.way}, {how.held}, {flag(over.wide)}, {flag(call.add)}>"
+    )
+    tags = (how.way.lower(), "wide" if over.wide else "strided", *["add"] * call.add)
+    by_block = how.way in ("BLOCK", "LONG")
+    bound = _MOST.get(call.itemsize, rows._MOST) if by_block else THREADS
+    entry = call.entry(schedule, len(arguments), *tags, threads=bound)
+    shared = over.kept * how.threads * WIDEST
+    return Step(entry, (blocks, 1), arguments, front, scalars, shared, how.threads)
+
+
+def _counts(call: Call, parts: int, counts: reduce.Place) -> Step:
+    """How many rows count."""
+    problem, target = call.problem, call.view("target")
+    count = prod(target.shape)
+    n = call.view("logits").shape[problem.options["axis"]]
+    packer = Packer(True).pointers(2).add("q", count, -(-count // parts), n)
+    packer.add("q", problem.options["ignore_index"])
+    packer.add("I", problem.index_dtype == "int64", 0)
+    dims = merged(target.shape, [target.strides])
+    arguments = packer.walk(dims, 1).done()
+    entry = call.entry("Counts", len(arguments), "counts", threads=1024)
+    return Step(entry, (parts, 1), arguments, [(target.slot, 0), counts])

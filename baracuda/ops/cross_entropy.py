@@ -1,0 +1,322 @@
+"""Cross entropy of logits and class indices, with its gradient apart or in the same pass."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple, Unpack
+
+from baracuda.check import between, choice, integer, positive
+from baracuda.dispatch import Dispatch
+from baracuda.dtypes import FLOATS
+from baracuda.libraries import Array, library_of
+from baracuda.op import op
+from baracuda.spec import Case, Kernel
+
+__all__ = [
+    "cross_entropy",
+    "cross_entropy_backward",
+    "cross_entropy_with_gradient",
+]
+
+OPTIONS = {
+    "axis": integer,
+    "ignore_index": integer,
+    "reduction": choice("mean", "sum", "none"),
+    "mode": choice("raise", "drop"),
+}
+SCALARS = {
+    "label_smoothing": between(0, 1),
+    "z_loss": positive(zero=True),
+    "softcap": positive(zero=True),
+}
+CASES = (
+    Case({"b": (5,), "v": 9, "c": ()}),
+    Case({"b": (2,), "v": 7, "c": (3,)}, axis=1, reduction="none", label_smoothing=0.1),
+    Case({"b": (2, 3), "v": 16, "c": ()}, reduction="sum", z_loss=0.01, softcap=2.0, mode="drop"),
+)
+
+_entropy = partial(
+    op,
+    category="cross_entropy",
+    dtypes=FLOATS,
+    options=OPTIONS,
+    scalars=SCALARS,
+    integers={"target": "v"},
+    cases=CASES,
+)
+
+
+class _Rows(NamedTuple):
+    """What the losses of rows are made of, axes of extent 1 in the place of the classes.
+
+    Attributes
+    ----------
+    counts
+        Whether a row counts: its target is a class, and not the one to ignore.
+    at
+        Its target, 0 where it does not count.
+    number
+        How many count.
+    shifted, slope
+        The logits as they are capped, less their largest; the slope of the cap, 1 without one.
+    largest, total
+        Of the capped logits, and the sum of the exponentials of `shifted`.
+    """
+
+    counts: Array
+    at: Array
+    number: Array
+    shifted: Array
+    slope: Any
+    largest: Array
+    total: Array
+
+    @property
+    def log_total(self) -> Array:
+        return library_of(self.total).xp.log(self.total)
+
+
+def _rows(logits: Array, target: Array, axis: int, ignore_index: int, softcap: float) -> _Rows:
+    xp = library_of(logits).xp
+    target = xp.expand_dims(target, axis=axis)
+    counts = (target != ignore_index) & (target >= 0) & (target < logits.shape[axis])
+    native = xp.__array_namespace_info__().default_dtypes()["indexing"]
+    at = xp.astype(xp.where(counts, target, 0), native, copy=False)
+    number = xp.astype(xp.sum(xp.astype(counts, xp.int32)), logits.dtype)
+    slope: Any = 1
+    if softcap:
+        curve = xp.tanh(logits / softcap)
+        logits, slope = curve * softcap, 1 - curve * curve
+    largest = xp.max(logits, axis=axis, keepdims=True)
+    shifted = logits - largest
+    total = xp.sum(xp.exp(shifted), axis=axis, keepdims=True)
+    return _Rows(counts, at, number, shifted, slope, largest, total)
+
+
+def _losses(rows: _Rows, axis: int, label_smoothing: float, z_loss: float, reduction: str) -> Array:
+    """The loss of every row that counts, or their sum or mean; NaN for the mean of none."""
+    xp, log = library_of(rows.total).xp, rows.log_total
+    # Relative to the largest logit, so that nothing large cancels.
+    hit = xp.take_along_axis(rows.shifted, rows.at, axis=axis)
+    if label_smoothing:
+        mean = xp.mean(rows.shifted, axis=axis, keepdims=True)
+        hit = hit * (1 - label_smoothing) + mean * label_smoothing
+    losses = log - hit
+    if z_loss:
+        norm = rows.largest + log
+        losses = losses + z_loss * (norm * norm)
+    losses = xp.squeeze(xp.where(rows.counts, losses, 0), axis=axis)
+    if reduction == "none":
+        return losses
+    return xp.sum(losses) / rows.number if reduction == "mean" else xp.sum(losses)
+
+
+def _gradient(
+    rows: _Rows, axis: int, label_smoothing: float, z_loss: float, dloss: Array | int
+) -> Array:
+    """``dloss`` times the slope of the loss of each row; 0 in the rows that do not count."""
+    library = library_of(rows.total)
+    xp, n = library.xp, rows.shifted.shape[axis]
+    weight = dloss / rows.total
+    if z_loss:
+        weight = weight * (1 + 2 * z_loss * (rows.largest + rows.log_total))
+    classes = xp.arange(n, dtype=rows.at.dtype, device=library.device_of(rows.at))
+    here = xp.reshape(classes, (-1, *(1,) * (rows.shifted.ndim - axis - 1))) == rows.at
+    pull = xp.astype(here, rows.shifted.dtype) * (1 - label_smoothing)
+    if label_smoothing:
+        pull = pull + label_smoothing / n
+    return xp.where(rows.counts, xp.exp(rows.shifted) * weight - pull * dloss, 0) * rows.slope
+
+
+@_entropy(
+    "logits[*b v@axis *c], target[*b *c] -> loss[*b *c] if reduction=none",
+    "logits[*b v@axis *c], target[*b *c] -> loss[] if reduction!=none",
+    kernel=Kernel("cross_entropy.cu", "CrossEntropy", schedule="cross_entropy"),
+)
+def cross_entropy(
+    logits: Array,
+    target: Array,
+    /,
+    *,
+    axis: int = -1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    reduction: str = "mean",
+    mode: str = "raise",
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """Cross entropy of `softmax(logits)`: ``log(sum(exp(logits))) - logits[target]``.
+
+    Parameters
+    ----------
+    logits : array of shape [*b, v, *c]
+        Any floating dtype.
+    target : array of shape [*b, *c]
+        The right class of each row: int32 or int64, ``0 <= target < v``.
+    axis : int
+        Where the classes are; negative counts from the end. The default is the last axis, where
+        torch has the second.
+    ignore_index : int
+        Rows with this target cost nothing and do not count in a mean.
+    label_smoothing : float
+        So much of the target is spread over all classes, 0 to 1. A run-time value.
+    z_loss : float
+        Weight of the square of ``log(sum(exp(logits)))`` that is added. A run-time value.
+    softcap : float
+        Above 0, logits are first ``softcap * tanh(logits/softcap)``. A run-time value.
+    reduction : {"mean", "sum", "none"}
+        The mean over the rows that count, NaN where none does, their sum, or the loss of each.
+    mode : {"raise", "drop"}
+        What a target out of range does, as in `gather`: raise, or count as ignored.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [] or, with ``reduction="none"``, [*b, *c]
+        dtype of `logits`, C order.
+
+    Raises
+    ------
+    IndexError
+        A target out of range under ``mode="raise"``; names the first and its position.
+    TypeError
+        `target` neither int32 nor int64; mixed libraries or devices.
+    ValueError
+        Shapes that do not fit, no such axis, an option out of its range.
+
+    Notes
+    -----
+    Agrees with `torch.nn.functional.cross_entropy` of class indices without weights, also at
+    infinite logits. The z-loss is that of Chowdhery et al. (arXiv:2204.02311), the cap that of
+    Gemma 2 (arXiv:2408.00118). Sums are taken in a fixed order, in float32 (float64 for float64),
+    and rounded once. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.cross_entropy(np.asarray([[0.0, 0.0], [9.0, -1000.0]]), np.asarray([1, 0]))
+    array(0.34657359)
+    """
+    rows = _rows(logits, target, axis, ignore_index, softcap)
+    return _losses(rows, axis, label_smoothing, z_loss, reduction)
+
+
+@_entropy(
+    "dloss[*b *c], logits[*b v@axis *c], target[*b *c] -> dlogits[*b v *c] if reduction=none",
+    "dloss[], logits[*b v@axis *c], target[*b *c] -> dlogits[*b v *c] if reduction!=none",
+    adjoint_of="cross_entropy",
+    inplace=True,
+    kernel=Kernel("cross_entropy.cu", "CrossEntropyBackward", schedule="cross_entropy"),
+)
+def cross_entropy_backward(
+    dloss: Array,
+    logits: Array,
+    target: Array,
+    /,
+    *,
+    axis: int = -1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    reduction: str = "mean",
+    mode: str = "raise",
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """Gradient of `cross_entropy`: ``dloss * (softmax(logits) - one_hot(target))``.
+
+    Parameters
+    ----------
+    dloss : array of the shape of the result
+        Gradient of the result.
+    logits, target, axis, ignore_index, label_smoothing, z_loss, softcap, reduction, mode,
+    **dispatch
+        As in `cross_entropy`.
+
+    Returns
+    -------
+    dlogits : array of shape [*b, v, *c]
+        0 in rows that do not count. May be written over `logits`.
+
+    Raises
+    ------
+    IndexError, TypeError, ValueError
+        As `cross_entropy`; `dloss` of another shape than the result.
+
+    Notes
+    -----
+    The softmax is computed again: nothing but the inputs of the forward is kept. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.cross_entropy_backward(np.asarray(1.0), np.zeros((1, 2)), np.asarray([1]))
+    array([[ 0.5, -0.5]])
+    """
+    rows = _rows(logits, target, axis, ignore_index, softcap)
+    if reduction == "none":
+        dloss = library_of(dloss).xp.expand_dims(dloss, axis=axis)
+    elif reduction == "mean":
+        dloss = dloss / rows.number
+    return _gradient(rows, axis, label_smoothing, z_loss, dloss)
+
+
+@_entropy(
+    "logits[*b v@axis *c], target[*b *c] -> loss[*b *c], dlogits[*b v *c] if reduction=none",
+    "logits[*b v@axis *c], target[*b *c] -> loss[], dlogits[*b v *c] if reduction!=none",
+    inplace=True,
+    kernel=Kernel("cross_entropy.cu", "CrossEntropyWithGradient", schedule="cross_entropy"),
+)
+def cross_entropy_with_gradient(
+    logits: Array,
+    target: Array,
+    /,
+    *,
+    axis: int = -1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    reduction: str = "mean",
+    mode: str = "raise",
+    **dispatch: Unpack[Dispatch],
+) -> tuple[Array, Array]:
+    """`cross_entropy` and its gradient for a cotangent of 1, from one look at the logits.
+
+    Parameters
+    ----------
+    logits, target, axis, ignore_index, label_smoothing, z_loss, softcap, reduction, mode,
+    **dispatch
+        As in `cross_entropy`.
+
+    Returns
+    -------
+    loss : array of shape [] or, with ``reduction="none"``, [*b, *c]
+    dlogits : array of shape [*b, v, *c]
+        May be written over `logits`: ``plan(logits, target, out=(loss, logits))``.
+
+    Raises
+    ------
+    IndexError, TypeError, ValueError
+        As `cross_entropy`.
+
+    Notes
+    -----
+    For training steps without an autograd engine. Frameworks differentiate its body. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> loss, dlogits = bc.cross_entropy_with_gradient(np.zeros((1, 2)), np.asarray([1]))
+    >>> loss, dlogits
+    (array(0.69314718), array([[ 0.5, -0.5]]))
+    """
+    rows = _rows(logits, target, axis, ignore_index, softcap)
+    dloss = 1 / rows.number if reduction == "mean" else 1
+    return (
+        _losses(rows, axis, label_smoothing, z_loss, reduction),
+        _gradient(rows, axis, label_smoothing, z_loss, dloss),
+    )

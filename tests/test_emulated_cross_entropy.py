@@ -1,0 +1,220 @@
+"""Cross entropy without a GPU: every way to share a row, on fibers, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import emulator
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from baracuda import check
+from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.reports import Record
+from baracuda.backends.cuda.schedules import plan
+from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
+from baracuda.dispatch import DEFAULT
+from baracuda.op import registry
+
+Array = NDArray[Any]
+FACTS = DeviceFacts(0, "sm_90", 4, 232448)
+# Shared memory for one more vector of each thread.
+SMALL = DeviceFacts(0, "sm_90", 4, (4 << 10) + 1024 * 16)
+OPS = ("cross_entropy", "cross_entropy_backward", "cross_entropy_with_gradient")
+SMOOTH = {"label_smoothing": 0.1, "z_loss": 0.01}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Logits of this shape, their classes along an axis, and how they are asked for."""
+
+    shape: tuple[int, ...]
+    axis: int
+    options: tuple[tuple[str, Any], ...] = ()
+    dtype: str = "float32"
+    facts: DeviceFacts = FACTS
+    padded: bool = False
+    index: str = "int64"
+
+
+def trial(shape: tuple[int, ...], axis: int = -1, **more: Any) -> Trial:
+    own = {k: more.pop(k) for k in ("dtype", "facts", "padded", "index") if k in more}
+    return Trial(shape, axis, tuple(more.items()), **own)
+
+
+TRIALS = {
+    "a lane": trial((70, 3)),
+    "lanes": trial((9, 64), reduction="none", **SMOOTH, softcap=3.0),
+    "half a warp, bf16": trial((5, 300), reduction="sum", dtype="bfloat16", **SMOOTH),
+    "odd rows": trial((5, 301), dtype="bfloat16", index="int32"),
+    "a block": trial((3, 2000), softcap=5.0),
+    "a block, padded": trial((3, 2000), reduction="none", padded=True, dtype="float16", **SMOOTH),
+    "a block, f64": trial((2, 1000), dtype="float64", **SMOOTH),
+    "long": trial((2, 40000), reduction="sum", **SMOOTH),
+    "long, read again": trial((2, 28001), facts=SMALL),
+    "long, bf16": trial((2, 50000), facts=SMALL, dtype="bfloat16"),
+    "rows side by side": trial((2, 40, 33), 1, **SMOOTH),
+    "rows side by side, bf16": trial((2, 40, 33), 1, reduction="none", dtype="bfloat16"),
+}
+
+
+def placed(x: Array, padded: bool) -> Array:
+    if not padded:
+        return emulator.placed(x)
+    wide = emulator.empty((*x.shape[:-1], x.shape[-1] + 16), x.dtype.name)
+    wide[..., : x.shape[-1]] = x
+    return wide[..., : x.shape[-1]]
+
+
+@cache
+def arrays_of(how: Trial) -> dict[str, Array]:
+    rng = np.random.default_rng(len(how.shape))
+    kind = np.dtype(getattr(ml_dtypes, how.dtype, how.dtype))
+    logits = (4 * rng.standard_normal(how.shape)).astype(kind)
+    rows = tuple(n for i, n in enumerate(how.shape) if i != how.axis % len(how.shape))
+    target = rng.integers(0, how.shape[how.axis], rows).astype(how.index)
+    target.flat[1::5] = -100
+    none = dict(how.options).get("reduction") == "none"
+    dloss = rng.standard_normal(rows if none else ()).astype(kind)
+    return {"dloss": dloss, "logits": logits, "target": target}
+
+
+def call_of(op: str, how: Trial, add: bool = False, listener: int = 0, **more: Any) -> Call:
+    spec, known = registry[op].spec, arrays_of(how)
+    given = [placed(known[n], how.padded and n == "logits") for n in spec.arrays]
+    options = {k: v for k, v in {**dict(how.options), **more}.items() if k in spec.options}
+    problem = check.problem(spec, given, {"axis": how.axis, **options}, DEFAULT)
+    outs = tuple(strides_of(x) for x in problem.outputs)
+    return Call(problem, how.facts, outs, add, listener=listener, ticket=7)
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    found = {}
+    for op in OPS:
+        for how in TRIALS.values():
+            for add in (False, True)[: 1 + registry[op].spec.accumulates]:
+                for step in plan(call_of(op, how, add)).kernels:
+                    found[step.entry.symbol] = step.entry
+    return tuple(found.values())
+
+
+def scalars(how: Trial) -> list[float]:
+    given = dict(how.options)
+    return [given.get(name, 0.0) for name in ("label_smoothing", "z_loss", "softcap")]
+
+
+def want(op: str, how: Trial) -> list[Array]:
+    spec, known = registry[op].spec, arrays_of(how)
+    wide = [known[n] if n == "target" else known[n].astype(np.float64) for n in spec.arrays]
+    out = registry[op](*wide, axis=how.axis, **dict(how.options), backend="array_api")
+    return list(out) if isinstance(out, tuple) else [out]
+
+
+def run(op: str, how: Trial, steps: Steps, outs: list[Array], seed: int = 0) -> None:
+    known = arrays_of(how)
+    given = [placed(known[n], how.padded and n == "logits") for n in registry[op].spec.arrays]
+    emulator.run(entries(), steps, [*given, *outs], seed, scalars(how))
+
+
+def close(got: Array, exact: Array, dtype: str) -> None:
+    eps = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3, "float64": 1e-13}[dtype]
+    size = np.max(np.abs(exact), initial=1e-30)
+    error = np.abs(got.astype(np.float64) - exact)
+    assert np.all(error <= eps * (np.abs(exact) + size * 0.2) + 2.0**-24 * (dtype == "float16"))
+
+
+@pytest.mark.parametrize("name", list(TRIALS))
+@pytest.mark.parametrize("op", OPS)
+def test_every_way_gives_what_the_body_gives(op: str, name: str) -> None:
+    how = TRIALS[name]
+    exact, steps = want(op, how), plan(call_of(op, how))
+    seen = []
+    for seed in (0, 1):
+        outs = [emulator.empty(x.shape, how.dtype) for x in exact]
+        run(op, how, steps, outs, seed)
+        for got, x in zip(outs, exact, strict=True):
+            close(got, x, how.dtype)
+        seen.append([x.tobytes() for x in outs])
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("name", ["lanes", "a block", "long", "rows side by side, bf16"])
+def test_gradients_add_into_what_is_there(name: str) -> None:
+    op, how = "cross_entropy_backward", TRIALS[name]
+    (exact,) = want(op, how)
+    out = emulator.empty(exact.shape, how.dtype)
+    out[...] = 0.5
+    run(op, how, plan(call_of(op, how, add=True)), [out])
+    close(out, exact + 0.5, how.dtype)
+
+
+@pytest.mark.parametrize("name", ["lanes", "a block", "long", "long, read again"])
+def test_gradients_may_be_written_over_logits(name: str) -> None:
+    op, how = "cross_entropy_with_gradient", TRIALS[name]
+    exact, known = want(op, how), arrays_of(how)
+    for seed in (0, 1):
+        logits, loss = emulator.placed(known["logits"]), emulator.empty(exact[0].shape, how.dtype)
+        given = [logits, emulator.placed(known["target"]), loss, logits]
+        emulator.run(entries(), plan(call_of(op, how)), given, seed, scalars(how))
+        close(loss, exact[0], how.dtype)
+        close(logits, exact[1], how.dtype)
+
+
+@pytest.mark.parametrize("name", ["lanes", "a block"])
+def test_targets_out_of_range_are_reported_and_cost_nothing(name: str) -> None:
+    op, how, record = "cross_entropy_with_gradient", TRIALS[name], Record()
+    known, target = arrays_of(how), arrays_of(how)["target"].copy()
+    target[2] = known["logits"].shape[-1]
+    steps = plan(call_of(op, how, listener=emulator.ctypes.addressof(record)))
+    loss = emulator.empty(target.shape if name == "lanes" else (), how.dtype)
+    d = emulator.empty(known["logits"].shape, how.dtype)
+    given = [emulator.placed(known["logits"]), emulator.placed(target), loss, d]
+    emulator.run(entries(), steps, given, 0, scalars(how))
+    assert (record.state, record.ticket) == (2, 7)
+    assert (record.value, record.position) == (target[2], 2)
+    assert not d[2].any()
+    target[2] = -100
+    again = [emulator.empty(x.shape, how.dtype) for x in (loss, d)]
+    given = [emulator.placed(known["logits"]), emulator.placed(target), *again]
+    emulator.run(entries(), steps, given, 0, scalars(how))
+    assert np.array_equal(loss, again[0])
+    assert np.array_equal(d, again[1])
+
+
+@pytest.mark.parametrize("columns", [1, 8, 700])
+def test_infinite_logits_give_what_the_body_gives(columns: int) -> None:
+    how = trial((6, columns + 3), reduction="none")
+    known = dict(arrays_of(how))
+    x = known["logits"].copy()
+    x[0, 1], x[1, :], x[2, 2], x[3, 0], x[4, :] = -np.inf, -np.inf, np.inf, np.nan, 1e4
+    target = np.array([0, 1, 0, 1, 2, 1])
+    x[5, 1] = -np.inf
+    for op in OPS:
+        spec = registry[op].spec
+        given = [{"dloss": known["dloss"], "logits": x, "target": target}[n] for n in spec.arrays]
+        exact = registry[op](
+            *[a.astype(np.float64) if a.dtype.kind == "f" else a for a in given],
+            reduction="none", backend="array_api",
+        )  # fmt: skip
+        exact = exact if isinstance(exact, tuple) else (exact,)
+        outs = [emulator.empty(y.shape, "float32") for y in exact]
+        steps = plan(call_of(op, how))
+        found = tuple(step.entry for step in steps.kernels)
+        emulator.run(found, steps, [*map(emulator.placed, given), *outs], 0, [0.0] * 3)
+        for got, y in zip(outs, exact, strict=True):
+            assert np.allclose(got, y, rtol=1e-5, atol=1e-6, equal_nan=True), op
+
+
+@pytest.mark.parametrize(("reduction", "mean"), [("mean", np.nan), ("sum", 0.0)])
+def test_no_rows_have_no_mean(reduction: str, mean: float) -> None:
+    how = trial((0, 5), reduction=reduction)
+    steps = plan(call_of("cross_entropy", how))
+    out = emulator.empty((), "float32")
+    given = [np.zeros((0, 5), np.float32), np.zeros((0,), np.int64), out]
+    emulator.run(tuple(s.entry for s in steps.kernels), steps, given, 0, [0.0] * 3)
+    assert np.array_equal(out, np.float32(mean), equal_nan=True)
