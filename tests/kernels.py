@@ -102,9 +102,7 @@ INDEXING = (
     Case({"b": (), "n": HUGE, "c": (HUGE,), "i": (), "k": HUGE, "j": (HUGE,)}, axis=0),
 )
 # Rows for some lanes, a warp, a block, and more than a block; rows of too many for 32 bits.
-NORM = tuple(
-    Case({"b": (3, 5), "n": n}) for n in (20, 4096, 1 << 18)
-)
+NORM = tuple(Case({"b": (3, 5), "n": n}) for n in (20, 4096, 1 << 18))
 SOFTMAX = tuple(
     Case({"b": (3, 5), "n": n, "c": c}, axis=2, causal=causal)
     for n, c, causal in (

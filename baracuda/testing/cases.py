@@ -141,8 +141,10 @@ class Call:
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """The run-time values alone."""
-        return {k: v for k, v in self.options.items() if k in self.subject.spec.scalars}
+        """The run-time values alone, in the op's order."""
+        spec = self.subject.spec
+        known = {**spec.usual, **self.options}
+        return {name: known[name] for name in spec.scalars}
 
     def given(self, lib: str | None = None) -> list[Array]:
         """The positional arguments in the subject's library."""
