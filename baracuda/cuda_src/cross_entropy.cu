@@ -12,8 +12,8 @@ namespace baracuda {
 constexpr int ALONE = 3;
 
 // tanh x to a few units in the last place of x or, where that is more, of 1.
-HD f64 hyperbolic_tangent(f64 x) { return tanh(x); }
-HD f32 hyperbolic_tangent(f32 x) {
+HD f64 quick_hyperbolic_tangent(f64 x) { return tanh(x); }
+HD f32 quick_hyperbolic_tangent(f32 x) {
   const f32 size = magnitude(x), square = x * x, e = quick_exponential(-2 * size);
   f32 series = fused(square, 0.0218694885f, -0.0539682540f);
   series = fused(fused(series, square, 0.1333333333f), square, -0.3333333333f);
@@ -29,6 +29,7 @@ DEVICE i64 entry_of(const void* p, i64 at, bool wide) {
 template <bool LOSS, bool GRADIENT, class T, int WAY, int HELD, bool WIDE, bool ADD>
 struct Entropy {
   using A = Acc<T>;
+  static constexpr Access ACCESS = WIDE ? VECTORS : STEPS;
   static constexpr int V = 16 / sizeof(T);
   static constexpr bool BY_BLOCK = WAY == BLOCK || WAY == LONG, LOOPS = WAY == LONG || WAY == ALONE;
   static constexpr int RESIDENT = BY_BLOCK ? 1 : sizeof(T) == 8 || WAY == ALONE ? 2 : 3;
@@ -73,7 +74,7 @@ struct Entropy {
   };
 
   static DEVICE A capped(const Row& row, A x) {
-    return row.cap > 0 ? row.cap * hyperbolic_tangent(x * row.inverse) : x;
+    return row.cap > 0 ? row.cap * quick_hyperbolic_tangent(x * row.inverse) : x;
   }
   static DEVICE bool there(const Row& row, i32 e) { return WIDE || e < row.end; }
   static DEVICE i32 element(const Row& row, i32 h) { return (row.rank + h * row.lanes) * V; }
@@ -158,7 +159,7 @@ struct Entropy {
 
     Vec<T, V> held[HELD];
     UNROLL for (int h = 0; h < HELD; ++h) {
-      held[h] = fetch<V, WIDE>(row.x, args.step[0], element(row, h), row.end);
+      held[h] = fetch<V, ACCESS>(row.x, args.step[0], element(row, h), row.end);
     }
     State s{nothing(), A(0), A(0), A(0)};
     if (counts) {
@@ -186,7 +187,7 @@ struct Entropy {
       for (i32 h = HELD; element(row, h) < row.end; h += MANY) {
         Vec<T, V> more[MANY];
         UNROLL for (int k = 0; k < MANY; ++k) {
-          more[k] = fetch<V, WIDE>(row.x, args.step[0], element(row, h + k), row.end);
+          more[k] = fetch<V, ACCESS>(row.x, args.step[0], element(row, h + k), row.end);
         }
         UNROLL for (int k = 0; k < MANY; ++k) {
           if (element(row, h + k) >= row.end) continue;
@@ -256,7 +257,7 @@ struct Entropy {
           if (h - HELD < args.kept) {
             v = room[(h - HELD) * blockDim.x];
           } else {
-            v = fetch<V, WIDE>(row.x, args.step[0], e, row.end);
+            v = fetch<V, ACCESS>(row.x, args.step[0], e, row.end);
           }
           put_slopes(args, d, row, e, v, slope);
         }

@@ -38,6 +38,11 @@ HD f32 of_bits(i32 bits) {
 HD f32 infinity() { return of_bits(0x7f800000); }
 HD f32 exponential(f32 x) { return expf(x); }
 HD f64 exponential(f64 x) { return exp(x); }
+HD f32 logarithm(f32 x) { return logf(x); }
+HD f64 logarithm(f64 x) { return log(x); }
+// log(1 + x).
+HD f32 logarithm_1p(f32 x) { return log1pf(x); }
+HD f64 logarithm_1p(f64 x) { return log1p(x); }
 // 2^x; 0 where the result would be subnormal.
 HD f32 exponential2(f32 x) {
 #ifdef __CUDA_ARCH__
