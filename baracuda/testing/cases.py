@@ -143,8 +143,9 @@ class Call:
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """The run-time values alone."""
-        return {k: v for k, v in self.options.items() if k in self.subject.spec.scalars}
+        """The run-time values alone, those by default too."""
+        spec, given = self.subject.spec, self.options
+        return {k: given.get(k, spec.defaults.get(k)) for k in spec.scalars}
 
     def given(self, lib: str | None = None) -> list[Array]:
         """The positional arguments in the subject's library."""
