@@ -7,7 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from baracuda.op import registry
+
 ROOT = Path(__file__).parents[1]
+# Of pointwise ops whose arrays are called alike one: how they are cut follows from that alone.
+OPS = list({
+    tuple(form.text for form in op.spec.signatures) if op.spec.pointwise else name: name
+    for name, op in registry.items()
+}.values())  # fmt: skip
 
 
 def works(op: str, where: str) -> None:

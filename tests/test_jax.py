@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import over_devices
 import pytest
-from over_devices import ROOT, works
+from over_devices import ROOT
 
 import baracuda as bc
 from baracuda import body
@@ -346,6 +347,6 @@ def test_options_stay_what_they_are_while_traced() -> None:
 # devices
 
 
-@every_op
+@pytest.mark.parametrize("op", over_devices.OPS)
 def test_over_four_devices(op: str) -> None:
-    works(op, "host")
+    over_devices.works(op, "host")

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import over_devices
 import pytest
 from emulator import compiler
-from over_devices import works
-from test_jax import OPS, close, every_op, every_pair, given
+from test_jax import close, every_op, every_pair, given
 
 import baracuda as bc
 from baracuda.op import registry
@@ -322,7 +322,7 @@ def test_a_share_has_smaller_options_and_each_mesh_axis_once() -> None:
     assert shares.options({"c0": ("x", "y")}, {"x": 2, "y": 3})["src_shape"] == (4, 9, 1)
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", over_devices.OPS)
 def test_over_four_devices(op: str) -> None:
     """Opaque as a custom call is, shards run where they are, without a collective."""
-    works(op, "kernels")
+    over_devices.works(op, "kernels")

@@ -6,15 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed
+from over_devices import OPS, ROOT
 
-from baracuda.op import registry
-
-ROOT = Path(__file__).parents[1]
 CHECKS = (
     "over_each_axis", "over_two_axes", "sums_that_wait", "networks", "refused", "compiled",
 )  # fmt: skip
@@ -43,7 +40,7 @@ def on_processors() -> Any:
     return report("cpu", 4)
 
 
-@pytest.mark.parametrize("op", registry)
+@pytest.mark.parametrize("op", OPS)
 def test_every_op_on_shards(op: str, on_processors: Any) -> None:
     assert on_processors[op] == {check: [] for check in CHECKS}
 
@@ -52,4 +49,4 @@ def test_every_op_on_shards(op: str, on_processors: Any) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
 def test_every_op_on_shards_on_gpus() -> None:
     found = report("cuda", 2)
-    assert found == {op: {check: [] for check in CHECKS} for op in registry}
+    assert found == {op: {check: [] for check in CHECKS} for op in OPS}

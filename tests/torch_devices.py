@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from over_devices import OPS
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
@@ -315,7 +316,7 @@ if __name__ == "__main__":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     flat = init_device_mesh(DEVICE, (RANKS,))
     report = {}
-    for name in registry:
+    for name in OPS:
         report[name] = {check.__name__: list(check(name, flat)) for check in CHECKS}
     if dist.get_rank() == 0:
         print(json.dumps(report))
