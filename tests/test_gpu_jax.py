@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from device import close
+from kinds import OPS
 from over_devices import works
 
 import baracuda as bc
@@ -164,7 +165,7 @@ def test_an_index_out_of_range_surfaces_later() -> None:
 
 
 @pytest.mark.skipif(not has_gpu() or len(jax.devices()) < 2, reason="needs two NVIDIA GPUs")
-@pytest.mark.parametrize("op", list(registry))
+@pytest.mark.parametrize("op", OPS)
 def test_over_all_devices(op: str) -> None:
     works(op, "gpus")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -79,6 +81,9 @@ def test_first_and_second_derivatives_by_finite_differences(op: str) -> None:
         if call.form.text in seen or any(x.size == 0 for x in call.arrays.values()):
             continue
         seen.add(call.form.text)
+        if call.subject.spec.pointwise and "y" in call.arrays:
+            # Results may lie on kinks, where differences say nothing; any other values do as well.
+            call = replace(call, arrays={**call.arrays, "y": np.cos(call.arrays["dy"])})
         watched = Watched(call)
         # What has no explicit gradient is its body to autograd, on no backend in particular.
         function = functools.partial(watched, backend="torch" if op in DIFFERENTIABLE else None)

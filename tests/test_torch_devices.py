@@ -13,8 +13,6 @@ import pytest
 import torch.distributed
 from kinds import OPS
 
-from baracuda.op import registry
-
 ROOT = Path(__file__).parents[1]
 CHECKS = (
     "over_each_axis", "over_two_axes", "sums_that_wait", "networks", "refused", "compiled",
@@ -53,4 +51,4 @@ def test_every_op_on_shards(op: str, on_processors: Any) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
 def test_every_op_on_shards_on_gpus() -> None:
     found = report("cuda", 2)
-    assert found == {op: {check: [] for check in CHECKS} for op in registry}
+    assert found == {op: {check: [] for check in CHECKS} for op in OPS}
