@@ -16,6 +16,12 @@ from baracuda.errors import (
     UnsupportedError,
 )
 from baracuda.op import Op
+from baracuda.ops.add_norm import (
+    add_layer_norm,
+    add_layer_norm_backward,
+    add_rms_norm,
+    add_rms_norm_backward,
+)
 from baracuda.ops.elementwise import lerp, lerp_backward
 from baracuda.ops.gated import (
     geglu,
@@ -29,10 +35,6 @@ from baracuda.ops.gated import (
 )
 from baracuda.ops.indexing import gather, gather_backward
 from baracuda.ops.norm import (
-    add_layer_norm,
-    add_layer_norm_backward,
-    add_rms_norm,
-    add_rms_norm_backward,
     layer_norm,
     layer_norm_backward,
     rms_norm,
