@@ -1,4 +1,4 @@
-"""Array-API numerics that the standard lacks: activations, exact angles, scatter-add, windows.
+"""Array-API numerics that the standard lacks: activations, angles, scatter-add, windows, norms.
 
 Everything here is pure array API: no assignment into arrays, no Python branch on values, no
 dtype wider than the arrays'. It traces, batches and differentiates wherever its namespace does.

@@ -22,7 +22,7 @@ FLOORS = [
     {"plan"},
     {"cache"},
     {"op"},
-    {"losses"},
+    {"losses", "norms"},
     {"adjoint", "ops"},
     {"frameworks"},
     {"__init__"},

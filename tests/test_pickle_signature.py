@@ -18,7 +18,9 @@ every_op = pytest.mark.parametrize("name", OPS)
 def test_every_op_has_a_gradient():
     forward = {n for n in OPS if not n.endswith("_backward")}
     assert forward
-    assert set(OPS) - forward == {f"{n}_backward" for n in forward}
+    # What returns a gradient already has no other.
+    given = {n for n in forward if n.endswith("_with_gradient")}
+    assert set(OPS) - forward == {f"{n}_backward" for n in forward - given}
 
 
 @every_op

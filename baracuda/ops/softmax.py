@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from baracuda.check import flag, integer, real
 from baracuda.dispatch import Dispatch
@@ -71,20 +71,30 @@ def _kept(x: Array, mask: Array | None, causal: bool) -> Array | None:
     return keep if mask is None else keep & mask
 
 
-def _exponents(
-    x: Array, mask: Array | None, axis: int, scale: float, causal: bool
-) -> tuple[Array, Array | None, Array]:
-    """Scaled elements less the largest of their row, where they count, and sums of exponentials."""
+class _Exponents(NamedTuple):
+    """Scaled elements less the largest of their row, their exponentials, and the sums of these.
+
+    What does not count is -inf, or 0; `keep` says what does.
+    """
+
+    shifted: Array
+    powers: Array
+    total: Array
+    keep: Array | None
+
+
+def _exponents(x: Array, mask: Array | None, axis: int, scale: float, causal: bool) -> _Exponents:
     xp, keep = library_of(x).xp, _kept(x, mask, causal)
     z = x * scale
     if keep is not None:
         z = xp.where(keep, z, -xp.inf)
     if x.shape[axis] == 0:
-        return z, keep, z
+        return _Exponents(z, z, z, keep)
     most = xp.max(z, axis=axis, keepdims=True)
     d = z - xp.where(most == -xp.inf, 0, most)
-    total = xp.sum(xp.exp(d), axis=axis, keepdims=True)
-    return d, keep, xp.where(total == 0, 1, total)
+    e = xp.exp(d)
+    total = xp.sum(e, axis=axis, keepdims=True)
+    return _Exponents(d, e, xp.where(total == 0, 1, total), keep)
 
 
 @_forward(kernel=_kernel("Softmax"))
@@ -140,10 +150,9 @@ def softmax(
     array([[1. , 0. ],
            [0.5, 0.5]])
     """
-    d, keep, total = _exponents(x, mask, axis, scale, causal)
-    xp = library_of(x).xp
-    y = xp.exp(d) / total
-    return y if keep is None else xp.where(keep, y, 0)
+    _, powers, total, keep = _exponents(x, mask, axis, scale, causal)
+    y = powers / total
+    return y if keep is None else library_of(x).xp.where(keep, y, 0)
 
 
 @_backward(adjoint_of="softmax", kernel=_kernel("SoftmaxBackward"))
@@ -231,9 +240,9 @@ def log_softmax(
     >>> bc.log_softmax(np.asarray([1e4, 1e4])).round(4)
     array([-0.6931, -0.6931])
     """
-    d, keep, total = _exponents(x, mask, axis, scale, causal)
+    shifted, _, total, keep = _exponents(x, mask, axis, scale, causal)
     xp = library_of(x).xp
-    y = d - xp.log(total)
+    y = shifted - xp.log(total)
     return y if keep is None else xp.where(keep, y, -xp.inf)
 
 
