@@ -46,6 +46,9 @@ class Config:
     average: float = 0.99
 
 
+EPS = {"eps": 1e-5}
+
+
 class Plans:
     """The plan of each op and slot: made by the first call, reused by every later one.
 
@@ -76,86 +79,58 @@ class Plans:
 # -- the parts: a forward also returns what its backward needs -----------------------------------
 
 
-def rms_norm(x: Array) -> tuple[Array, Array]:
-    xp = array_namespace(x)
-    scale = 1 / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + 1e-5)
-    return x * scale, scale
-
-
-def rms_norm_backward(dy: Array, y: Array, scale: Array) -> Array:
-    xp = array_namespace(dy)
-    return (dy - y * xp.mean(dy * y, axis=-1, keepdims=True)) * scale
-
-
 def attention(
     x: Array, w_qkv: Array, w_out: Array, config: Config, plans: Plans
 ) -> tuple[Array, Saved]:
     xp = array_namespace(x)
     size = config.width // config.heads
-    h, scale = rms_norm(x)
+    h = plans(bc.rms_norm, x, scalars=EPS)
     qkv = xp.reshape(h @ w_qkv, (-1, config.context, 3, config.heads, size))
     qkv = xp.permute_dims(qkv, (2, 0, 3, 1, 4))  # [3, batch, head, position, size]
     qk, v = plans(bc.rope, qkv[:2, ...]), qkv[2, ...]
-    q, k = qk[0, ...] / math.sqrt(size), qk[1, ...]
+    q, k = qk[0, ...], qk[1, ...]
 
     scores = q @ xp.matrix_transpose(k)
-    scores = scores + xp.triu(xp.full_like(scores[0, 0, ...], -math.inf), k=1)
-    p = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
-    p = p / xp.sum(p, axis=-1, keepdims=True)
+    p = plans(bc.softmax, scores, causal=True, scalars={"scale": 1 / math.sqrt(size)})
     mixed = xp.reshape(xp.permute_dims(p @ v, (0, 2, 1, 3)), x.shape)
-    return x + mixed @ w_out, (h, scale, q, k, v, p, mixed)
+    return x + mixed @ w_out, (x, h, q, k, v, p, mixed)
 
 
 def attention_backward(
     dy: Array, saved: Saved, w_qkv: Array, w_out: Array, config: Config, plans: Plans
 ) -> tuple[Array, Array, Array]:
-    h, scale, q, k, v, p, mixed = saved
+    x, h, q, k, v, p, mixed = saved
     xp = array_namespace(dy)
     size = config.width // config.heads
     dmixed = xp.reshape(dy @ w_out.T, (-1, config.context, config.heads, size))
     dmixed = xp.permute_dims(dmixed, (0, 2, 1, 3))
     dv = xp.matrix_transpose(p) @ dmixed
     dp = dmixed @ xp.matrix_transpose(v)
-    dscores = p * (dp - xp.sum(dp * p, axis=-1, keepdims=True))
-    dq, dk = dscores @ k / math.sqrt(size), xp.matrix_transpose(dscores) @ q
+    dscores = plans(bc.softmax_backward, dp, p, scalars={"scale": 1 / math.sqrt(size)})
+    dq, dk = dscores @ k, xp.matrix_transpose(dscores) @ q
 
     dqk = plans(bc.rope_backward, xp.stack([dq, dk]))
     dqkv = xp.permute_dims(xp.concat([dqk, dv[None, ...]]), (1, 3, 0, 2, 4))
     dqkv = xp.reshape(dqkv, (-1, 3 * config.width))
-    return dy + rms_norm_backward(dqkv @ w_qkv.T, h, scale), h.T @ dqkv, mixed.T @ dy
+    # x goes on beside the attention: its own gradient, and the one through the norm.
+    dx = plans(bc.add_rms_norm_backward, dqkv @ w_qkv.T, dy, x, scalars=EPS)
+    return dx, h.T @ dqkv, mixed.T @ dy
 
 
 def mlp(x: Array, w_up: Array, w_down: Array, plans: Plans) -> tuple[Array, Saved]:
-    h, scale = rms_norm(x)
+    h = plans(bc.rms_norm, x, scalars=EPS)
     up = h @ w_up  # the value and its gate, side by side
     gated = plans(bc.swiglu, up)
-    return x + gated @ w_down, (h, scale, up, gated)
+    return x + gated @ w_down, (x, h, up, gated)
 
 
 def mlp_backward(
     dy: Array, saved: Saved, w_up: Array, w_down: Array, plans: Plans
 ) -> tuple[Array, Array, Array]:
-    h, scale, up, gated = saved
+    x, h, up, gated = saved
     dup = plans(bc.swiglu_backward, dy @ w_down.T, up)
-    return dy + rms_norm_backward(dup @ w_up.T, h, scale), h.T @ dup, gated.T @ dy
-
-
-def cross_entropy(logits: Array, targets: Array, plans: Plans) -> tuple[Array, Saved]:
-    xp = array_namespace(logits)
-    logits = logits - xp.max(logits, axis=-1, keepdims=True)
-    logp = logits - xp.log(xp.sum(xp.exp(logits), axis=-1, keepdims=True))
-    index = targets[:, None]
-    picked = plans(bc.gather, logp, index, axis=-1, slot="label")
-    return -xp.mean(picked), (logp, index)
-
-
-def cross_entropy_backward(saved: Saved, plans: Plans) -> Array:
-    logp, index = saved
-    xp = array_namespace(logp)
-    share = 1 / index.shape[0]
-    dpicked = xp.full_like(logp[:, :1], -share)
-    dlogp = plans(bc.gather_backward, dpicked, index, axis=-1, src_shape=logp.shape, slot="label")
-    return dlogp + share * xp.exp(logp)
+    dx = plans(bc.add_rms_norm_backward, dup @ w_up.T, dy, x, scalars=EPS)
+    return dx, h.T @ dup, gated.T @ dy
 
 
 # -- the model -----------------------------------------------------------------------------------
@@ -189,17 +164,17 @@ def forward(w: Weights, tokens: Array, config: Config, plans: Plans) -> tuple[Ar
         saved.append(part)
         x, part = mlp(x, w[f"up{i}"], w[f"down{i}"], plans)
         saved.append(part)
-    h, scale = rms_norm(x)
-    return h @ w["head"], [*saved, (h, scale)]
+    h = plans(bc.rms_norm, x, scalars=EPS)
+    return h @ w["head"], [*saved, (x, h)]
 
 
 def backward(
     dlogits: Array, saved: list[Saved], w: Weights, config: Config, plans: Plans
 ) -> Weights:
     """The gradient of every weight; takes `saved` from its end, as the forward filled it."""
-    h, scale = saved.pop()
+    x, h = saved.pop()
     dw = {"head": h.T @ dlogits}
-    dx = rms_norm_backward(dlogits @ w["head"].T, h, scale)
+    dx = plans(bc.rms_norm_backward, dlogits @ w["head"].T, x, scalars=EPS)
     for i in reversed(range(config.layers)):
         up, down, qkv, out = f"up{i}", f"down{i}", f"qkv{i}", f"out{i}"
         dx, dw[up], dw[down] = mlp_backward(dx, saved.pop(), w[up], w[down], plans)
@@ -212,15 +187,15 @@ def backward(
 
 def loss_of(w: Weights, tokens: Array, targets: Array, config: Config, plans: Plans) -> Array:
     logits, _ = forward(w, tokens, config, plans)
-    return cross_entropy(logits, targets, plans)[0]
+    return plans(bc.cross_entropy, logits, targets)
 
 
 def loss_and_gradient(
     w: Weights, tokens: Array, targets: Array, config: Config, plans: Plans
 ) -> tuple[Array, Weights]:
     logits, saved = forward(w, tokens, config, plans)
-    loss, picked = cross_entropy(logits, targets, plans)
-    return loss, backward(cross_entropy_backward(picked, plans), saved, w, config, plans)
+    loss, dlogits = plans(bc.cross_entropy_with_gradient, logits, targets)
+    return loss, backward(dlogits, saved, w, config, plans)
 
 
 # -- training ------------------------------------------------------------------------------------

@@ -136,6 +136,16 @@ class Library:
         """The logistic function. Where exp overflows the quotient is 0, as it should be."""
         return 1 / (1 + self.xp.exp(-x))
 
+    def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:
+        """Exponentials of `x` as parts of their sum, 0 where they are not kept.
+
+        `x` is at most 0, -inf where it is not kept, and no longer needed.
+        """
+        powers = self.xp.exp(x)
+        total = self.xp.sum(powers, axis=axis, keepdims=True)
+        y = powers / self.xp.where(total == 0, 1, total)
+        return y if keep is None else self.xp.where(keep, y, 0)
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array | None:
         """Zeros of `shape` with `values` added at `index`, all in range; None: no fast route."""
         return None

@@ -59,6 +59,15 @@ class NumPy(Library):
     def frozen(self, x: Array) -> bool:
         return not x.flags.writeable
 
+    def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:
+        np.exp(x, out=x)
+        total = np.sum(x, axis=axis, keepdims=True)
+        x /= np.where(total == 0, 1, total)
+        # Only a NaN spreads to what is 0 already.
+        if keep is not None and np.isnan(total).any():
+            np.copyto(x, 0, where=~keep)
+        return x
+
     def running(self, device: str) -> AbstractContextManager[Any]:
         return np.errstate(all="ignore")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from baracuda.check import flag, integer, real
 from baracuda.dispatch import Dispatch
@@ -71,30 +71,18 @@ def _kept(x: Array, mask: Array | None, causal: bool) -> Array | None:
     return keep if mask is None else keep & mask
 
 
-class _Exponents(NamedTuple):
-    """Scaled elements less the largest of their row, their exponentials, and the sums of these.
-
-    What does not count is -inf, or 0; `keep` says what does.
-    """
-
-    shifted: Array
-    powers: Array
-    total: Array
-    keep: Array | None
-
-
-def _exponents(x: Array, mask: Array | None, axis: int, scale: float, causal: bool) -> _Exponents:
+def _shifted(
+    x: Array, mask: Array | None, axis: int, scale: float, causal: bool
+) -> tuple[Array, Array | None]:
+    """Scaled elements less the largest of their row, -inf where one does not count; which count."""
     xp, keep = library_of(x).xp, _kept(x, mask, causal)
     z = x * scale
     if keep is not None:
         z = xp.where(keep, z, -xp.inf)
     if x.shape[axis] == 0:
-        return _Exponents(z, z, z, keep)
+        return z, keep
     most = xp.max(z, axis=axis, keepdims=True)
-    d = z - xp.where(most == -xp.inf, 0, most)
-    e = xp.exp(d)
-    total = xp.sum(e, axis=axis, keepdims=True)
-    return _Exponents(d, e, xp.where(total == 0, 1, total), keep)
+    return z - xp.where(most == -xp.inf, 0, most), keep
 
 
 @_forward(kernel=_kernel("Softmax"))
@@ -150,9 +138,8 @@ def softmax(
     array([[1. , 0. ],
            [0.5, 0.5]])
     """
-    _, powers, total, keep = _exponents(x, mask, axis, scale, causal)
-    y = powers / total
-    return y if keep is None else library_of(x).xp.where(keep, y, 0)
+    shifted, keep = _shifted(x, mask, axis, scale, causal)
+    return library_of(x).softmax(shifted, axis, keep)
 
 
 @_backward(adjoint_of="softmax", kernel=_kernel("SoftmaxBackward"))
@@ -240,9 +227,10 @@ def log_softmax(
     >>> bc.log_softmax(np.asarray([1e4, 1e4])).round(4)
     array([-0.6931, -0.6931])
     """
-    shifted, _, total, keep = _exponents(x, mask, axis, scale, causal)
+    shifted, keep = _shifted(x, mask, axis, scale, causal)
     xp = library_of(x).xp
-    y = shifted - xp.log(total)
+    total = xp.sum(xp.exp(shifted), axis=axis, keepdims=True)
+    y = shifted - xp.log(xp.where(total == 0, 1, total))
     return y if keep is None else xp.where(keep, y, -xp.inf)
 
 
