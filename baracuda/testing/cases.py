@@ -140,9 +140,10 @@ class Call:
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """The run-time values alone, all of them."""
-        spec, given = self.subject.spec, self.options
-        return {k: given[k] if k in given else spec.usual[k] for k in spec.scalars}
+        """The run-time values alone, in the op's order."""
+        spec = self.subject.spec
+        known = {**spec.usual, **self.options}
+        return {name: known[name] for name in spec.scalars}
 
     def given(self, lib: str | None = None) -> list[Array]:
         """The positional arguments in the subject's library."""

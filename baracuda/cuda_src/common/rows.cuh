@@ -7,8 +7,8 @@
 // - `columns`: vectors along the row that all rows share, such as weights;
 // - `outputs`; `sums`: gradients of columns, to which each row has a `share`; `stages`.
 //
-// A thread holds HELD vectors of 16 bytes of each input: which elements depends on the length of a
-// row alone, so that neither alignment nor strides change the bits. Rows of a few vectors take some
+// A thread holds HELD vectors of 16 bytes of each input; which elements, alignment does not say, but
+// in the longest rows. Rows of a few vectors take some
 // lanes of a warp (LANES), others a block (BLOCK); what a block does not hold it reads again (LONG).
 #pragma once
 #include "index.cuh"
@@ -19,6 +19,8 @@
 namespace baracuda {
 
 enum Way { LANES, BLOCK, LONG };
+// How the elements of a row are read and written: in vectors, one by one, one by one in steps.
+enum Access { VECTORS, ELEMENTS, STEPS };
 // Of elements that a row may leave out: those behind the diagonal, and what a mask says.
 enum Left { NONE = 0, CAUSAL = 1, MASKED = 2 };
 
@@ -28,34 +30,23 @@ template <class P> struct Beside {
 };
 template <> struct Beside<void> {};
 
-// V elements of a row from the e-th on, at once where it is WIDE, 0 for those that are not there.
-template <int V, bool WIDE, class T> DEVICE Vec<T, V> fetch(const T* p, i64 step, i32 e, i32 end) {
-  Vec<T, V> v{};
-  if constexpr (WIDE) {
-    if (e < end) v = load<V>(p + e);
-  } else {
-    UNROLL for (int i = 0; i < V; ++i) {
-      if (e + i < end) v.set(i, p[(e + i) * step]);
-    }
-  }
-  return v;
-}
-
-template <class F, class T, Way WAY, int HELD, bool WIDE, int LEFT, bool ADD> struct Rows {
+template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD> struct Rows {
   using A = Acc<T>;
   using State = typename F::State;
   using Known = typename F::Known;
   using Sums = typename Either<(LEFT & MASKED) != 0, const u8,
                                typename Either<(F::sums > 0), A, void>::type>::type;
   static constexpr int V = 16 / sizeof(T);
+  static constexpr bool WIDE = ACCESS == VECTORS;
   static constexpr int LOADS = F::loads, IN = F::inputs, OUT = F::outputs;
   static constexpr int COLUMNS = F::columns, SUMS = F::sums;
   static constexpr int K = LOADS + OUT + ((LEFT & MASKED) != 0);
   // All elements of a vector that is read are kept.
   static constexpr bool WHOLE = WIDE && LEFT == NONE;
   static constexpr u32 FULL = (1u << V) - 1;
-  // 64 registers, or 80 where more than rows is looked after.
-  static constexpr int RESIDENT = WAY != LANES ? 1 : SUMS || (LEFT & MASKED) ? 3 : 4;
+  // 64 registers, 80 where more than rows is looked after, 128 for single elements.
+  static constexpr int RESIDENT =
+      WAY != LANES ? 1 : !WIDE ? 2 : SUMS || (LEFT & MASKED) ? 3 : 4;
   // Vectors of 16 bytes of the accumulate type in V of its elements.
   static constexpr int PARTS = V * sizeof(A) / 16, PART = 16 / sizeof(A);
 
@@ -85,6 +76,20 @@ template <class F, class T, Way WAY, int HELD, bool WIDE, int LEFT, bool ADD> st
     return WHOLE ? FULL : held.kept >> h * V & FULL;
   }
 
+  static DEVICE i64 offset(i32 e, i64 step) { return ACCESS == STEPS ? e * step : i64(e); }
+
+  static DEVICE Vec<T, V> fetch(const T* p, i64 step, i32 e, i32 end) {
+    Vec<T, V> v{};
+    if constexpr (WIDE) {
+      if (e < end) v = load<V>(p + e);
+    } else {
+      UNROLL for (int i = 0; i < V; ++i) {
+        if (e + i < end) v.set(i, p[offset(e + i, step)]);
+      }
+    }
+    return v;
+  }
+
   static DEVICE u32 kept(const Args& args, const Row& row, i32 e) {
     if constexpr (WHOLE) return FULL;
     u32 bits = 0;
@@ -100,7 +105,7 @@ template <class F, class T, Way WAY, int HELD, bool WIDE, int LEFT, bool ADD> st
 
   static DEVICE void columns(const Args& args, i32 e, A (&c)[COLUMNS + 1][V]) {
     UNROLL for (int k = 0; k < COLUMNS; ++k) {
-      widen(fetch<V, WIDE>(args.in[LOADS + k], args.step[K + k], e, args.n), c[k]);
+      widen(fetch(args.in[LOADS + k], args.step[K + k], e, args.n), c[k]);
     }
   }
 
@@ -119,7 +124,7 @@ template <class F, class T, Way WAY, int HELD, bool WIDE, int LEFT, bool ADD> st
   static DEVICE void fetch_all(const Args& args, const Row& row, i32 e, Vec<T, V> (&to)[IN]) {
     Vec<T, V> from[LOADS];
     UNROLL for (int k = 0; k < LOADS; ++k) {
-      from[k] = fetch<V, WIDE>(args.in[k] + row.at[k], args.step[k], e, row.end);
+      from[k] = fetch(args.in[k] + row.at[k], args.step[k], e, row.end);
     }
     merge(from, to);
   }
@@ -170,7 +175,7 @@ template <class F, class T, Way WAY, int HELD, bool WIDE, int LEFT, bool ADD> st
       } else {
         UNROLL for (int i = 0; i < V; ++i) {
           A one[1] = {y[k][i]};
-          if (e + i < row.written) put<ADD>(p + (e + i) * args.step[LOADS + k], one);
+          if (e + i < row.written) put<ADD>(p + offset(e + i, args.step[LOADS + k]), one);
         }
       }
     }
@@ -229,7 +234,7 @@ template <class F, class T, Way WAY, int HELD, bool WIDE, int LEFT, bool ADD> st
     UNROLL for (int h = 0; h < HELD; ++h) {
       const i32 e = (rank + h * lanes) * V;
       UNROLL for (int k = 0; k < LOADS; ++k) {
-        loaded.x[k][h] = fetch<V, WIDE>(args.in[k] + row.at[k], args.step[k], e, row.end);
+        loaded.x[k][h] = fetch(args.in[k] + row.at[k], args.step[k], e, row.end);
       }
     }
     Held<IN> held;

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import MOST_DIMS, Packer, View, divisor, merged
+from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged
 from baracuda.backends.cuda.steps import THREADS, WIDEST, Call, Step, Steps, flag
 from baracuda.dtypes import named
 from baracuda.layouts import Shape
@@ -25,8 +25,9 @@ _LESS_HELD = {1: 2, 2: 2, 3: 1}
 # Blocks that leave sums are as many as the larger devices hold at once, but so few that the sums
 # have a sixteenth of the bytes of rows. Threads, and bytes of shared memory, of a multiprocessor.
 _PROCESSORS, _RESIDENT, _ROOM, _PART = 132, 768, 227 << 10, 16
-# Threads from which a block is about all that a multiprocessor has, so that it asks ahead.
-_LARGE = 512
+# Threads from which a block is about all that a multiprocessor has, so that it asks ahead; those
+# beyond which there are no registers for single elements, or for sums of the longest rows.
+_LARGE, _SINGLE = 512, 512
 # Bytes on chip beside the sums, and threads of the kernel that adds them up.
 _JOINS, _ADDERS = 3 << 10, 1024
 _CAUSAL, _MASKED = 1, 2
@@ -115,11 +116,18 @@ def plan(call: Call) -> Steps:
     if n > _LONGEST:
         raise Refusal(f"counts at most {_LONGEST} elements along an axis")
     width, most = WIDEST // call.itemsize, _MOST
-    held, size = holds(call, of), named(call.accumulate_dtype).itemsize
+    lie, size = _lie(call, of), named(call.accumulate_dtype).itemsize
+    held = 1 if lie.access == "STEPS" else holds(call, of)
+    if lie.access != "VECTORS":
+        most = _SINGLE
     room = size * width * held * len(of.sums)
     if room:
         most = min(most, (call.facts.shared_per_block - _JOINS) // room // _WARP * _WARP)
     how = shares(n, width, held, most)
+    if how.way == "LONG" and of.sums:
+        how = shares(n, width, held, min(most, _SINGLE))
+    if how.way == "BLOCK" and lie.access != "VECTORS":
+        how = how._replace(way="LONG")
     blocks, shared, ahead = -(-rows // how.groups), how.threads * room, 0
     if of.sums:
         few = rows * (len(of.loads) + 1) * call.itemsize // (_PART * len(of.sums) * size)
@@ -128,7 +136,8 @@ def plan(call: Call) -> Steps:
     elif how.threads >= _LARGE:
         ahead = _PROCESSORS * (_MOST // how.threads)
     ahead = ahead if how.threads >= _LARGE else 0
-    steps = [_rows(call, of, how, blocks, shared, ahead)] if rows else []
+    step = _rows(call, of, how, lie, blocks, ahead)
+    steps = [step._replace(shared=shared)] if rows else []
     if not of.sums:
         return Steps(tuple(steps))
     steps.append(_sums(call, of, n, blocks))
@@ -140,33 +149,56 @@ def _but(shape: Shape, axis: int) -> Shape:
     return (*shape[:axis], *shape[axis + 1 :])
 
 
-def _rows(
-    call: Call, of: Operands, how: Shares, blocks: int, shared: int, ahead: int
-) -> Step:  # fmt: skip
-    problem, axis = call.problem, of.axis
-    shape = of.outs[0].shape
-    n, outer = shape[axis], _but(shape, axis)
+class Lie(NamedTuple):
+    """How the arrays of a problem lie.
+
+    Attributes
+    ----------
+    walked : list of View
+        What has rows: loads, outputs, the mask.
+    steps : list of int
+        From one element of a row to the next, of these and of the columns.
+    dims : list of Dim
+        From row to row.
+    access : str
+        In ``VECTORS``, as ``ELEMENTS``, or in ``STEPS`` from one element to the next.
+    """
+
+    walked: list[View]
+    steps: list[int]
+    dims: list[Dim]
+    access: str
+
+
+def _lie(call: Call, of: Operands) -> Lie:
+    shape, axis = of.outs[0].shape, of.axis
     walked = [*of.loads, *of.outs, *of.masks]
     # A mask of extent 1 is that of all.
     strides = [
         tuple([s if x == y else 0 for s, x, y in zip(v.strides, v.shape, shape, strict=True)])
         for v in walked
     ]
-    dims = merged(outer, [_but(s, axis) for s in strides])
+    dims = merged(_but(shape, axis), [_but(s, axis) for s in strides])
     if len(dims) > MOST_DIMS:
         raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
     steps = [s[axis] for s in strides] + [v.strides[0] for v in of.columns]
-    width = WIDEST // call.itemsize
     arrays = len(of.loads) + len(of.outs)
-    beside = steps[:arrays] + steps[len(walked) :]
-    numbers = [n, *(s for d in dims for s in d.strides[:arrays])]
-    wide = all(s == 1 for s in beside) and divisor(numbers, call.elements()) == width
+    beside = all(s == 1 for s in (*steps[:arrays], *steps[len(walked) :]))
+    numbers = [shape[axis], *(s for d in dims for s in d.strides[:arrays])]
+    wide = beside and divisor(numbers, call.elements()) == WIDEST // call.itemsize
+    access = "VECTORS" if wide else "ELEMENTS" if beside else "STEPS"
+    return Lie(walked, steps, dims, access)
+
+
+def _rows(call: Call, of: Operands, how: Shares, lie: Lie, blocks: int, ahead: int) -> Step:
+    problem = call.problem
+    walked, steps, dims, access = lie
+    n, outer = of.outs[0].shape[of.axis], _but(of.outs[0].shape, of.axis)
     causal = bool(problem.options.get("causal"))
     left = _CAUSAL * causal + _MASKED * bool(of.masks)
     queries = outer[-1] if causal else 1
     if causal and prod(outer) >= 2**32:
         raise Refusal("counts at most 2^32 rows where there is a diagonal")
-
     pointers = [v.slot for v in (*of.loads, *of.columns, *of.outs, *of.masks)]
     pointers += [call.workspace()] * bool(of.sums)
     scalars = len(problem.spec.scalars)
@@ -176,17 +208,17 @@ def _rows(
     arguments = packer.walk(dims, len(walked)).done()
     functor = f"{call.functor}<{call.accumulate}, {len(of.columns)}>"
     schedule = (
-        f"Rows<{functor}, {call.type}, {how.way}, {how.held}, {flag(wide)}, {left}, "
-        f"{flag(call.add)}>"
+        f"Rows<{functor}, {call.type}, {how.way}, {how.held}, {access}, {left}, {flag(call.add)}>"
     )
-    tags = (how.way.lower(), f"c{len(of.columns)}", "wide" if wide else "strided")
+    tags = (how.way.lower(), f"c{len(of.columns)}", access.lower())
     left_out = [name for bit, name in ((_CAUSAL, "causal"), (_MASKED, "masked")) if left & bit]
-    bound = how.threads if how.way == "LANES" else _MOST
+    single = access != "VECTORS" or (how.way == "LONG" and of.sums)
+    bound = how.threads if how.way == "LANES" else _SINGLE if single else _MOST
     entry = call.entry(
         schedule, len(arguments), *tags, *left_out, *["add"] * call.add, threads=bound
     )
     front = [(slot, 0) for slot in pointers]
-    return Step(entry, (blocks, 1), arguments, front, scalars, shared, how.threads)
+    return Step(entry, (blocks, 1), arguments, front, scalars, fewer=how.threads)
 
 
 def _sums(call: Call, of: Operands, n: int, blocks: int) -> Step:
