@@ -95,6 +95,8 @@ class OpSpec:
         Optional integer inputs that count 0, 1, ... along an axis when they are not given.
     elementwise : bool
         Outputs keep the layout of a dense input.
+    composite : bool
+        The body is made of other ops: it takes arrays as they are, and rounds by itself.
     """
 
     name: str
@@ -113,6 +115,7 @@ class OpSpec:
     alike: Mapping[str, str] = field(default_factory=dict)
     located: Mapping[str, str] = field(default_factory=dict)
     elementwise: bool = False
+    composite: bool = False
     inplace: bool = False
     packed: Packed | None = None
     counted: Mapping[str, str] = field(default_factory=dict)

@@ -25,6 +25,11 @@ from baracuda.ops.gated import (
     swiglu_backward,
 )
 from baracuda.ops.indexing import gather, gather_backward
+from baracuda.ops.linear_cross_entropy import (
+    linear_cross_entropy,
+    linear_cross_entropy_backward,
+    linear_cross_entropy_with_gradient,
+)
 from baracuda.ops.loss import (
     huber_loss,
     huber_loss_backward,
@@ -87,6 +92,9 @@ __all__ = [
     "layer_norm_backward",
     "lerp",
     "lerp_backward",
+    "linear_cross_entropy",
+    "linear_cross_entropy_backward",
+    "linear_cross_entropy_with_gradient",
     "log_softmax",
     "log_softmax_backward",
     "lp_pool1d",
