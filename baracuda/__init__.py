@@ -4,149 +4,45 @@ Every op is a stateless function: ``bc.swiglu(x)``, ``bc.swiglu_backward(dy, x)`
 picks a backend, records the choice in a plan (``bc.swiglu.plan(x)``) and its SKU, and reuses it.
 """
 
-from baracuda._version import __version__
-from baracuda.backends import check_errors
-from baracuda.cache import CacheInfo, PlanCache, plan_cache
-from baracuda.dispatch import Dispatch, options
-from baracuda.errors import (
-    ArgumentTypeError,
-    ArgumentValueError,
-    BaracudaError,
-    IndexOutOfRangeError,
-    UnsupportedError,
-)
-from baracuda.op import Op
-from baracuda.ops.cross_entropy import (
-    cross_entropy,
-    cross_entropy_backward,
-    cross_entropy_with_gradient,
-)
-from baracuda.ops.divergence import (
-    binary_cross_entropy,
-    binary_cross_entropy_backward,
-    binary_cross_entropy_with_logits,
-    binary_cross_entropy_with_logits_backward,
-    kl_div,
-    kl_div_backward,
-)
-from baracuda.ops.elementwise import lerp, lerp_backward
-from baracuda.ops.gated import (
-    geglu,
-    geglu_backward,
-    glu,
-    glu_backward,
-    reglu,
-    reglu_backward,
-    swiglu,
-    swiglu_backward,
-)
-from baracuda.ops.indexing import gather, gather_backward
-from baracuda.ops.linear_cross_entropy import (
-    linear_cross_entropy,
-    linear_cross_entropy_backward,
-    linear_cross_entropy_with_gradient,
-)
-from baracuda.ops.loss import (
-    huber_loss,
-    huber_loss_backward,
-    l1_loss,
-    l1_loss_backward,
-    mse_loss,
-    mse_loss_backward,
-    smooth_l1_loss,
-    smooth_l1_loss_backward,
-)
-from baracuda.ops.norm import (
-    add_layer_norm,
-    add_layer_norm_backward,
-    add_rms_norm,
-    add_rms_norm_backward,
-    layer_norm,
-    layer_norm_backward,
-    rms_norm,
-    rms_norm_backward,
-)
-from baracuda.ops.pooling import (
-    lp_pool1d,
-    lp_pool1d_backward,
-    lp_pool2d,
-    lp_pool2d_backward,
-)
-from baracuda.ops.rope import rope, rope_backward
-from baracuda.ops.softmax import (
-    log_softmax,
-    log_softmax_backward,
-    softmax,
-    softmax_backward,
-)
-from baracuda.plan import Plan
-from baracuda.sku import KernelSku, PrecisionGuarantee
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ArgumentTypeError",
-    "ArgumentValueError",
-    "BaracudaError",
-    "CacheInfo",
-    "Dispatch",
-    "IndexOutOfRangeError",
-    "KernelSku",
-    "Op",
-    "Plan",
-    "PlanCache",
-    "PrecisionGuarantee",
-    "UnsupportedError",
-    "__version__",
-    "add_layer_norm",
-    "add_layer_norm_backward",
-    "add_rms_norm",
-    "add_rms_norm_backward",
-    "binary_cross_entropy",
-    "binary_cross_entropy_backward",
-    "binary_cross_entropy_with_logits",
-    "binary_cross_entropy_with_logits_backward",
-    "check_errors",
-    "cross_entropy",
-    "cross_entropy_backward",
-    "cross_entropy_with_gradient",
-    "gather",
-    "gather_backward",
-    "geglu",
-    "geglu_backward",
-    "glu",
-    "glu_backward",
-    "huber_loss",
-    "huber_loss_backward",
-    "kl_div",
-    "kl_div_backward",
-    "l1_loss",
-    "l1_loss_backward",
-    "layer_norm",
-    "layer_norm_backward",
-    "lerp",
-    "lerp_backward",
-    "linear_cross_entropy",
-    "linear_cross_entropy_backward",
-    "linear_cross_entropy_with_gradient",
-    "log_softmax",
-    "log_softmax_backward",
-    "lp_pool1d",
-    "lp_pool1d_backward",
-    "lp_pool2d",
-    "lp_pool2d_backward",
-    "mse_loss",
-    "mse_loss_backward",
-    "options",
-    "plan_cache",
-    "reglu",
-    "reglu_backward",
-    "rms_norm",
-    "rms_norm_backward",
-    "rope",
-    "rope_backward",
-    "smooth_l1_loss",
-    "smooth_l1_loss_backward",
-    "softmax",
-    "softmax_backward",
-    "swiglu",
-    "swiglu_backward",
-]
+from baracuda import ops as _ops
+from baracuda._version import __version__ as __version__
+from baracuda.backends import check_errors as check_errors
+from baracuda.cache import CacheInfo as CacheInfo
+from baracuda.cache import PlanCache as PlanCache
+from baracuda.cache import plan_cache as plan_cache
+from baracuda.dispatch import Dispatch as Dispatch
+from baracuda.dispatch import options as options
+from baracuda.errors import ArgumentTypeError as ArgumentTypeError
+from baracuda.errors import ArgumentValueError as ArgumentValueError
+from baracuda.errors import BaracudaError as BaracudaError
+from baracuda.errors import IndexOutOfRangeError as IndexOutOfRangeError
+from baracuda.errors import UnsupportedError as UnsupportedError
+from baracuda.op import Op as Op
+from baracuda.ops import *
+from baracuda.plan import Plan as Plan
+from baracuda.sku import KernelSku as KernelSku
+from baracuda.sku import PrecisionGuarantee as PrecisionGuarantee
+
+# Type checkers go by the imports, as in `baracuda.ops`.
+if not TYPE_CHECKING:
+    __all__ = [
+        "ArgumentTypeError",
+        "ArgumentValueError",
+        "BaracudaError",
+        "CacheInfo",
+        "Dispatch",
+        "IndexOutOfRangeError",
+        "KernelSku",
+        "Op",
+        "Plan",
+        "PlanCache",
+        "PrecisionGuarantee",
+        "UnsupportedError",
+        "__version__",
+        "check_errors",
+        "options",
+        "plan_cache",
+        *_ops.__all__,
+    ]

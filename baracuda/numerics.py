@@ -116,6 +116,23 @@ def normal(b: Array) -> tuple[Array, Array]:
     return above - side * (q * (tail * r)), q * (1 / math.sqrt(2 * math.pi))
 
 
+_TANH_SCALE, _TANH_CUBE = math.sqrt(8 / math.pi), 0.044715
+
+
+def gelu_weight(b: Array, approximate: str) -> tuple[Array, Array]:
+    """The weight of `b` in ``gelu(b)``, and the slope of that weight."""
+    if approximate == "none":
+        return normal(b)
+    xp = library_of(b).xp
+    # Past 40 the weight is 0 or 1 in any dtype, while the cube would go on to infinity.
+    b = xp.where(b > 40, 40, xp.where(b < -40, -40, b))
+    square = b * b
+    # (1 + tanh(v))/2 as the sigmoid of 2v does not cancel below 0.
+    v = _TANH_SCALE * (b + _TANH_CUBE * (square * b))
+    on, off = sigmoid(v), sigmoid(-v)
+    return on, on * off * (_TANH_SCALE * (1 + 3 * _TANH_CUBE * square))
+
+
 def rotations(
     positions: Array, base: float, count: int, like: Array, *, bound: int | None = None
 ) -> tuple[Array, Array]:

@@ -285,6 +285,7 @@ def op(
     adjoint_of: str | None = None,
     alike: Mapping[str, str] | None = None,
     located: Mapping[str, str] | None = None,
+    namesake: str | None = None,
     elementwise: bool = False,
     composite: bool = False,
     inplace: bool = False,
@@ -330,6 +331,7 @@ def op(
             adjoint_of=adjoint_of,
             alike=dict(alike or {}),
             located=dict(located or {}),
+            namesake=namesake,
             elementwise=elementwise,
             composite=composite,
             inplace=inplace,
@@ -347,14 +349,13 @@ def op(
 
 
 def _consistent(spec: OpSpec, parameters: Mapping[str, inspect.Parameter]) -> None:
-    conditions = {s.condition.option for s in spec.signatures if s.condition}
     arrays = tuple(n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY)
     keywords = {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
     for what, declared, real in (
         ("arrays", spec.arrays, arrays),
         ("options", set(spec.options) | set(spec.scalars), keywords),
         ("integers", set(spec.integers), set(spec.integers) & set(arrays)),
-        ("conditions", conditions, conditions & keywords),
+        ("conditions", set(spec.conditions), spec.conditions & keywords),
         ("masks", set(spec.masks), set(spec.masks) & set(arrays)),
     ):
         if declared != real:

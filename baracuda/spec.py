@@ -91,6 +91,9 @@ class OpSpec:
         Inputs that have the gradient of another one, since only the sum of both matters.
     located : mapping
         Flags that make elements depend on their place along the last axis of a group.
+    namesake : str or None
+        The function below `torch` that computes the same from the same arrays, in their places,
+        and the same keywords: ``nn.functional.elu``. Tests and benchmarks hold the op to it.
     counted : mapping
         Optional integer inputs that count 0, 1, ... along an axis when they are not given.
     elementwise : bool
@@ -114,6 +117,7 @@ class OpSpec:
     adjoint_of: str | None = None
     alike: Mapping[str, str] = field(default_factory=dict)
     located: Mapping[str, str] = field(default_factory=dict)
+    namesake: str | None = None
     elementwise: bool = False
     composite: bool = False
     inplace: bool = False
@@ -143,9 +147,22 @@ class OpSpec:
         return "bool" if name in self.masks else index if name in self.integers else dtype
 
     @cached_property
+    def pointwise(self) -> bool:
+        """Whether it is elementwise, and has one form in which all arrays share one shape."""
+        if not self.elementwise or len(self.signatures) > 1:
+            return False
+        patterns = (*self.signatures[0].inputs, *self.signatures[0].outputs)
+        return len({p.terms for p in patterns}) == 1 and len(patterns[0].terms) == 1
+
+    @cached_property
     def arrays(self) -> tuple[str, ...]:
         """All array parameters, in order."""
         return max((s.names for s in self.signatures), key=len)
+
+    @cached_property
+    def conditions(self) -> frozenset[str]:
+        """The options that choose among the forms."""
+        return frozenset(s.condition.option for s in self.signatures if s.condition)
 
     def forms(self, given: Mapping[str, Any]) -> tuple[Signature, ...]:
         """The forms for these options, those not given at their defaults."""

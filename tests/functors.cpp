@@ -1,8 +1,7 @@
 // The functors as a host compiler sees them: a C function for each, in both accumulate types.
-#include "divergence.cu"
-#include "elementwise.cu"
-#include "gated.cu"
-#include "loss.cu"
+//
+// Of elementwise ops a test puts them together from the registry: their files are included, and a
+// line `FUNCTOR(name, scalars...)` for each stands in ELEMENTWISE.
 #include "pooling.cu"
 #include "rope.cu"
 
@@ -18,27 +17,13 @@ template <class F, class A> static void apply(const F& f, const A* x, A* y, i64 
   }
 }
 
-#define PLAIN_AS(name, A)                                           \
-  extern "C" void name##_##A(const A* x, A* y, i64 n, const f64*) { \
-    apply(name<A>{}, x, y, n);                                      \
-  }
-#define WEIGHTED_AS(name, A)                                             \
+#define FUNCTOR_AS(name, A, ...)                                         \
   extern "C" void name##_##A(const A* x, A* y, i64 n, const f64* more) { \
-    apply(name<A>{more[0]}, x, y, n);                                    \
+    (void)more;                                                          \
+    apply(name<A>{__VA_ARGS__}, x, y, n);                                \
   }
-#define PLAIN(name) PLAIN_AS(name, f32) PLAIN_AS(name, f64)
-#define WEIGHTED(name) WEIGHTED_AS(name, f32) WEIGHTED_AS(name, f64)
-
-PLAIN(Glu) PLAIN(Reglu) PLAIN(Swiglu) PLAIN(Geglu) PLAIN(GegluTanh)
-PLAIN(GluBackward) PLAIN(RegluBackward) PLAIN(SwigluBackward)
-PLAIN(GegluBackward) PLAIN(GegluBackwardTanh)
-WEIGHTED(Lerp) WEIGHTED(LerpBackward)
-PLAIN(MseLoss) PLAIN(MseLossBackward) PLAIN(L1Loss) PLAIN(L1LossBackward)
-WEIGHTED(SmoothL1Loss) WEIGHTED(SmoothL1LossBackward)
-WEIGHTED(HuberLoss) WEIGHTED(HuberLossBackward)
-PLAIN(BinaryCrossEntropy) PLAIN(BinaryCrossEntropyBackward)
-PLAIN(BinaryCrossEntropyWithLogits) PLAIN(BinaryCrossEntropyWithLogitsBackward)
-WEIGHTED(KlDiv) WEIGHTED(KlDivBackward)
+#define FUNCTOR(name, ...) FUNCTOR_AS(name, f32, __VA_ARGS__) FUNCTOR_AS(name, f64, __VA_ARGS__)
+ELEMENTWISE
 
 template <class A> static void circle(const i64* phase, A* y, i64 n) {
   for (i64 i = 0; i < n; ++i) {

@@ -125,8 +125,8 @@ SOFTMAX = tuple(
         (4096, (64,), False),
     )
 )
+# By op or category; ops whose arrays all have one shape need none of their own.
 CASES = {
-    "elementwise": ELEMENTWISE,
     "gated": GATED,
     "loss": LOSS,
     "cross_entropy": CROSS_ENTROPY,
@@ -183,11 +183,28 @@ def phantom(shape: tuple[int, ...], layout: str, dtype: str) -> np.ndarray[Any, 
     return np.lib.stride_tricks.as_strided(np.zeros(1, kind), shape, steps, writeable=False)
 
 
+def functors(spec: OpSpec) -> list[dict[str, str]]:
+    """The values of the named options that choose among functors, the usual ones first."""
+    named = spec.options.keys() - spec.conditions
+    names = [k for k, v in spec.defaults.items() if isinstance(v, str) and k in named]
+    if spec.kernel is None or spec.kernel.schedule != "elementwise":
+        return [{}]
+    values = [
+        dict.fromkeys([spec.defaults[k], *(c.options[k] for c in spec.cases if k in c.options)])
+        for k in names
+    ]
+    return [dict(zip(names, chosen, strict=True)) for chosen in product(*values)]
+
+
 def cases(spec: OpSpec) -> tuple[Case, ...]:
     """The sizes at which an op is planned; a named option is tried at all of its values."""
-    own = CASES.get(spec.name.removesuffix("_backward")) or CASES[spec.category]
-    more = {v for c in spec.cases for k, v in c.options.items() if k == "approximate"}
-    return own + tuple(Case(c.axes, **c.options, approximate=v) for c in own for v in more)
+    own = CASES.get(spec.name.removesuffix("_backward")) or CASES.get(spec.category)
+    if own is None and spec.pointwise:
+        own = ELEMENTWISE
+    if own is None:
+        raise KeyError(f"no sizes for {spec.name}: give its category some in CASES")
+    chosen = functors(spec)
+    return own + tuple(Case(c.axes, **c.options, **more) for c in own for more in chosen[1:])
 
 
 def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:

@@ -67,7 +67,7 @@ def test_peers_compute_what_they_are_compared_with(op: str, xp: Any) -> None:
 def test_every_op_but_the_1d_pools_has_a_row_and_a_peer() -> None:
     for rows in (host_rows(quick=True), device_rows("bfloat16"), device_rows("float32")):
         covered = {row.op for row in rows}
-        assert covered == set(EXPRESSIONS)
+        assert {row.op for row in rows if not row.derived} <= set(EXPRESSIONS) <= covered
     assert set(registry) - covered == {"lp_pool1d", "lp_pool1d_backward"}
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import math
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import kernels
 import numpy as np
 import pytest
 from emulator import compiler
@@ -22,6 +24,9 @@ import baracuda
 from baracuda.backends.cuda.schedules.rope import _turns
 from baracuda.backends.cuda.schedules.window import _norm
 from baracuda.op import registry
+from baracuda.shapes import Signature
+from baracuda.spec import OpSpec
+from baracuda.testing.cases import options_of
 
 SOURCES = Path(baracuda.__file__).parent / "cuda_src"
 HERE = Path(__file__).parent
@@ -42,13 +47,56 @@ each_type = pytest.mark.parametrize("kind", list(TYPES))
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+@dataclass(frozen=True)
+class Elementwise:
+    """An elementwise op and one of its functors."""
+
+    op: str
+    options: Mapping[str, Any]
+
+    @property
+    def spec(self) -> OpSpec:
+        return registry[self.op].spec
+
+    @property
+    def functor(self) -> str:
+        kernel, ends = self.spec.kernel, self.options.values()
+        assert kernel is not None
+        return kernel.functor + "".join(end.title() for end in ends if end != "none")
+
+    def __str__(self) -> str:
+        return self.functor
+
+
+ELEMENTWISE = [
+    Elementwise(name, options)
+    for name, op in registry.items()
+    if op.spec.kernel and op.spec.kernel.schedule in ("elementwise", "reduce")
+    for options in kernels.functors(op.spec)
+]
+
+
+def elementwise() -> str:
+    """What functors.cpp is told about elementwise ops."""
+    files = sorted({e.spec.kernel.file for e in ELEMENTWISE if e.spec.kernel})
+    lines = [
+        f"FUNCTOR({e.functor}, {', '.join(f'more[{i}]' for i in range(len(e.spec.scalars)))})"
+        for e in ELEMENTWISE
+    ]
+    return "".join(f'#include "{file}"\n' for file in files) + (
+        f"#define ELEMENTWISE {' '.join(lines)}\n"
+    )
+
+
 @pytest.fixture(scope="session")
 def functors(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """All functors as C functions."""
     built = tmp_path_factory.mktemp("functors") / "functors.so"
     # No contraction: what the sources do not fuse themselves stays as it is written.
     flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wall"]
-    source = [f"-I{SOURCES}", "-o", str(built), str(HERE / "functors.cpp")]
+    whole = built.with_suffix(".cpp")
+    whole.write_text(elementwise() + f'#include "{HERE / "functors.cpp"}"\n')
+    source = [f"-I{SOURCES}", "-o", str(built), str(whole)]
     done = subprocess.run(
         [*compiler(), *flags, "-shared", "-fPIC", *source], capture_output=True, text=True
     )
@@ -66,7 +114,7 @@ def call(
     """The outputs of a functor for each column of `x`."""
     x = np.ascontiguousarray(x, TYPES[kind])
     y = np.full((outputs, x.shape[-1]), np.nan, TYPES[kind])
-    count, scalars = ctypes.c_int64(x.shape[-1]), (ctypes.c_double * 1)(*more)
+    count, scalars = ctypes.c_int64(x.shape[-1]), (ctypes.c_double * max(len(more), 1))(*more)
     getattr(functors, f"{name}_{kind}")(address(x), address(y), count, scalars)
     return y
 
@@ -100,10 +148,62 @@ def test_every_functor_is_tested(functors: ctypes.CDLL) -> None:
             continue
         functor, formula = op.spec.kernel.functor, op.spec.kernel.schedule in FORMULAS
         ends = [""] if op.spec.category != "pooling" else ["_1", "_2", "_REAL", "_INFINITE"]
-        if "approximate" in op.spec.options:
-            ends.append("Tanh")
         for end, kind in product(ends if formula else [], TYPES):
             assert hasattr(functors, f"{functor}{end}_{kind}"), name
+
+
+# Elementwise ops, each against its body in float64.
+
+# What the others are while one input is at its edges.
+COMMON = (1.0, -0.7, 2.5)
+
+
+def columns(form: Signature, kind: str) -> list[NDArray[Any]]:
+    """Edge values of each input in turn, in float64."""
+    inputs = range(len(form.inputs))
+    points = {p for i in inputs for p in product(*[EDGES if i == k else COMMON for k in inputs])}
+    return [exactly(c, kind).astype(np.float64) for c in zip(*sorted(points), strict=True)]
+
+
+def of_body(one: Elementwise, x: list[NDArray[Any]], options: Mapping[str, Any]) -> Any:
+    """The outputs of the body, stacked."""
+    out = one.spec.body(*x, **options)
+    return np.stack(out if isinstance(out, tuple) else (out,))
+
+
+@each_type
+@pytest.mark.parametrize("one", [e for e in ELEMENTWISE if e.spec.category != "loss"], ids=str)
+def test_an_elementwise_functor_is_its_body(
+    functors: ctypes.CDLL, one: Elementwise, kind: str
+) -> None:
+    spec, form = one.spec, one.spec.signatures[-1]
+    where = {"axis": 0, "gate_first": False} if spec.packed else {}
+    tried = {tuple(options_of(spec, c)[k] for k in spec.scalars if k in c.options)
+             for c in spec.cases}  # fmt: skip
+    for given in tried:
+        scalars = dict(zip(spec.scalars, given, strict=False))
+        scalars = {k: scalars.get(k, spec.defaults.get(k)) for k in spec.scalars}
+        options = {**where, **one.options, **scalars}
+        x = columns(form, kind)
+        want = of_body(one, x, options)
+        got = call(functors, one.functor, kind, x, len(want), *scalars.values())
+        # How far a rounding of the inputs moves the result, to the side without a jump.
+        shift = np.zeros(want.shape)
+        for i, column in enumerate(x):
+            sides = [
+                of_body(one, [*x[:i], column * (1 + s * EPS[kind]), *x[i + 1 :]], options)
+                for s in (1, -1)
+            ]
+            shift += np.nanmin([np.abs(side - want) for side in sides] + [want * 0 + np.inf], 0)
+        shift = np.where(np.isfinite(shift), shift, 0)
+        scale = np.abs(want) + shift / EPS[kind] + np.finfo(TYPES[kind]).smallest_normal / EPS[kind]
+        error = np.where(normal(want, kind), errors(got, want, scale, kind), 0)
+        # Where a factor is 0 in this type alone, inf and NaN are those of the body in this type.
+        own = of_body(one, [column.astype(TYPES[kind]) for column in x], options)
+        error = np.where(~np.isfinite(got) & ((got == own) | np.isnan(own)), 0, error)
+        i, j = np.unravel_index(np.argmax(error), error.shape)
+        at = [float(column[j]) for column in x]
+        assert error[i, j] < 8, (options, at, got[i, j], want[i, j], error[i, j])
 
 
 # Gated: the weight of `a` and its slope, and the size of what is added up in the slope.

@@ -73,6 +73,7 @@ def test_a_page_has_all_that_its_op_declares(made: dict[str, str], name: str) ->
     assert f"({name}.md)" not in page
     if spec.adjoint_of:
         assert f"]({spec.adjoint_of}.md)" in page
+    assert (f"`torch.{spec.namesake}` |" in page) == bool(spec.namesake)
     assert f"ops/{name}\n" in made["reference/index.md"]
     assert f"(ops/{name}.md)" in made["reference/support.md"]
     assert f"(ops/{name}.md)" in made["reference/sharding.md"]

@@ -15,19 +15,10 @@ OPS = [name for name in bc.__all__ if isinstance(getattr(bc, name), bc.Op)]
 every_op = pytest.mark.parametrize("name", OPS)
 
 
-def test_there_are_18_ops():
-    forward = [
-        "gather",
-        "geglu",
-        "glu",
-        "lerp",
-        "lp_pool1d",
-        "lp_pool2d",
-        "reglu",
-        "rope",
-        "swiglu",
-    ]
-    assert sorted(OPS) == sorted([*forward, *(f"{n}_backward" for n in forward)])
+def test_every_op_has_a_gradient():
+    forward = {n for n in OPS if not n.endswith("_backward")}
+    assert forward
+    assert set(OPS) - forward == {f"{n}_backward" for n in forward}
 
 
 @every_op

@@ -11,18 +11,33 @@ from pathlib import Path
 import pytest
 
 import baracuda as bc
+from baracuda.op import registry
 
 HERE = Path(__file__).parent / "typing"
 ERROR = re.compile(r"^(.+?):(\d+)(?::\d+)?: error: (.*)$", re.MULTILINE)
 
 
+def calls():
+    """A program that calls every op with each of its keywords, of the first case or by default."""
+    lines = ["from typing import Any", "import baracuda as bc", "x: Any = None"]
+    for name, op in registry.items():
+        given = {**op.spec.defaults, **op.spec.cases[0].options}
+        keywords = {k: given[k] for k in (*op.spec.options, *op.spec.scalars) if k in given}
+        keywords |= {p.name: () for f in op.spec.signatures for p in f.inputs if p.is_option}
+        called = [*["x"] * len(op.spec.arrays), *(f"{k}={v!r}" for k, v in keywords.items())]
+        lines.append(f"bc.{name}({', '.join(called)})")
+    return "\n".join(lines) + "\n"
+
+
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory):
     """mypy's errors by file, as line -> messages. One run, since loading NumPy is what costs."""
+    every = tmp_path_factory.mktemp("typing") / "calls.py"
+    every.write_text(calls())
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir",
          str(tmp_path_factory.getbasetemp().parent / "mypy"), str(HERE / "uses.py"),
-         str(HERE / "misuses.py")],
+         str(HERE / "misuses.py"), str(every)],
         capture_output=True, text=True, cwd=HERE.parents[1],
         env={**os.environ, "MYPYPATH": str(HERE.parents[1])},
     )  # fmt: skip
@@ -35,6 +50,7 @@ def errors(tmp_path_factory):
 
 def test_mypy_accepts_every_use(errors):
     assert errors.get("uses.py", {}) == {}
+    assert errors.get("calls.py", {}) == {}
     assert set(errors) <= {"uses.py", "misuses.py"}
 
 
@@ -53,7 +69,7 @@ def test_a_misspelt_option_is_named(errors):
 
 
 def test_every_public_name_is_used():
-    tree = ast.parse((HERE / "uses.py").read_text())
+    tree = ast.parse((HERE / "uses.py").read_text() + calls())
     used = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     assert set(bc.__all__) <= used
 
@@ -71,14 +87,14 @@ def _keywords(node):
 
 
 def test_every_option_of_every_family_is_used():
-    given, everywhere = _keywords(ast.parse((HERE / "uses.py").read_text()))
+    given, everywhere = _keywords(ast.parse((HERE / "uses.py").read_text() + calls()))
     families = {}
     for name in bc.__all__:
         op = getattr(bc, name)
         if isinstance(op, bc.Op):
             options, used = families.setdefault(op.spec.category, (set(), set()))
             options |= {*op.spec.options, *op.spec.scalars}
-            used |= given[name]
+            used |= given.get(name, set())
     for options, used in families.values():
         assert options <= used
     assert {*bc.Dispatch.__annotations__, "out", "accumulate"} <= everywhere

@@ -12,6 +12,8 @@ from baracuda.libraries import Array, library_of
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
 
+__all__ = ["cross_entropy", "cross_entropy_backward", "cross_entropy_with_gradient"]
+
 OPTIONS = {
     "axis": integer,
     "ignore_index": integer,

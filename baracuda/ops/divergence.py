@@ -12,6 +12,15 @@ from baracuda.losses import CASES, PROBABILITY, backward, forward
 from baracuda.numerics import reduced, share, sigmoid, softplus
 from baracuda.spec import Case, Kernel
 
+__all__ = [
+    "binary_cross_entropy",
+    "binary_cross_entropy_backward",
+    "binary_cross_entropy_with_logits",
+    "binary_cross_entropy_with_logits_backward",
+    "kl_div",
+    "kl_div_backward",
+]
+
 DIVERGENCE = {"reduction": choice("mean", "batchmean", "sum", "none")}
 DIVERGENCES = (
     *CASES[1:],
@@ -22,6 +31,7 @@ _LEAST = math.exp(-100)
 
 
 @forward(
+    namesake="nn.functional.binary_cross_entropy",
     within={"x": PROBABILITY, "target": PROBABILITY},
     kernel=Kernel("divergence.cu", "BinaryCrossEntropy", schedule="reduce"),
 )
@@ -128,6 +138,7 @@ def binary_cross_entropy_backward(
 
 
 @forward(
+    namesake="nn.functional.binary_cross_entropy_with_logits",
     within={"target": PROBABILITY},
     kernel=Kernel("divergence.cu", "BinaryCrossEntropyWithLogits", schedule="reduce"),
 )
@@ -225,6 +236,7 @@ def binary_cross_entropy_with_logits_backward(
 
 
 @forward(
+    namesake="nn.functional.kl_div",
     options=DIVERGENCE,
     scalars={"log_target": flag},
     within={"target": PROBABILITY},

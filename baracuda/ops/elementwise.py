@@ -11,6 +11,8 @@ from baracuda.libraries import Array
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
 
+__all__ = ["lerp", "lerp_backward"]
+
 WEIGHT = {"weight": real}
 CASES = (
     Case({"s": (37,)}, weight=0.25),
@@ -23,6 +25,7 @@ CASES = (
 @op(
     "a[*s], b[*s] -> y[*s]",
     category="elementwise",
+    namesake="lerp",
     dtypes=FLOATS,
     scalars=WEIGHT,
     elementwise=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any, Unpack
 
@@ -10,9 +9,12 @@ from baracuda.check import choice, flag, integer
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
 from baracuda.libraries import Array, library_of
-from baracuda.numerics import normal, relu, sigmoid
+from baracuda.numerics import gelu_weight, relu, sigmoid
 from baracuda.op import op
 from baracuda.spec import Case, Kernel, Packed
+
+__all__ = ["geglu", "geglu_backward", "glu", "glu_backward", "reglu", "reglu_backward", "swiglu",
+           "swiglu_backward"]  # fmt: skip
 
 GATED = {"axis": integer, "gate_first": flag}
 GELU = GATED | {"approximate": choice("none", "tanh")}
@@ -333,23 +335,6 @@ def swiglu_backward(
     return _joined(dy * (b * on), dy * a * (on * (1 + b * off)), gate, axis, gate_first)
 
 
-_TANH_SCALE, _TANH_CUBE = math.sqrt(8 / math.pi), 0.044715
-
-
-def _gelu(b: Array, approximate: str) -> tuple[Array, Array]:
-    """The weight of `b` in ``gelu(b)``, and the slope of that weight."""
-    if approximate == "none":
-        return normal(b)
-    xp = library_of(b).xp
-    # Past 40 the weight is 0 or 1 in any dtype, while the cube would go on to infinity.
-    b = xp.where(b > 40, 40, xp.where(b < -40, -40, b))
-    square = b * b
-    # (1 + tanh(v))/2 as the sigmoid of 2v does not cancel below 0.
-    v = _TANH_SCALE * (b + _TANH_CUBE * (square * b))
-    on, off = sigmoid(v), sigmoid(-v)
-    return on, on * off * (_TANH_SCALE * (1 + 3 * _TANH_CUBE * square))
-
-
 @_forward(
     options=GELU,
     kernel=Kernel("gated.cu", "Geglu", schedule="elementwise"),
@@ -396,7 +381,7 @@ def geglu(
     array([ 1.6827, -0.1587])
     """
     a, b = _halves(x, gate, axis, gate_first)
-    return a * (b * _gelu(b, approximate)[0])
+    return a * (b * gelu_weight(b, approximate)[0])
 
 
 @_backward(
@@ -446,5 +431,5 @@ def geglu_backward(
     array([0., 2.])
     """
     a, b = _halves(x, gate, axis, gate_first)
-    cdf, pdf = _gelu(b, approximate)
+    cdf, pdf = gelu_weight(b, approximate)
     return _joined(dy * (b * cdf), dy * a * (cdf + b * pdf), gate, axis, gate_first)

@@ -12,6 +12,8 @@ from baracuda.numerics import scatter_add
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
 
+__all__ = ["gather", "gather_backward"]
+
 MODE = choice("raise", "drop")
 CASES = (
     Case({"b": (), "n": 7, "c": (), "i": (), "k": 12, "j": ()}, axis=0),

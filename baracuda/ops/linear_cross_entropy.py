@@ -17,6 +17,12 @@ from baracuda.libraries import Array, Library, library_of
 from baracuda.op import op, registry
 from baracuda.spec import Case
 
+__all__ = [
+    "linear_cross_entropy",
+    "linear_cross_entropy_backward",
+    "linear_cross_entropy_with_gradient",
+]
+
 # Logits of a chunk, and of how many rows it is a multiple where it can be.
 _LOGITS, _ROWS = 1 << 28, 128
 

@@ -11,8 +11,19 @@ from baracuda.losses import backward, forward
 from baracuda.numerics import reduced, share, sign
 from baracuda.spec import Kernel
 
+__all__ = [
+    "huber_loss",
+    "huber_loss_backward",
+    "l1_loss",
+    "l1_loss_backward",
+    "mse_loss",
+    "mse_loss_backward",
+    "smooth_l1_loss",
+    "smooth_l1_loss_backward",
+]
 
-@forward(kernel=Kernel("loss.cu", "MseLoss", schedule="reduce"))
+
+@forward(namesake="nn.functional.mse_loss", kernel=Kernel("loss.cu", "MseLoss", schedule="reduce"))
 def mse_loss(
     x: Array,
     target: Array,
@@ -104,7 +115,7 @@ def mse_loss_backward(
     return share(dloss, x, reduction) * (2 * (x - target))
 
 
-@forward(kernel=Kernel("loss.cu", "L1Loss", schedule="reduce"))
+@forward(namesake="nn.functional.l1_loss", kernel=Kernel("loss.cu", "L1Loss", schedule="reduce"))
 def l1_loss(
     x: Array,
     target: Array,
@@ -196,6 +207,7 @@ def l1_loss_backward(
 
 
 @forward(
+    namesake="nn.functional.smooth_l1_loss",
     scalars={"beta": positive(zero=True)},
     kernel=Kernel("loss.cu", "SmoothL1Loss", schedule="reduce"),
 )
@@ -305,6 +317,7 @@ def smooth_l1_loss_backward(
 
 
 @forward(
+    namesake="nn.functional.huber_loss",
     scalars={"delta": positive()},
     kernel=Kernel("loss.cu", "HuberLoss", schedule="reduce"),
 )

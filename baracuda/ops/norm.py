@@ -13,6 +13,17 @@ from baracuda.numerics import stored
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
 
+__all__ = [
+    "add_layer_norm",
+    "add_layer_norm_backward",
+    "add_rms_norm",
+    "add_rms_norm_backward",
+    "layer_norm",
+    "layer_norm_backward",
+    "rms_norm",
+    "rms_norm_backward",
+]
+
 _norm = partial(
     op,
     category="norm",

@@ -18,6 +18,8 @@ from baracuda.op import op
 from baracuda.shapes import Axes
 from baracuda.spec import Case, Kernel, Normaliser
 
+__all__ = ["lp_pool1d", "lp_pool1d_backward", "lp_pool2d", "lp_pool2d_backward"]
+
 CASES_1D = (
     Case({"b": (2,), "l": 12}, norm_type=2, kernel_size=3),
     Case({"b": (3,), "l": 11}, norm_type=3, kernel_size=4, stride=2, ceil_mode=True),

@@ -14,6 +14,8 @@ from baracuda.op import op
 from baracuda.shapes import Axes
 from baracuda.spec import Case, Kernel
 
+__all__ = ["rope", "rope_backward"]
+
 OPTIONS = {
     "base": positive(),
     "interleaved": flag,

@@ -14,6 +14,8 @@ from baracuda.op import op
 from baracuda.shapes import Axes
 from baracuda.spec import Case, Kernel
 
+__all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
+
 
 def _diagonal(name: str, axes: Axes, options: dict[str, Any]) -> Mapping[str, int]:
     """A diagonal is one of the last two axes."""

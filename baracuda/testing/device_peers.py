@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from baracuda.libraries import Array
-from baracuda.testing.peers import EXPRESSIONS
+from baracuda.op import registry
+from baracuda.testing.peers import EXPRESSIONS, namesake
 from baracuda.testing.problems import Row
 from baracuda.testing.timing import Queued
 
@@ -26,8 +27,6 @@ def random_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Array:
 
 def arrays_of(row: Row, dtype: torch.dtype) -> list[Array]:
     """The inputs of a row as fresh random tensors on the GPU."""
-    from baracuda.op import registry
-
     spec, out = registry[row.op].spec, []
     for name, shape in zip(spec.arrays, row.shapes, strict=False):
         if name == "index":
@@ -46,8 +45,10 @@ def _index(row: Row) -> Array:
     return torch.from_numpy(row.index(np.random.default_rng(0))).cuda()
 
 
-def peers(row: Row, arrays: list[Array]) -> dict[str, Task]:
+def peers(row: Row, arrays: list[Array], compiled: bool = True) -> dict[str, Task]:
     """Every peer that has the op, ready to be timed on these arrays."""
+    if row.op not in EXPRESSIONS:
+        return _namesakes(row, arrays, compiled)
     expression, options = EXPRESSIONS[row.op], row.options
     out: dict[str, Task] = {"eager": lambda: expression(torch, *arrays, **options)}
     if row.op == "gather_backward":
@@ -56,8 +57,8 @@ def peers(row: Row, arrays: list[Array]) -> dict[str, Task]:
         return {name: in_order(task) for name, task in out.items()}
     # Or compilation gives up on an expression after eight problems.
     torch.compiler.reset()
-    compiled = torch.compile(expression, dynamic=False)
-    out["compile"] = lambda: compiled(torch, *arrays, **options)
+    fused = torch.compile(expression, dynamic=False)
+    out["compile"] = lambda: fused(torch, *arrays, **options)
     if row.op.startswith("rope"):
         out |= _rope(row, arrays)
     if row.op.startswith("gather") and arrays[0].dtype == torch.float32:
@@ -69,6 +70,50 @@ def peers(row: Row, arrays: list[Array]) -> dict[str, Task]:
     if row.op in ("swiglu", "swiglu_backward", "geglu", "geglu_backward"):
         out |= _liger_gated(row, arrays)
     return out
+
+
+def _namesakes(row: Row, arrays: list[Array], compiled: bool) -> dict[str, Task]:
+    """torch's function of the same definition; of a gradient, autograd's backward pass alone."""
+    spec = registry[row.op].spec
+    forward = registry[spec.adjoint_of or row.op].spec
+    if forward.namesake is None:
+        return {}
+    ways = {"eager": namesake(forward)}
+    if compiled:
+        torch.compiler.reset()
+        ways["compile"] = torch.compile(ways["eager"], dynamic=False)
+    if spec is forward:
+        return {name: partial(way, *arrays, **row.options) for name, way in ways.items()}
+    return {name: gradient(row, arrays, way) for name, way in ways.items()}
+
+
+def gradient(row: Row, arrays: list[Array], function: Callable[..., Any]) -> Task:
+    """The backward pass of `function`, the forward of a row's op, recorded by the first call.
+
+    Inputs that the row's op does without are drawn: their values make no difference to the time.
+    """
+    spec = registry[row.op].spec
+    forward, dy = registry[spec.adjoint_of or ""].spec, arrays[0]
+    results = {p.name for p in spec.signatures[0].outputs}
+    given = dict(zip(spec.arrays, arrays, strict=False))
+    axes = registry[row.op].plan(*arrays, **row.keywords).problem.axes
+
+    @cache
+    def recorded() -> tuple[Array, list[Array]]:
+        inputs = [
+            given[p.name]
+            if p.name in given
+            else torch.randn(p.shape(axes), device=dy.device, dtype=dy.dtype)
+            for p in forward.signatures[0].inputs
+        ]
+        wanted = [f"d{p.name}" in results for p in forward.signatures[0].inputs]
+        inputs = [x.detach().requires_grad_(w) for x, w in zip(inputs, wanted, strict=True)]
+        # A graph that is kept must not have its buffers reused.
+        with torch._functorch.config.patch(donated_buffer=False):
+            y = function(*inputs, **row.options)
+        return y, [x for x in inputs if x.requires_grad]
+
+    return lambda: torch.autograd.grad(*recorded(), dy, retain_graph=True)
 
 
 def row_scatters(row: Row, arrays: list[Array]) -> dict[str, Task]:

@@ -1,7 +1,8 @@
 """What one would write without baracuda: the expressions that the benchmark times beside it.
 
 An expression takes the namespace first, so NumPy, torch and CuPy time the same formula; torch's own
-functions stand in where it has one that computes the same.
+functions stand in where it has one that computes the same. An op whose block names such a function
+needs no expression.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from baracuda.libraries import Array
+from baracuda.op import registry
+from baracuda.spec import OpSpec
 
 Expression: TypeAlias = Callable[..., Any]
 
@@ -185,3 +189,21 @@ EXPRESSIONS: dict[str, Expression] = {
         gather_backward,
     )
 }  # fmt: skip
+"""Of the ops that torch has no function for, or one that takes other arguments."""
+
+
+def namesake(spec: OpSpec) -> Expression:
+    """torch's function that is the same as an op."""
+    return attrgetter(spec.namesake or "")(import_module("torch"))  # type: ignore[no-any-return]
+
+
+def expression_of(op: str) -> Expression:
+    """What an op is compared with: an expression, torch's function, else the body at one go."""
+    spec = registry[op].spec
+
+    def plain(xp: Any, *arrays: Array, **options: Any) -> Any:
+        if spec.namesake and xp.__name__ == "torch":
+            return namesake(spec)(*arrays, **options)
+        return registry[op](*arrays, **options, backend="array_api")
+
+    return EXPRESSIONS.get(op, plain)

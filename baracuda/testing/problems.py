@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from baracuda.dtypes import named
 from baracuda.layouts import Shape
 from baracuda.op import registry
 from baracuda.spec import Problem
+from baracuda.testing.cases import options_of
 
 Shapes = tuple[Shape, ...]
 
@@ -34,6 +36,9 @@ class Row:
         entry as often as ``r**-1.2``.
     deterministic : bool or None
         The dispatch option.
+    derived : bool
+        Made from the declaration alone. Unless it is asked for by name, such a row is timed
+        without what has to be compiled for it: there are many.
     """
 
     op: str
@@ -42,6 +47,7 @@ class Row:
     options: dict[str, Any]
     indices: str = "uniform"
     deterministic: bool | None = None
+    derived: bool = False
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -108,7 +114,7 @@ def host_rows(quick: bool) -> list[Row]:
         rows.append(
             Row("gather_backward", label, (square,) * 2, {"axis": axis, "src_shape": square})
         )
-    return rows
+    return rows + _others(rows, f"[{n}, {n}]", square)
 
 
 def device_rows(dtype: str) -> list[Row]:
@@ -138,7 +144,19 @@ def device_rows(dtype: str) -> list[Row]:
         rows.append(row)
         label = f"{row.label}, deterministic"
         rows.append(replace(row, label=label, deterministic=True))
-    return rows
+    return rows + _others(rows, "[2^27]", flat)
+
+
+def _others(rows: Sequence[Row], label: str, shape: Shape) -> list[Row]:
+    """A row for each pointwise op that has none."""
+    done, out = {row.op for row in rows}, []
+    for name, op in registry.items():
+        spec = op.spec
+        if spec.pointwise and name not in done:
+            given = options_of(spec, spec.cases[0])
+            required = {k: v for k, v in given.items() if k not in spec.defaults}
+            out.append(Row(name, label, (shape,) * len(spec.arrays), required, derived=True))
+    return out
 
 
 def _scatters() -> list[Row]:

@@ -55,6 +55,18 @@ def known(name: str) -> Op[..., Any]:
     raise CannotRun(f"no op is called {name!r}{hint}")
 
 
+def chosen(names: Sequence[str] | None) -> list[str]:
+    """The ops that names of ops and of families ask for; all where there are none."""
+    families: dict[str, list[str]] = {}
+    for name, op in registry.items():
+        families.setdefault(op.spec.category, []).append(name)
+    out: dict[str, None] = {}
+    for name in names or registry:
+        one = name in registry or name not in families
+        out |= dict.fromkeys([known(name).spec.name] if one else families[name])
+    return list(out)
+
+
 class Gpu(NamedTuple):
     """An NVIDIA device, as its driver describes it."""
 

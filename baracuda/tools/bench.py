@@ -18,9 +18,9 @@ import numpy as np
 import baracuda as bc
 from baracuda.op import registry
 from baracuda.testing import device_costs, report, timing
-from baracuda.testing.peers import EXPRESSIONS
+from baracuda.testing.peers import expression_of
 from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
-from baracuda.tools import CannotRun, can_plot, needs, one_line, progress, table
+from baracuda.tools import CannotRun, can_plot, chosen, needs, one_line, progress, table
 
 DTYPES = ("bfloat16", "float32")
 SMALL = (2**10, 2**13, 2**16)
@@ -124,7 +124,7 @@ def host(arguments: argparse.Namespace, seconds: float) -> Report:
 
 def _host_row(row: Row, seconds: float) -> Timing:
     arrays = row.arrays(np.random.default_rng(0), np.float32)
-    expression = EXPRESSIONS[row.op]
+    expression = expression_of(row.op)
 
     def plain() -> Any:
         with np.errstate(all="ignore"):
@@ -140,7 +140,7 @@ def host_costs() -> dict[str, float]:
     for step in range(500):
         bc.lerp(x, x, weight=step / 500)
     misses = bc.plan_cache.info().misses - before
-    plan, expression = bc.swiglu.plan(x), EXPRESSIONS["swiglu"]
+    plan, expression = bc.swiglu.plan(x), expression_of("swiglu")
     return {
         "swiglu, the bare expression": timing.per_call(lambda: expression(np, x)),
         "swiglu, cached call": timing.per_call(lambda: bc.swiglu(x)),
@@ -166,7 +166,7 @@ def device(arguments: argparse.Namespace, seconds: float) -> Report:
         for row, dtype in rows:
             show(f"{row.op} {row.label} {dtype}")
             arrays = peers.arrays_of(row, getattr(torch, dtype))
-            tasks = peers.peers(row, arrays)
+            tasks = peers.peers(row, arrays, compiled=bool(arguments.ops) or not row.derived)
             found.append(time_row(row, dtype, arrays, tasks, timing.on_device, seconds))
             del arrays, tasks
             torch.cuda.empty_cache()
@@ -234,7 +234,7 @@ def jax_figures(
     done = set()
     for ours, (row, dtype) in zip(found, rows, strict=True):
         # The first problem of each op; an index that is broadcast is no array of JAX.
-        if registry[row.op].spec.integers.get("index") or (row.op, dtype) in done:
+        if row.derived or registry[row.op].spec.integers.get("index") or (row.op, dtype) in done:
             continue
         done.add((row.op, dtype))
         arrays = peers.arrays_of(row, getattr(torch, dtype))
@@ -375,7 +375,8 @@ def page(record: dict[str, Any], found: Sequence[Timing]) -> str:
 
 
 def _wanted(rows: Sequence[Row], arguments: argparse.Namespace) -> list[Row]:
-    return [row for row in rows if not arguments.ops or row.op in arguments.ops]
+    ops = chosen(arguments.ops)
+    return [row for row in rows if row.op in ops]
 
 
 def _ms(*seconds: float) -> list[str]:
@@ -385,7 +386,7 @@ def _ms(*seconds: float) -> list[str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``baracuda bench``."""
     parser.add_argument("--quick", action="store_true", help="short measurements")
-    parser.add_argument("--ops", nargs="*", metavar="OP", help="only these ops")
+    parser.add_argument("--ops", nargs="*", metavar="OP", help="only these ops, or families")
     parser.add_argument("--seconds", type=float, default=0.5, help="per measurement (0.5)")
     parser.add_argument("--cpu", action="store_true", help="NumPy alone, also where a GPU is")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")

@@ -268,6 +268,7 @@ def op_page(op: Op[Any, Any]) -> str:
         facts.append(["gradient of", _link(spec.adjoint_of)])
     elif partner:
         facts.append(["gradient", _link(partner.spec.name)])
+    facts += [["the same in torch", f"`torch.{spec.namesake}`"]] * bool(spec.namesake)
     facts.append(["linear", "yes" if adjoint.partner(spec)[1] else "no"])
     facts += [
         ["layout of results", "of a dense first input" if spec.elementwise else "C order"],

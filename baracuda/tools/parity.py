@@ -26,7 +26,7 @@ from baracuda.errors import UnsupportedError
 from baracuda.testing import report
 from baracuda.testing.cases import LIBRARIES, Call, Subject, subjects
 from baracuda.testing.laws import LAWS, worst
-from baracuda.tools import CannotRun, emit, known, progress, table
+from baracuda.tools import CannotRun, chosen, emit, progress, table
 
 ACCURACY = "matches_the_body_in_float64"
 DEVICES = {"cpu": LIBRARIES, "cuda": ("torch", "cupy", "jax")}
@@ -158,8 +158,7 @@ def examine_all(every: Sequence[Subject], jobs: int, show: Callable[[str], None]
 
 def wanted(arguments: argparse.Namespace, device: str) -> list[Subject]:
     """The subjects that the options name, or `CannotRun`."""
-    for name in arguments.ops or ():
-        known(name)
+    ops = chosen(arguments.ops)
     _known("--backends", arguments.backends, backends.names())
     _known("--libraries", arguments.libraries, DEVICES[device])
     for name in arguments.backends or ():
@@ -173,7 +172,7 @@ def wanted(arguments: argparse.Namespace, device: str) -> list[Subject]:
     libraries = arguments.libraries or [n for n in DEVICES[device] if find_spec(n)]
     if device == "cuda" and "jax" in libraries and import_module("jax").default_backend() != "gpu":
         libraries = [name for name in libraries if name != "jax"]
-    every = list(subjects(arguments.ops, libraries, arguments.backends, device))
+    every = list(subjects(ops, libraries, arguments.backends, device))
     _known("--dtypes", arguments.dtypes, sorted({subject.dtype for subject in every}))
     if arguments.dtypes:
         every = [subject for subject in every if subject.dtype in arguments.dtypes]
@@ -290,7 +289,7 @@ def _record(found: Sequence[Result], device: str, seconds: float) -> dict[str, A
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``baracuda parity``."""
-    parser.add_argument("--ops", nargs="+", metavar="OP", help="only these ops")
+    parser.add_argument("--ops", nargs="+", metavar="OP", help="only these ops, or families")
     parser.add_argument("--backends", nargs="+", metavar="NAME", help="only these backends")
     parser.add_argument("--libraries", nargs="+", metavar="NAME", help="only arrays of these")
     parser.add_argument("--dtypes", nargs="+", metavar="DTYPE", help="only these dtypes")

@@ -26,7 +26,7 @@ from baracuda.shapes import Axes, Signature
 from baracuda.spec import Case, OpSpec, Problem
 from baracuda.testing.cases import options_of, tried
 from baracuda.testing.problems import Row, device_rows
-from baracuda.tools import CannotRun, emit, folder, gpus, known, needs, one_line, progress
+from baracuda.tools import CannotRun, chosen, emit, folder, gpus, needs, one_line, progress
 
 # Extents are multiples of the widest access from here on, and of so many bytes behind a row.
 _EVEN = 16
@@ -201,7 +201,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "baracuda: what others compiled is not found. BARACUDA_CACHE_DIR moves the cache; its "
         "files belong to the user who runs this, and nobody else may read them unless --share."
     )
-    parser.add_argument("--ops", nargs="+", metavar="OP", help="only these ops (default: all)")
+    parser.add_argument("--ops", nargs="+", metavar="OP", help="only these ops, or families")
     parser.add_argument(
         "--dtypes", nargs="+", metavar="DTYPE", default=FLOATS, choices=sorted(_dtypes()),
         help=f"default: {' '.join(FLOATS)}",
@@ -225,7 +225,7 @@ def _dtypes() -> set[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compile, say what was, and return the exit status: 1 where a kernel does not compile."""
-    ops = [known(name).spec.name for name in arguments.ops or registry]
+    ops = chosen(arguments.ops)
     for module in ("cuda.core", "cuda.bindings.nvrtc"):
         needs(module, "warmup", "cuda")
     try:
