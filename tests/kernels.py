@@ -114,6 +114,8 @@ SOFTMAX = tuple(
         (1 << 18, (), True),
         (40, (64,), False),
         (4096, (64,), False),
+        (40, (41,), False),
+        (1 << 15, (64,), False),
     )
 )
 CASES = {

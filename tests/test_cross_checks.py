@@ -160,7 +160,6 @@ def rows():
         functools.partial(roped, seq_axis=1)
     )  # fmt: skip
 
-
     n = 6
     x, r, w, b = normal(3, 4, n), normal(3, 4, n), normal(n), normal(n)
     rms = lambda x, w=None, *_: F.rms_norm(x, (n,), w, 1e-6)  # noqa: E731
@@ -338,9 +337,7 @@ def test_torch_autograd_checks_our_forward_by_finite_differences(row):
 def test_torch_func_grad_is_our_backward(row):
     op, arrays, options, _ = TABLE[row]
     where = floating(arrays)
-    dy = torch.tensor(
-        np.random.default_rng(3).normal(size=forward(op, *arrays, **options).shape)
-    )
+    dy = torch.tensor(np.random.default_rng(3).normal(size=forward(op, *arrays, **options).shape))
 
     def loss(*x):
         return (forward(op, *x, **options) * dy).sum()
