@@ -1,4 +1,4 @@
-"""Array-API numerics that the standard lacks: activations, exact angles, scatter-add, windows.
+"""Array-API numerics that the standard lacks: activations, angles, scatter-add, windows, norms.
 
 Everything here is pure array API: no assignment into arrays, no Python branch on values, no
 dtype wider than the arrays'. It traces, batches and differentiates wherever its namespace does.
@@ -356,21 +356,58 @@ def _spread(x: Array, axis: int, back: int, rows: int, k: int, s: int, fill: flo
     return xp.reshape(xp.stack(phases, axis=axis + 1), (*lead, rows * s, *rest))
 
 
-def reduced(losses: Array, reduction: str) -> Array:
-    """The sum or the mean of all, or all; the mean of nothing is NaN."""
-    if reduction == "none":
-        return losses
-    total = library_of(losses).xp.sum(losses)
-    return total / parts(losses.shape, reduction) if "mean" in reduction else total
+def _mean(x: Array) -> Array:
+    """Along the last axis, which stays."""
+    return library_of(x).xp.sum(x, axis=-1, keepdims=True) / max(x.shape[-1], 1)
 
 
-def parts(shape: Shape, reduction: str) -> int:
-    """By how many a sum over an array of this shape is divided; 1 where it stays a sum."""
-    if reduction == "batchmean":
-        return shape[0] if shape else 1
-    return math.prod(shape) if reduction == "mean" else 1
+def _summed(x: Array) -> Array:
+    """Over all axes but the last."""
+    n = x.shape[-1]
+    xp = library_of(x).xp
+    return xp.sum(xp.reshape(x, (math.prod(x.shape[:-1]), n)), axis=0)
 
 
-def share(dloss: Array, x: Array, reduction: str) -> Array:
-    """The cotangent of what each element of `x` costs."""
-    return dloss / parts(x.shape, reduction) if "mean" in reduction else dloss
+def _rms(x: Array, eps: float) -> Array:
+    """One over the root of the mean square."""
+    return 1 / library_of(x).xp.sqrt(_mean(x * x) + eps)
+
+
+def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
+    """`x` over the root of the mean square of its last axis."""
+    y = x * _rms(x, eps)
+    return y if weight is None else y * weight
+
+
+def rms_norm_backward(dy: Array, x: Array, weight: Array | None, eps: float) -> tuple[Array, ...]:
+    """The gradients of `rms_norm` to x, and to the weight where there is one."""
+    inverse = _rms(x, eps)
+    pulled = dy if weight is None else dy * weight
+    along = _mean(pulled * x) * inverse * inverse
+    dx = inverse * (pulled - x * along)
+    return (dx,) if weight is None else (dx, _summed(dy * (x * inverse)))
+
+
+def _centred(x: Array, eps: float) -> tuple[Array, Array]:
+    """The normalised rows, and one over their standard deviations."""
+    # Twice: the mean of a row far from 0 is rounded by more than its elements differ.
+    d = x - _mean(x)
+    d = d - _mean(d)
+    inverse = 1 / library_of(x).xp.sqrt(_mean(d * d) + eps)
+    return d * inverse, inverse
+
+
+def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
+    """`x` less the mean of its last axis, over the deviation."""
+    y = _centred(x, eps)[0]
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def layer_norm_backward(dy: Array, x: Array, weight: Array | None, eps: float) -> tuple[Array, ...]:
+    """The gradients of `layer_norm` to x, and to weight and bias where there is a weight."""
+    normal, inverse = _centred(x, eps)
+    pulled = dy if weight is None else dy * weight
+    along = _mean(pulled * normal)
+    dx = inverse * (pulled - _mean(pulled) - normal * along)
+    return (dx,) if weight is None else (dx, _summed(dy * normal), _summed(dy))

@@ -123,6 +123,8 @@ SOFTMAX = tuple(
         (1 << 18, (), True),
         (40, (64,), False),
         (4096, (64,), False),
+        (40, (41,), False),
+        (1 << 15, (64,), False),
     )
 )
 # By op or category; ops whose arrays all have one shape need none of their own.

@@ -41,6 +41,9 @@ def small(op: str) -> Row:
         shapes, options = dict.fromkeys(("src", "index", "dout"), (4, 5)), {"axis": 1}
         if op == "gather_backward":
             options["src_shape"] = (4, 5)
+    elif spec.category in ("norm", "softmax"):
+        shapes = {**dict.fromkeys(spec.arrays, (3, 4)), "weight": (4,), "bias": (4,)}
+        shapes.pop("mask", None)
     elif spec.category == "rope":
         shapes = {"x": (2, 5, 8), "dy": (2, 5, 8)}
     else:

@@ -18,6 +18,9 @@ gather      an index out of range is an error only               raises, or drop
 gather      adds float16 and bfloat16 in their own precision     adds in float32, rounds once
 rope        has none                                             RoFormer, both pairings
 lerp        broadcasts, takes a tensor of weights                one shape, one weight
+softmax     NaN where nothing counts, or all is -inf             0, and -inf as a logarithm
+softmax     a mask is added, or filled in, by the caller         a boolean array, or `causal`
+rms_norm    eps is by default that of the dtype                  1e-6
 ==========  ===================================================  ==================================
 
 The comparisons below stay where both agree: positive x or even p, windows that are whole.
@@ -157,13 +160,70 @@ def rows():
         functools.partial(roped, seq_axis=1)
     )  # fmt: skip
 
+    n = 6
+    x, r, w, b = normal(3, 4, n), normal(3, 4, n), normal(n), normal(n)
+    rms = lambda x, w=None, *_: F.rms_norm(x, (n,), w, 1e-6)  # noqa: E731
+    layer = lambda x, w=None, b=None: F.layer_norm(x, (n,), w, b)  # noqa: E731
+    yield "rms_norm plain", "rms_norm", [x], {}, rms
+    yield "rms_norm", "rms_norm", [x, w], {}, rms
+    yield "rms_norm eps", "rms_norm", [normal(n), w], {"eps": 0.5}, (
+        lambda x, w: F.rms_norm(x, (n,), w, 0.5)
+    )  # fmt: skip
+    yield "layer_norm plain", "layer_norm", [x], {}, layer
+    yield "layer_norm weight", "layer_norm", [x, w], {}, layer
+    yield "layer_norm", "layer_norm", [normal(5, n) + 100, w, b], {}, layer
+    for norm, theirs, parameters in (("rms", rms, [w]), ("layer", layer, [w, b])):
+        yield f"add_{norm}_norm plain", f"add_{norm}_norm", [x, r], {}, added(theirs)
+        yield f"add_{norm}_norm", f"add_{norm}_norm", [x, r, *parameters], {}, added(theirs)
+    for name, theirs in (("softmax", F.softmax), ("log_softmax", F.log_softmax)):
+        for axis in (-1, 0, 1):
+            yield f"{name} axis {axis}", name, [x], {"axis": axis}, (
+                functools.partial(theirs, dim=axis)
+            )  # fmt: skip
+        yield f"{name} scale", name, [x], {"scale": -2.5}, (
+            lambda x, f=theirs: f(-2.5 * x, -1)
+        )  # fmt: skip
+        kept = torch.ones(4, n, dtype=torch.bool).tril(n - 4)
+        yield f"{name} causal", name, [x], {"causal": True, "scale": 0.3}, (
+            lambda x, f=theirs, kept=kept: hidden(f, 0.3 * x, kept)
+        )  # fmt: skip
+        mask = torch.arange(4 * n).reshape(1, 4, n) % 3 > 0
+        yield f"{name} mask", name, [x, mask], {}, (
+            lambda x, mask, f=theirs: hidden(f, x, mask)
+        )  # fmt: skip
+
+
+def hidden(act, x, kept):
+    """Without what is not kept, in the result too, where its gradient then does not count."""
+    y = act(x.masked_fill(~kept, -INF), -1)
+    return y.masked_fill(~kept, 0 if act is F.softmax else -INF)
+
+
+def added(norm):
+    """A norm of a sum, and the sum, as one tensor."""
+
+    def apply(x, residual, *parameters):
+        s = x + residual
+        return torch.stack([norm(s, *parameters), s])
+
+    return apply
+
 
 TABLE = {name: row for name, *row in rows()}
 every_row = pytest.mark.parametrize("row", TABLE)
 SEVERAL = ["swiglu", "geglu apart", "F.glu axis", "reglu first", "geglu tanh", "lerp 0.3",
            "gather 1", "lp_pool1d even 2 3 None", "lp_pool1d any sign 2.5", "lp_pool2d ceil",
-           "max_pool1d", "rope batched", "rope halves"]  # fmt: skip
+           "max_pool1d", "rope batched", "rope halves", "rms_norm", "layer_norm weight",
+           "add_rms_norm", "softmax axis 1", "log_softmax scale", "softmax causal"]  # fmt: skip
 several_rows = pytest.mark.parametrize("row", SEVERAL)
+
+
+def forward(op, *arrays, **options):
+    """The result; of several, all in one array."""
+    result = getattr(bc, op)(*arrays, **options)
+    if not isinstance(result, tuple):
+        return result
+    return {torch.Tensor: torch, np.ndarray: np}.get(type(result[0]), jnp).stack(result)
 
 
 def backward(op, dy, arrays, options):
@@ -178,7 +238,18 @@ def backward(op, dy, arrays, options):
         return (call(dy, *arrays[1:], **options),)
     if op.startswith("lp_pool"):
         return (call(dy, *arrays, getattr(bc, op)(*arrays, **options), **options),)
-    result = call(dy, *arrays, **options)
+    if "softmax" in op:
+        own = {k: v for k, v in options.items() if k != "causal"}
+        return (call(dy, forward(op, *arrays, **options), **own),)
+    if op.startswith("add_"):
+        found = many(call(dy[0], dy[1], arrays[0] + arrays[1], *arrays[2:3], **options))
+        return (found[0], *found)[: len(arrays)]
+    if op.endswith("_norm"):
+        return many(call(dy, *arrays[:2], **options))[: len(arrays)]
+    return many(call(dy, *arrays, **options))
+
+
+def many(result):
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -205,7 +276,7 @@ def test_forward_and_backward_are_torchs(row, library):
     want = torch.autograd.grad(y, [own[i] for i in floating(arrays)], dy)
     cast = (lambda x: x.numpy()) if library == "numpy" else (lambda x: x)
     given = [cast(x) for x in arrays]
-    same(getattr(bc, op)(*given, **options), y.detach())
+    same(forward(op, *given, **options), y.detach())
     got = backward(op, cast(dy), given, options)
     for ours, expected in zip(got, want, strict=True):
         same(ours, expected)
@@ -249,7 +320,7 @@ def test_gather_backward_keeps_sums_that_float16_loses():
 def test_torch_autograd_through_our_forward_is_our_backward(row):
     op, arrays, options, _ = TABLE[row]
     own = leaves(arrays)
-    y = getattr(bc, op)(*own, **options)
+    y = forward(op, *own, **options)
     dy = torch.tensor(np.random.default_rng(2).normal(size=y.shape))
     got = torch.autograd.grad(y, [own[i] for i in floating(arrays)], dy)
     for ours, expected in zip(got, backward(op, dy, arrays, options), strict=True):
@@ -260,7 +331,7 @@ def test_torch_autograd_through_our_forward_is_our_backward(row):
 def test_torch_autograd_checks_our_forward_by_finite_differences(row):
     op, arrays, options, _ = TABLE[row]
     assert torch.autograd.gradcheck(
-        lambda *x: getattr(bc, op)(*x, **options), leaves(arrays), eps=1e-6, atol=1e-6
+        lambda *x: forward(op, *x, **options), leaves(arrays), eps=1e-6, atol=1e-6
     )
 
 
@@ -268,12 +339,10 @@ def test_torch_autograd_checks_our_forward_by_finite_differences(row):
 def test_torch_func_grad_is_our_backward(row):
     op, arrays, options, _ = TABLE[row]
     where = floating(arrays)
-    dy = torch.tensor(
-        np.random.default_rng(3).normal(size=getattr(bc, op)(*arrays, **options).shape)
-    )
+    dy = torch.tensor(np.random.default_rng(3).normal(size=forward(op, *arrays, **options).shape))
 
     def loss(*x):
-        return (getattr(bc, op)(*x, **options) * dy).sum()
+        return (forward(op, *x, **options) * dy).sum()
 
     got = torch.func.grad(loss, argnums=tuple(where))(*arrays)
     for ours, expected in zip(got, backward(op, dy, arrays, options), strict=True):
@@ -287,11 +356,11 @@ def test_torch_func_vmap_is_a_loop(row, explicit):
     if explicit:
 
         def call(*x):
-            return backward(op, getattr(bc, op)(*x, **options) + 1, x, options)
+            return backward(op, forward(op, *x, **options) + 1, x, options)
     else:
 
         def call(*x):
-            return (getattr(bc, op)(*x, **options),)
+            return (forward(op, *x, **options),)
 
     batch = [torch.stack([x, x.flip(0), x.roll(1, -1)]) for x in arrays]
     got = torch.func.vmap(call)(*batch)
@@ -310,7 +379,7 @@ def test_forward_mode_is_the_transpose_of_our_backward(row):
         full = list(arrays)
         for i, v in zip(where, x, strict=True):
             full[i] = v
-        return getattr(bc, op)(*full, **options)
+        return forward(op, *full, **options)
 
     primals = tuple(arrays[i] for i in where)
     tangents = tuple(torch.tensor(rng.normal(size=x.shape)) for x in primals)
@@ -332,7 +401,7 @@ def test_the_explicit_backward_can_itself_be_differentiated(row):
     if op == "gather":
         arrays = [arrays[0].clone(), arrays[1]]
     dy = torch.tensor(
-        np.random.default_rng(5).normal(size=getattr(bc, op)(*arrays, **options).shape)
+        np.random.default_rng(5).normal(size=forward(op, *arrays, **options).shape)
     ).requires_grad_()
     own = leaves(arrays)
     got = backward(op, dy, own, options)
@@ -384,13 +453,13 @@ def jaxed(arrays):
 @pytest.mark.parametrize(
     "row",
     ["swiglu", "geglu tanh", "lerp 0.3", "gather 1", "lp_pool1d any sign 2.5", "max_pool1d",
-     "rope batched"],
+     "rope batched", "add_rms_norm", "layer_norm weight", "softmax axis 1"],
 )  # fmt: skip
 def test_jax_gradients_through_our_forward_are_our_backward_jitted_and_batched(row):
     op, arrays, options, _ = TABLE[row]
     where = tuple(floating(arrays))
     given = jaxed(arrays)
-    call = functools.partial(getattr(bc, op), **options)
+    call = functools.partial(forward, op, **options)
     y = call(*given)
     dy = jnp.asarray(np.random.default_rng(6).normal(size=y.shape), jnp.float32)
     want = backward(op, np.asarray(dy, float), [x.numpy() for x in arrays], options)

@@ -19,7 +19,7 @@ from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
 from baracuda.dispatch import DEFAULT
 from baracuda.op import registry
 from baracuda.testing import cases
-from baracuda.testing.laws import apart, tolerance
+from baracuda.testing.laws import tolerance
 
 FACTS = DeviceFacts(0, "sm_90", 4, 232448)
 # Which axes run backwards: the slowest, the fastest, all.
@@ -82,6 +82,6 @@ def test_views_that_run_backwards_give_what_copies_give(file: str) -> None:
         scalars = list(call.scalars.values())
         emulator.run(entries(file), trial.steps, [*trial.views, *outs], scalars=scalars)
         for x, y, most in zip(outs, want, tolerance(call), strict=True):
-            assert np.all(np.abs(apart(x, y)) <= most), (
+            assert np.all(np.abs(cases.apart(x, y)) <= most), (
                 f"{call.subject.op} {call.case} {call.form.text}"
             )

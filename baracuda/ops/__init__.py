@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from baracuda.op import registry
+from baracuda.ops.add_norm import *
 from baracuda.ops.cross_entropy import *
 from baracuda.ops.divergence import *
 from baracuda.ops.elementwise import *

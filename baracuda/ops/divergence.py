@@ -9,7 +9,8 @@ from baracuda.check import choice, flag
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import Array, library_of
 from baracuda.losses import CASES, PROBABILITY, backward, forward
-from baracuda.numerics import reduced, share, sigmoid, softplus
+from baracuda.numerics import sigmoid, softplus
+from baracuda.reductions import reduced, share
 from baracuda.spec import Case, Kernel
 
 __all__ = [

@@ -8,7 +8,8 @@ from baracuda.check import positive
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import Array, library_of
 from baracuda.losses import backward, forward
-from baracuda.numerics import reduced, share, sign
+from baracuda.numerics import sign
+from baracuda.reductions import reduced, share
 from baracuda.spec import Kernel
 
 __all__ = [

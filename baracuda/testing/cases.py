@@ -120,6 +120,15 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
     return host.astype(np.float32) if host.dtype.name == "bfloat16" else host
 
 
+def apart(have: Array, want: Array) -> np.ndarray[Any, Any]:
+    """What results are more than others, equal infinities nothing."""
+    have, want = np.asarray(have), np.asarray(want)
+    kind = np.complex128 if have.dtype.kind == "c" else np.float64
+    have, want = have.astype(kind), want.astype(kind)
+    with np.errstate(invalid="ignore"):
+        return np.where(have == want, 0.0, have - want)
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """The arguments of one call: NumPy arrays of the subject's dtype, and options."""

@@ -67,6 +67,9 @@ def peers(row: Row, arrays: list[Array], compiled: bool = True) -> dict[str, Tas
         out |= _jax(row, arrays)
     if row.indices == "equal" and arrays[0].element_size() < 4:
         out |= dict.fromkeys({"compile", "jax"} & out.keys(), _one_after_the_other)
+    if registry[row.op].spec.category in ("norm", "softmax"):
+        out |= _by_autograd(row, arrays, "autograd", partial(expression_of(row), torch))
+        out |= _liger_rows(row, arrays)
     if row.op in ("swiglu", "swiglu_backward", "geglu", "geglu_backward"):
         out |= _liger_gated(row, arrays)
     return out
@@ -211,6 +214,60 @@ def jax_scatter(dout: Array, index: Array, *, axis: int, src_shape: tuple[int, .
     if index.ndim == 1:
         return jnp.zeros(src_shape, dtype=dout.dtype).at[index].add(dout)
     return EXPRESSIONS["gather_backward"](jnp, dout, index, axis=axis, src_shape=src_shape)
+
+
+def expression_of(row: Row) -> Callable[..., Any]:
+    """The expression of the op, or of the forward whose gradient it is."""
+    return EXPRESSIONS[registry[row.op].spec.adjoint_of or row.op]
+
+
+def _by_autograd(
+    row: Row, arrays: list[Array], name: str, forward: Callable[..., Any]
+) -> dict[str, Task]:
+    """The gradient that a framework's own forward records, from what that has saved."""
+    spec = registry[row.op].spec
+    if spec.adjoint_of is None:
+        return {}
+    # The row's own arrays but those of results; what a gradient does not take is drawn.
+    like, known = arrays[0], dict(zip(spec.arrays, arrays, strict=False))
+    outputs = [f"d{p.name}" for p in registry[spec.adjoint_of].spec.signatures[0].outputs]
+    leaves = []
+    for array in registry[spec.adjoint_of].spec.arrays:
+        if array != "mask":
+            shape = like.shape[-1:] if array in ("weight", "bias") else like.shape
+            x = known.get(array)
+            x = random_tensor(tuple(shape), like.dtype) if x is None else x
+            leaves.append(x.detach().requires_grad_())
+
+    @cache
+    def recorded() -> Any:
+        return forward(*leaves, **row.options)
+
+    given = [known[dy] for dy in outputs]
+    return {name: lambda: torch.autograd.grad(recorded(), leaves, given, retain_graph=True)}
+
+
+_LIGER = {
+    "rms_norm": ("rms_norm", "LigerRMSNormFunction", (1e-6,)),
+    "layer_norm": ("layer_norm", "LigerLayerNormFunction", (1e-5,)),
+    "add_rms_norm": ("fused_add_rms_norm", "LigerFusedAddRMSNormFunction", (1e-6,)),
+    "softmax": ("softmax", "LigerSoftmaxFunction", ()),
+}
+
+
+def _liger_rows(row: Row, arrays: list[Array]) -> dict[str, Task]:
+    """Liger's functions of rows; its backward of a norm overwrites what it is given."""
+    module, name, more = _LIGER.get(row.op.removesuffix("_backward"), ("", "", ()))
+    try:
+        function = getattr(import_module(f"liger_kernel.ops.{module}"), name) if module else None
+    except (ImportError, AttributeError):
+        return {}
+    if function is None or row.options:
+        return {}
+    if row.op.endswith("_backward"):
+        own = [x.clone() for x in arrays]
+        return _by_autograd(row, own, "liger", lambda *given: function.apply(*given, *more))
+    return {"liger": lambda: function.apply(*arrays, *more)}
 
 
 def _liger_gated(row: Row, arrays: list[Array]) -> dict[str, Task]:

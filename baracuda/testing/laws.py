@@ -20,6 +20,7 @@ from baracuda.testing.cases import (
     Call,
     Subject,
     adapter,
+    apart,
     options_of,
     positional,
     to_library,
@@ -51,15 +52,6 @@ def law(function: Callable[[Subject], None]) -> Callable[[Subject], str | None]:
 
     LAWS[function.__name__] = asked
     return asked
-
-
-def apart(have: Array, want: Array) -> np.ndarray[Any, Any]:
-    """What results are more than others, equal infinities nothing."""
-    have, want = np.asarray(have), np.asarray(want)
-    kind = np.complex128 if have.dtype.kind == "c" else np.float64
-    have, want = have.astype(kind), want.astype(kind)
-    with np.errstate(invalid="ignore"):
-        return np.where(have == want, 0.0, have - want)
 
 
 def tolerance(call: Call) -> list[np.ndarray[Any, Any]]:

@@ -181,12 +181,104 @@ def gather_backward(
     return out
 
 
+def _mean(x: Array) -> Array:
+    return x.mean(-1)[..., None]
+
+
+def rms_norm(xp: Any, x: Array, weight: Array, *, eps: float = 1e-6) -> Array:
+    if hasattr(xp, "nn"):
+        return xp.nn.functional.rms_norm(x, weight.shape, weight, eps)
+    return x / xp.sqrt(_mean(x * x) + eps) * weight
+
+
+def rms_norm_backward(
+    xp: Any, dy: Array, x: Array, weight: Array, *, eps: float = 1e-6
+) -> tuple[Array, Array]:
+    inverse = 1 / xp.sqrt(_mean(x * x) + eps)
+    z, g = x * inverse, dy * weight
+    return inverse * (g - z * _mean(g * z)), (dy * z).reshape(-1, weight.shape[0]).sum(0)
+
+
+def layer_norm(xp: Any, x: Array, weight: Array, bias: Array, *, eps: float = 1e-5) -> Array:
+    if hasattr(xp, "nn"):
+        return xp.nn.functional.layer_norm(x, weight.shape, weight, bias, eps)
+    d = x - _mean(x)
+    return d / xp.sqrt(_mean(d * d) + eps) * weight + bias
+
+
+def layer_norm_backward(
+    xp: Any, dy: Array, x: Array, weight: Array, *, eps: float = 1e-5
+) -> tuple[Array, Array, Array]:
+    d = x - _mean(x)
+    inverse = 1 / xp.sqrt(_mean(d * d) + eps)
+    z, g = d * inverse, dy * weight
+    dx, n = inverse * (g - _mean(g) - z * _mean(g * z)), weight.shape[0]
+    return dx, (dy * z).reshape(-1, n).sum(0), dy.reshape(-1, n).sum(0)
+
+
+def add_rms_norm(
+    xp: Any, x: Array, residual: Array, weight: Array, *, eps: float = 1e-6
+) -> tuple[Array, Array]:
+    s = x + residual
+    return rms_norm(xp, s, weight, eps=eps), s
+
+
+def add_rms_norm_backward(
+    xp: Any, dy: Array, ds: Array, s: Array, weight: Array, *, eps: float = 1e-6
+) -> tuple[Array, Array]:
+    dx, dweight = rms_norm_backward(xp, dy, s, weight, eps=eps)
+    return ds + dx, dweight
+
+
+def add_layer_norm(
+    xp: Any, x: Array, residual: Array, weight: Array, bias: Array, *, eps: float = 1e-5
+) -> tuple[Array, Array]:
+    s = x + residual
+    return layer_norm(xp, s, weight, bias, eps=eps), s
+
+
+def add_layer_norm_backward(
+    xp: Any, dy: Array, ds: Array, s: Array, weight: Array, *, eps: float = 1e-5
+) -> tuple[Array, Array, Array]:
+    dx, dweight, dbias = layer_norm_backward(xp, dy, s, weight, eps=eps)
+    return ds + dx, dweight, dbias
+
+
+def softmax(xp: Any, x: Array, *, axis: int = -1) -> Array:
+    if hasattr(xp, "softmax"):
+        return xp.softmax(x, axis)
+    e = xp.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+def softmax_backward(xp: Any, dy: Array, y: Array, *, axis: int = -1) -> Array:
+    return y * (dy - xp.sum(dy * y, axis)[_along(y, axis)])
+
+
+def log_softmax(xp: Any, x: Array, *, axis: int = -1) -> Array:
+    if hasattr(xp, "log_softmax"):
+        return xp.log_softmax(x, axis)
+    d = x - x.max(axis, keepdims=True)
+    return d - xp.log(xp.exp(d).sum(axis, keepdims=True))
+
+
+def log_softmax_backward(xp: Any, dy: Array, y: Array, *, axis: int = -1) -> Array:
+    return dy - xp.exp(y) * xp.sum(dy, axis)[_along(y, axis)]
+
+
+def _along(x: Array, axis: int) -> tuple[Any, ...]:
+    """Puts back an axis that was summed over."""
+    return (*[slice(None)] * (axis % x.ndim), None)
+
+
 EXPRESSIONS: dict[str, Expression] = {
     f.__name__: f
     for f in (
         glu, reglu, swiglu, geglu, glu_backward, reglu_backward, swiglu_backward, geglu_backward,
         lerp, lerp_backward, rope, rope_backward, lp_pool2d, lp_pool2d_backward, gather,
-        gather_backward,
+        gather_backward, rms_norm, rms_norm_backward, layer_norm, layer_norm_backward,
+        add_rms_norm, add_rms_norm_backward, add_layer_norm, add_layer_norm_backward, softmax,
+        softmax_backward, log_softmax, log_softmax_backward,
     )
 }  # fmt: skip
 """Of the ops that torch has no function for, or one that takes other arguments."""

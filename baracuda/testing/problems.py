@@ -107,6 +107,8 @@ def host_rows(quick: bool) -> list[Row]:
     image = (n // 256, 64, 112, 112)
     for k, s, p in ((2, 2, 2.0), (3, 2, 2.0), (3, 1, 3.0)):
         rows += _pools(image, k, s, p)
+    rows += _norms((n, n)) + _softmaxes((n, n))
+    rows += _softmaxes((n, n), 0, ("softmax", "softmax_backward"))
     square = (n, n)
     for axis in (1, 0):
         label = f"[{n}, {n}] uniform, axis {axis}"
@@ -140,6 +142,9 @@ def device_rows(dtype: str) -> list[Row]:
     for axis in (1, 0):
         label = f"[8192, 8192] uniform, axis {axis}"
         rows.append(Row("gather", label, (square,) * 2, {"axis": axis}))
+    for n in (1024, 4096, 8192, 16384):
+        rows += _norms((8192, n)) + _softmaxes((8192, n))
+    rows += _softmaxes(square, 0, ("softmax", "softmax_backward"))
     for row in _scatters():
         rows.append(row)
         label = f"{row.label}, deterministic"
@@ -188,6 +193,26 @@ def _pools(image: Shape, k: int, s: int, p: float) -> list[Row]:
         Row("lp_pool2d", label, (image,), options),
         Row("lp_pool2d_backward", label, (y, image, y), options),
     ]
+
+
+def _norms(x: Shape) -> list[Row]:
+    """The norms with all of their parameters, and their gradients."""
+    shapes = {"weight": x[-1:], "bias": x[-1:]}
+    kinds = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm")
+    return [
+        Row(op, f"{list(x)}", tuple([shapes.get(name, x) for name in registry[op].spec.arrays]), {})
+        for kind in kinds
+        for op in (kind, f"{kind}_backward")
+    ]
+
+
+def _softmaxes(x: Shape, axis: int = -1, ops: Sequence[str] = ()) -> list[Row]:
+    """Softmax, its logarithm and their gradients, without a mask."""
+    kinds = ops or ("softmax", "softmax_backward", "log_softmax", "log_softmax_backward")
+    label, options = f"{list(x)}", {}
+    if axis != -1:
+        label, options = f"{label} axis {axis}", {"axis": axis}
+    return [Row(op, label, (x,) * (1 + op.endswith("_backward")), options) for op in kinds]
 
 
 def ideal_bytes(problem: Problem) -> int:

@@ -31,7 +31,7 @@ from baracuda.backends.cuda.steps import (
     strides_of,
 )
 from baracuda.layouts import Shape
-from baracuda.numerics import parts
+from baracuda.reductions import parts
 from baracuda.spec import OpSpec, Problem
 
 # Vectors of each input in flight per thread, by the number of inputs. Of lerp_backward 1, 2 and 4

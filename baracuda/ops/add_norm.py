@@ -1,0 +1,233 @@
+"""A residual is added, and the sum normalised along the last axis; both are returned."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Unpack
+
+from baracuda import numerics
+from baracuda.check import real
+from baracuda.dispatch import Dispatch
+from baracuda.libraries import Array
+from baracuda.numerics import stored
+from baracuda.op import op
+from baracuda.spec import Case, Kernel
+
+__all__ = ["add_layer_norm", "add_layer_norm_backward", "add_rms_norm", "add_rms_norm_backward"]
+
+_norm = partial(
+    op,
+    category="norm",
+    scalars={"eps": real},
+    cases=(
+        Case({"b": (3,), "n": 8}),
+        Case({"b": (), "n": 5}, eps=0.5),
+        Case({"b": (2, 3), "n": 4}),
+    ),
+)
+
+
+def _kernel(functor: str) -> Kernel:
+    return Kernel("norm.cu", functor, schedule="rows")
+
+
+@_norm(
+    "x[*b n], residual[*b n] -> y[*b n], s[*b n]",
+    "x[*b n], residual[*b n], weight[n] -> y[*b n], s[*b n]",
+    alike={"residual": "x"},
+    kernel=_kernel("AddRmsNorm"),
+)
+def add_rms_norm(
+    x: Array,
+    residual: Array,
+    weight: Array | None = None,
+    /,
+    *,
+    eps: float = 1e-6,
+    **dispatch: Unpack[Dispatch],
+) -> tuple[Array, Array]:
+    """Add a residual and normalise the sum: `rms_norm` of ``s = x + residual``, and s.
+
+    Parameters
+    ----------
+    x, residual : arrays of shape [*b, n]
+        Any floating dtype.
+    weight, eps, **dispatch
+        As in `rms_norm`.
+
+    Returns
+    -------
+    y, s : arrays of shape [*b, n]
+        dtype of `x`, C order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `rms_norm`; `x` and `residual` of different shapes.
+
+    Notes
+    -----
+    s is rounded to its dtype first, so that y is the norm of what is returned. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.add_rms_norm(np.asarray([1.0, -2.0]), np.asarray([2.0, -1.0]), eps=0.0)
+    (array([ 1., -1.]), array([ 3., -3.]))
+    """
+    s = stored(x + residual)
+    return numerics.rms_norm(s, weight, eps), s
+
+
+@_norm(
+    "dy[*b n], ds[*b n], s[*b n] -> dx[*b n]",
+    "dy[*b n], ds[*b n], s[*b n], weight[n] -> dx[*b n], dweight[n]",
+    adjoint_of="add_rms_norm",
+    kernel=_kernel("AddRmsNormBackward"),
+)
+def add_rms_norm_backward(
+    dy: Array,
+    ds: Array,
+    s: Array,
+    weight: Array | None = None,
+    /,
+    *,
+    eps: float = 1e-6,
+    **dispatch: Unpack[Dispatch],
+) -> Array | tuple[Array, Array]:
+    """Gradient of `add_rms_norm`, for x and the residual alike: ``ds`` and that of `rms_norm`.
+
+    Parameters
+    ----------
+    dy, ds : arrays of shape [*b, n]
+        Gradients of the results.
+    s : array of shape [*b, n]
+        The sum that `add_rms_norm` returned.
+    weight, eps, **dispatch
+        As in `rms_norm`.
+
+    Returns
+    -------
+    dx, and dweight where `weight` was given : arrays of shapes [*b, n] and [n]
+        dtype of `dy`, C order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `rms_norm`; arrays of different shapes.
+
+    Notes
+    -----
+    As `rms_norm_backward`. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> dy, ds, s = np.asarray([1.0, 0.0]), np.asarray([0.0, 5.0]), np.asarray([3.0, -3.0])
+    >>> bc.add_rms_norm_backward(dy, ds, s).round(4)
+    array([0.1667, 5.1667])
+    """
+    found = numerics.rms_norm_backward(dy, s, weight, eps)
+    return ds + found[0] if weight is None else (ds + found[0], found[1])
+
+
+@_norm(
+    "x[*b n], residual[*b n] -> y[*b n], s[*b n]",
+    "x[*b n], residual[*b n], weight[n] -> y[*b n], s[*b n]",
+    "x[*b n], residual[*b n], weight[n], bias[n] -> y[*b n], s[*b n]",
+    alike={"residual": "x"},
+    kernel=_kernel("AddLayerNorm"),
+)
+def add_layer_norm(
+    x: Array,
+    residual: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    /,
+    *,
+    eps: float = 1e-5,
+    **dispatch: Unpack[Dispatch],
+) -> tuple[Array, Array]:
+    """Add a residual and normalise the sum: `layer_norm` of ``s = x + residual``, and s.
+
+    Parameters
+    ----------
+    x, residual : arrays of shape [*b, n]
+        Any floating dtype.
+    weight, bias, eps, **dispatch
+        As in `layer_norm`.
+
+    Returns
+    -------
+    y, s : arrays of shape [*b, n]
+        dtype of `x`, C order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `layer_norm`; `x` and `residual` of different shapes.
+
+    Notes
+    -----
+    s is rounded to its dtype first, so that y is the norm of what is returned. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.add_layer_norm(np.asarray([1.0, 1.0]), np.asarray([0.0, 2.0]), eps=0.0)
+    (array([-1.,  1.]), array([1., 3.]))
+    """
+    s = stored(x + residual)
+    return numerics.layer_norm(s, weight, bias, eps), s
+
+
+@_norm(
+    "dy[*b n], ds[*b n], s[*b n] -> dx[*b n]",
+    "dy[*b n], ds[*b n], s[*b n], weight[n] -> dx[*b n], dweight[n], dbias[n]",
+    adjoint_of="add_layer_norm",
+    kernel=_kernel("AddLayerNormBackward"),
+)
+def add_layer_norm_backward(
+    dy: Array,
+    ds: Array,
+    s: Array,
+    weight: Array | None = None,
+    /,
+    *,
+    eps: float = 1e-5,
+    **dispatch: Unpack[Dispatch],
+) -> Array | tuple[Array, Array, Array]:
+    """Gradient of `add_layer_norm`, for x and the residual alike: ``ds`` and that of `layer_norm`.
+
+    Parameters
+    ----------
+    dy, ds : arrays of shape [*b, n]
+        Gradients of the results.
+    s : array of shape [*b, n]
+        The sum that `add_layer_norm` returned.
+    weight, eps, **dispatch
+        As in `layer_norm`.
+
+    Returns
+    -------
+    dx, and dweight and dbias where `weight` was given : arrays of shapes [*b, n], [n] and [n]
+        dtype of `dy`, C order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `layer_norm`; arrays of different shapes.
+
+    Notes
+    -----
+    As `rms_norm_backward`. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> dy, ds, s = np.asarray([1.0, 0.0]), np.asarray([0.0, 5.0]), np.asarray([-1.0, 1.0])
+    >>> bc.add_layer_norm_backward(dy, ds, s, eps=0.0)
+    array([0., 5.])
+    """
+    found = numerics.layer_norm_backward(dy, s, weight, eps)
+    return ds + found[0] if weight is None else (ds + found[0], found[1], found[2])
