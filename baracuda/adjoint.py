@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from baracuda.libraries import Array
 from baracuda.op import registry
+from baracuda.shapes import Signature
 from baracuda.spec import OpSpec, Problem, independent
 
 
@@ -34,11 +35,11 @@ def partner(spec: OpSpec) -> tuple[OpSpec | None, bool]:
     return second, linear
 
 
-def summed(spec: OpSpec) -> frozenset[str]:
+def summed(spec: OpSpec, form: Signature) -> frozenset[str]:
     """The axes over which results of a gradient add up: its forward takes each place by itself.
 
     A part of such an axis gives a part of the sum. Some result lacks the axis; those that have it
-    are apart there.
+    are apart there, and so are the cotangents: a mean over an axis depends on all of it.
     """
     if not spec.adjoint_of:
         return frozenset()
@@ -46,7 +47,8 @@ def summed(spec: OpSpec) -> frozenset[str]:
     apart = frozenset().union(*[independent(forward, form) for form in forward.signatures])
     kept = frozenset.intersection(*[p.names for form in spec.signatures for p in form.outputs])
     bounded = {t.name for form in spec.signatures for p in form.inputs for t in p.terms if t.bound}
-    return apart - kept - bounded
+    given = frozenset.intersection(*[p.names for p in form.inputs if p.name.startswith("d")])
+    return (apart - kept - bounded) & given
 
 
 def dual(spec: OpSpec, name: str) -> str:

@@ -25,7 +25,7 @@ def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
 
         return moved
 
-    if problem.dtype == problem.compute_dtype:
+    if problem.dtype == problem.compute_dtype or problem.spec.composite:
 
         def plain(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
             result = body(*arrays, **options, **scalars)
@@ -126,7 +126,18 @@ def ordered(problem: Problem) -> bool:
     return not scatters or any(host in problem.device.lower() for host in ("cpu", TRACED))
 
 
+def kernel(problem: Problem) -> str:
+    """What runs, for the SKU."""
+    return "composite" if problem.spec.composite else "body"
+
+
 def precision(problem: Problem) -> PrecisionGuarantee:
-    """What the body guarantees: one dtype throughout, in the library's own order."""
+    """What the body guarantees: one dtype throughout, in the library's own order.
+
+    Composites compute in the storage dtype between the ops that they are made of, whose choices
+    are their own.
+    """
     compute, fixed = problem.compute_dtype, ordered(problem)
+    if problem.spec.composite:
+        return PrecisionGuarantee(problem.dtype, compute, fixed, False)
     return PrecisionGuarantee(compute, compute, fixed, fixed)

@@ -287,6 +287,7 @@ def op(
     alike: Mapping[str, str] | None = None,
     located: Mapping[str, str] | None = None,
     elementwise: bool = False,
+    composite: bool = False,
     inplace: bool = False,
     packed: Packed | None = None,
     counted: Mapping[str, str] | None = None,
@@ -332,6 +333,7 @@ def op(
             alike=dict(alike or {}),
             located=dict(located or {}),
             elementwise=elementwise,
+            composite=composite,
             inplace=inplace,
             packed=packed,
             counted=dict(counted or {}),
@@ -347,14 +349,13 @@ def op(
 
 
 def _consistent(spec: OpSpec, parameters: Mapping[str, inspect.Parameter]) -> None:
-    conditions = {s.condition.option for s in spec.signatures if s.condition}
     arrays = tuple(n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY)
     keywords = {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
     for what, declared, real in (
         ("arrays", spec.arrays, arrays),
         ("options", set(spec.options) | set(spec.scalars), keywords),
         ("integers", set(spec.integers), set(spec.integers) & set(arrays)),
-        ("conditions", conditions, conditions & keywords),
+        ("conditions", set(spec.conditions), spec.conditions & keywords),
         ("masks", set(spec.masks), set(spec.masks) & set(arrays)),
     ):
         if declared != real:

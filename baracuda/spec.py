@@ -98,6 +98,8 @@ class OpSpec:
         Optional integer inputs that count 0, 1, ... along an axis when they are not given.
     elementwise : bool
         Outputs keep the layout of a dense input.
+    composite : bool
+        The body is made of other ops: it takes arrays as they are, and rounds by itself.
     """
 
     name: str
@@ -117,6 +119,7 @@ class OpSpec:
     alike: Mapping[str, str] = field(default_factory=dict)
     located: Mapping[str, str] = field(default_factory=dict)
     elementwise: bool = False
+    composite: bool = False
     inplace: bool = False
     packed: Packed | None = None
     counted: Mapping[str, str] = field(default_factory=dict)
@@ -155,6 +158,11 @@ class OpSpec:
     def arrays(self) -> tuple[str, ...]:
         """All array parameters, in order."""
         return max((s.names for s in self.signatures), key=len)
+
+    @cached_property
+    def conditions(self) -> frozenset[str]:
+        """The options that choose among the forms."""
+        return frozenset(s.condition.option for s in self.signatures if s.condition)
 
     def forms(self, given: Mapping[str, Any]) -> tuple[Signature, ...]:
         """The forms for these options, those not given at their defaults."""

@@ -117,10 +117,13 @@ def softmax_trials(op: str, dtype: str) -> Iterator[Trial]:
     if not spec.accumulates:
         # More queries than keys: rows of which nothing counts.
         yield trial(op, {"x": (2, 11, 6), "mask": (1, 11, 6)}, dtype, "odd", causal=True)
-    for shape, axis in (((3, 40, 64), 1), ((33, 7), 0), ((2, 700, 9), 1)):
+    # Columns: held, of odd length, more than a block holds; others that lie apart.
+    for shape, axis in (((3, 40, 64), 1), ((33, 7), 0), ((2, 700, 9), 1), ((8200, 2, 4), 0)):
         shapes = {p.name: shape for p in forms[0].inputs}
         yield trial(op, shapes, dtype, axis=axis)
         yield trial(op, shapes, dtype, "odd", axis=axis)
+        yield trial(op, shapes, dtype, axis=axis, add=spec.accumulates)
+    yield trial(op, {p.name: (3, 5, 9) for p in forms[0].inputs}, dtype, "stepped", axis=1)
 
 
 @cache

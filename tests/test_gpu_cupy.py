@@ -160,7 +160,7 @@ def test_a_graph_replays_with_new_values(subject: Subject) -> None:
             graph = stream.end_capture()
             for factor in (1.0, -2.0):
                 for name, x in zip(subject.spec.arrays, arrays, strict=False):
-                    if x is not None and name not in subject.spec.integers:
+                    if x is not None and name not in subject.spec.discrete:
                         # A saved norm stays that of its input.
                         x *= np.float32(abs(factor) if name == "y" else factor)
                 for out in outs:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "baracuda"
 FLOORS = [
     {"errors", "_version", "dtypes", "instruments", "layouts"},
     {"libraries"},
-    {"shapes", "numerics", "sku"},
+    {"shapes", "numerics", "reductions", "sku"},
     {"dispatch"},
     {"spec"},
     {"check", "shares"},

@@ -41,7 +41,7 @@ class Given:
         self.call, spec = call, call.subject.spec
         self.names = [n for n in spec.arrays if n in call.arrays]
         self.arrays = [jnp.asarray(call.arrays[n]) for n in self.names]
-        self.floats = [i for i, n in enumerate(self.names) if n not in spec.integers]
+        self.floats = [i for i, n in enumerate(self.names) if n not in spec.discrete]
         self.inputs = tuple(self.arrays[i] for i in self.floats)
         options = {k: v for k, v in call.options.items() if k not in spec.scalars}
         self.run = body.runner(call.subject.function.plan(*call.given(), **options).problem)
@@ -65,7 +65,10 @@ class Given:
 
     def loss(self, function: Callable[..., Any]) -> Callable[..., Any]:
         of_floats = self.of_floats(function)
-        return lambda *some: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(of_floats(*some)))
+        return lambda *some: sum(
+            jnp.sum(jnp.sin(jnp.where(jnp.isinf(y), 0, y)))
+            for y in jax.tree.leaves(of_floats(*some))
+        )
 
     def grad(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.grad(self.loss(function), argnums=tuple(range(len(self.floats))))

@@ -31,7 +31,7 @@ class ArrayAPIBackend:
     def prepare(self, problem: Problem) -> Prepared:
         return Prepared(
             run=body.runner(problem),
-            kernel="body",
+            kernel=body.kernel(problem),
             variant=problem.mode,
             arch=problem.library.arch(problem.device),
             precision=body.precision(problem),

@@ -57,7 +57,7 @@ class CuPyBackend:
         foreign = problem.library is not ours
         return Prepared(
             run=_on_views(problem, _reporting(own)) if foreign else _reporting(own),
-            kernel="fused body" if fusable else "body",
+            kernel="fused body" if fusable else body.kernel(problem),
             variant="from_dlpack" if foreign else "",
             arch=ours.arch(problem.device),
             precision=body.precision(problem),

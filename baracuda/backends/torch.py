@@ -44,7 +44,7 @@ class TorchBackend:
         foreign = problem.library.name == "numpy"
         return Prepared(
             run=_numpy_runner(problem) if foreign else _runner(problem),
-            kernel="body",
+            kernel=body.kernel(problem),
             variant="from_numpy" if foreign else "",
             arch=problem.library.arch(problem.device),
             precision=body.precision(problem),

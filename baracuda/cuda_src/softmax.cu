@@ -1,4 +1,5 @@
 // Softmax of rows, its logarithm, and the gradients of both from the results.
+#include "common/columns.cuh"
 #include "common/rows.cuh"
 
 namespace baracuda {

@@ -223,10 +223,10 @@ def _differentiable(
     def by_either(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
         # What the partner has no cotangent for moves only where somebody asks for that.
         zero = [type(t) is SymbolicZero for t in tangents]
-        along = [
+        along = tuple(
             ad.instantiate_zeros(ad.Zero(t.aval)) if z else t
             for t, z in zip(tangents, zero, strict=True)
-        ]
+        )
         moves = any(not zero[i] for i, name in enumerate(names) if name in open)
         return (by_body if moves else by_partner)(primals, along)
 

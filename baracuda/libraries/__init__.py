@@ -13,7 +13,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-from baracuda.dtypes import name_of
+from baracuda.dtypes import name_of, named
 from baracuda.layouts import Shape
 
 Array: TypeAlias = Any
@@ -149,6 +149,19 @@ class Library:
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array | None:
         """Zeros of `shape` with `values` added at `index`, all in range; None: no fast route."""
         return None
+
+    def product(self, a: Array, b: Array) -> Array:
+        """The matrix product in the dtype of both, its sums in the accumulate dtype."""
+        return self.xp.astype(self._widely(a, b), a.dtype, copy=False)
+
+    def add_product(self, total: Array | None, a: Array, b: Array) -> Array:
+        """The matrix product in the accumulate dtype, added to `total` where there is one."""
+        product = self._widely(a, b)
+        return product if total is None else total + product
+
+    def _widely(self, a: Array, b: Array) -> Array:
+        wide = self.dtype(named(name_of(a.dtype)).accumulate)
+        return self.xp.matmul(*[self.xp.astype(x, wide, copy=False) for x in (a, b)])
 
     def arch(self, device: str) -> str:
         """The architecture that computes on `device`, for the SKU."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from baracuda.dtypes import name_of, named
 from baracuda.layouts import Shape
 from baracuda.libraries import TRACED, Array, Facts, Library
 
@@ -56,6 +57,10 @@ class Jax(Library):
 
     def sigmoid(self, x: Array) -> Array:
         return jax.nn.sigmoid(x)
+
+    def _widely(self, a: Array, b: Array) -> Array:
+        wide = self.dtype(named(name_of(a.dtype)).accumulate)
+        return jnp.matmul(a, b, preferred_element_type=wide)
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         def line(values: Array, index: Array) -> Array:

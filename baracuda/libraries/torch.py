@@ -138,6 +138,19 @@ class Torch(Library):
     def sigmoid(self, x: Array) -> Array:
         return torch.sigmoid(x)
 
+    def product(self, a: Array, b: Array) -> Array:
+        return torch.matmul(a, b)
+
+    def add_product(self, total: Array | None, a: Array, b: Array) -> Array:
+        plain = type(a) in _PLAIN_TYPES and transforms() is None and not a.requires_grad
+        if not plain:
+            return super().add_product(total, a, b)
+        if a.is_cuda and a.itemsize == 2:
+            product = torch.mm(a, b, out_dtype=torch.float32)
+        else:
+            product = self._widely(a, b)
+        return product if total is None else total.add_(product)
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         zeros = torch.zeros(shape, dtype=values.dtype, device=values.device)
         return zeros.scatter_add(axis, index.long(), values)

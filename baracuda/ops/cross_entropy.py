@@ -83,6 +83,9 @@ def _rows(logits: Array, target: Array, axis: int, ignore_index: int, softcap: f
     native = xp.__array_namespace_info__().default_dtypes()["indexing"]
     at = xp.astype(xp.where(counts, target, 0), native, copy=False)
     number = xp.astype(xp.sum(xp.astype(counts, xp.int32)), logits.dtype)
+    if library_of(logits).differentiates:
+        # Infinities in rows that do not count are not to meet a slope of 0.
+        logits = xp.where(counts, logits, 0)
     slope: Any = 1
     if softcap:
         curve = xp.tanh(logits / softcap)

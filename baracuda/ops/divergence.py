@@ -9,7 +9,8 @@ from baracuda.check import choice, flag
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import Array, library_of
 from baracuda.losses import CASES, PROBABILITY, backward, forward
-from baracuda.numerics import reduced, share, sigmoid, softplus
+from baracuda.numerics import sigmoid, softplus
+from baracuda.reductions import reduced, share
 from baracuda.spec import Case, Kernel
 
 __all__ = [
@@ -31,6 +32,7 @@ _LEAST = math.exp(-100)
 
 
 @forward(
+    namesake="nn.functional.binary_cross_entropy",
     within={"x": PROBABILITY, "target": PROBABILITY},
     kernel=Kernel("divergence.cu", "BinaryCrossEntropy", schedule="reduce"),
 )
@@ -137,6 +139,7 @@ def binary_cross_entropy_backward(
 
 
 @forward(
+    namesake="nn.functional.binary_cross_entropy_with_logits",
     within={"target": PROBABILITY},
     kernel=Kernel("divergence.cu", "BinaryCrossEntropyWithLogits", schedule="reduce"),
 )
@@ -234,6 +237,7 @@ def binary_cross_entropy_with_logits_backward(
 
 
 @forward(
+    namesake="nn.functional.kl_div",
     options=DIVERGENCE,
     scalars={"log_target": flag},
     within={"target": PROBABILITY},

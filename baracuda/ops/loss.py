@@ -8,7 +8,8 @@ from baracuda.check import positive
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import Array, library_of
 from baracuda.losses import backward, forward
-from baracuda.numerics import reduced, share, sign
+from baracuda.numerics import sign
+from baracuda.reductions import reduced, share
 from baracuda.spec import Kernel
 
 __all__ = [
@@ -23,7 +24,7 @@ __all__ = [
 ]
 
 
-@forward(kernel=Kernel("loss.cu", "MseLoss", schedule="reduce"))
+@forward(namesake="nn.functional.mse_loss", kernel=Kernel("loss.cu", "MseLoss", schedule="reduce"))
 def mse_loss(
     x: Array,
     target: Array,
@@ -115,7 +116,7 @@ def mse_loss_backward(
     return share(dloss, x, reduction) * (2 * (x - target))
 
 
-@forward(kernel=Kernel("loss.cu", "L1Loss", schedule="reduce"))
+@forward(namesake="nn.functional.l1_loss", kernel=Kernel("loss.cu", "L1Loss", schedule="reduce"))
 def l1_loss(
     x: Array,
     target: Array,
@@ -207,6 +208,7 @@ def l1_loss_backward(
 
 
 @forward(
+    namesake="nn.functional.smooth_l1_loss",
     scalars={"beta": positive(zero=True)},
     kernel=Kernel("loss.cu", "SmoothL1Loss", schedule="reduce"),
 )
@@ -316,6 +318,7 @@ def smooth_l1_loss_backward(
 
 
 @forward(
+    namesake="nn.functional.huber_loss",
     scalars={"delta": positive()},
     kernel=Kernel("loss.cu", "HuberLoss", schedule="reduce"),
 )

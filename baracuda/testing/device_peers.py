@@ -97,6 +97,7 @@ def gradient(row: Row, arrays: list[Array], function: Callable[..., Any]) -> Tas
     """
     spec = registry[row.op].spec
     forward, dy = registry[spec.adjoint_of or ""].spec, arrays[0]
+    results = {p.name for p in spec.signatures[0].outputs}
     given = dict(zip(spec.arrays, arrays, strict=False))
     axes = registry[row.op].plan(*arrays, **row.keywords).problem.axes
 
@@ -108,7 +109,8 @@ def gradient(row: Row, arrays: list[Array], function: Callable[..., Any]) -> Tas
             else torch.randn(p.shape(axes), device=dy.device, dtype=dy.dtype)
             for p in forward.signatures[0].inputs
         ]
-        inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
+        wanted = [f"d{p.name}" in results for p in forward.signatures[0].inputs]
+        inputs = [x.detach().requires_grad_(w) for x, w in zip(inputs, wanted, strict=True)]
         # A graph that is kept must not have its buffers reused.
         with import_module("torch._functorch.config").patch(donated_buffer=False):
             y = function(*inputs, **row.options)

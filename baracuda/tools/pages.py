@@ -221,8 +221,8 @@ def _shares(op: Op[Any, Any]) -> list[list[str]]:
         problem = _spread(op, form)
         counted = {axis for name, axis in spec.counted.items() if name not in form.names}
         always = _cut(problem, plain := Shares(problem))
-        wider = _cut(problem, Shares(problem, counted | adjoint.summed(spec)))
-        sums = {f"`{name}`" for name in adjoint.summed(spec)}
+        wider = _cut(problem, Shares(problem, counted | adjoint.summed(spec, form)))
+        sums = {f"`{name}`" for name in adjoint.summed(spec, form)}
         some = [x for x, cut in always.items() if cut]
         more = [
             f"{x} (`Partial`)" if x in sums else f"{x} (counted)"

@@ -32,14 +32,14 @@ Cut: TypeAlias = Mapping[str, slice]
 def prepare(problem: Problem) -> Prepared:
     """The body in blocks where there is more than one, else at once."""
     form = _Form(problem)
-    steps = form.steps()
+    steps = {} if problem.spec.composite else form.steps()
     if not steps:
         run, variant = body.runner(problem), ""
     else:
         run, variant = _runner(problem, form, steps), f"blocks of {BLOCK}"
     return Prepared(
         run=run,
-        kernel="body",
+        kernel=body.kernel(problem),
         variant=variant,
         arch=problem.library.arch(problem.device),
         precision=body.precision(problem),

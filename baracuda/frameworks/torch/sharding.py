@@ -122,7 +122,7 @@ def spread(op: Op[Any, Any], args: Sequence[Array], keywords: Mapping[str, Any])
     mesh = _mesh(problem, given)
     there = {x.name for x in problem.given}
     uncounted = {name: axis for name, axis in spec.counted.items() if name not in there}
-    shares = Shares(problem, {*uncounted.values()} | adjoint.summed(spec))
+    shares = Shares(problem, {*uncounted.values()} | adjoint.summed(spec, problem.signature))
     along = chosen(problem, shares, [x.placements for x in given], mesh.shape)
     inputs = tuple(zip(*[cut.inputs for cut in along], strict=True))
     counted = tuple([

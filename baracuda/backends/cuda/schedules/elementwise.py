@@ -31,7 +31,7 @@ from baracuda.backends.cuda.steps import (
     strides_of,
 )
 from baracuda.layouts import Shape
-from baracuda.numerics import parts
+from baracuda.reductions import parts
 from baracuda.spec import OpSpec, Problem
 
 # Vectors of each input in flight per thread, by the number of inputs. Of lerp_backward 1, 2 and 4
@@ -128,10 +128,9 @@ def plan(call: Call) -> Steps:
         packer.add("d", share(call.problem, shape))
     packer.indices(items, tail, ahead, 0)
     arguments = over.pack(packer)
-    chosen = {s.condition.option for s in call.problem.spec.signatures if s.condition}
-    options = tuple([
-        v for k, v in call.problem.options.items() if isinstance(v, str) and k not in chosen
-    ])  # fmt: skip
+    named = call.problem.options.items()
+    chosen = call.problem.spec.conditions
+    options = tuple([v for k, v in named if isinstance(v, str) and k not in chosen])
     form = _Form(call.functor, options, call.type, width, depth, kind, packer.type, call.add, ones)
     entry = _entry(call.problem.spec, form, len(arguments))
     front = [(o.slot, o.offset * itemsize) for o in operands]

@@ -10,6 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged
+from baracuda.backends.cuda.schedules import columns
 from baracuda.backends.cuda.steps import THREADS, WIDEST, Call, Step, Steps, flag
 from baracuda.dtypes import named
 from baracuda.layouts import Shape
@@ -109,12 +110,16 @@ def holds(call: Call, of: Operands) -> int:
 
 
 def plan(call: Call) -> Steps:
-    """One kernel, and one more where columns have gradients."""
+    """One kernel, and one more where columns have gradients; see `columns` for inner axes."""
     of = operands(call)
     shape = of.outs[0].shape
     n, rows = shape[of.axis], prod(_but(shape, of.axis))
     if n > _LONGEST:
         raise Refusal(f"counts at most {_LONGEST} elements along an axis")
+    if of.axis < len(shape) - 1 and not (of.masks or of.columns):
+        beside = columns.plan(call, of.loads, of.outs, of.axis)
+        if beside is not None:
+            return beside
     width, most = WIDEST // call.itemsize, _MOST
     lie, size = _lie(call, of), named(call.accumulate_dtype).itemsize
     held = 1 if lie.access == "STEPS" else holds(call, of)

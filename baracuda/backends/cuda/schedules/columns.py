@@ -1,0 +1,66 @@
+"""Columns: rows along an axis with others behind it, side by side in neighbouring threads."""
+
+from __future__ import annotations
+
+from math import prod
+
+from baracuda.backends.cuda.geometry import MOST_DIMS, Packer, View, divisor, merged
+from baracuda.backends.cuda.steps import WIDEST, Call, Step, Steps, flag
+from baracuda.spec import Refusal
+
+# common/columns.cuh: elements of a column that a thread holds, by the number of inputs; in pairs of
+# registers half as many, by half the threads.
+_HELD = {1: 8, 2: 4}
+_WARP, _MOST, _AGAIN = 32, 1024, 512
+# Blocks that keep all multiprocessors busy, bytes beside each other that a block should read, and
+# that it has to.
+_BLOCKS, _SEGMENT, _SECTOR = 264, 64, 16
+_STATE = 2
+
+
+def plan(call: Call, loads: list[View], outs: list[View], axis: int) -> Steps | None:
+    """One kernel; None where columns do not lie beside each other."""
+    shape, views = outs[0].shape, [*loads, *outs]
+    inner_shape, strides = shape[axis + 1 :], [v.strides for v in views]
+    dims = merged(inner_shape, [s[axis + 1 :] for s in strides])
+    if len(dims) != 1 or any(s != 1 for s in dims[0].strides):
+        return None
+    n, inner = shape[axis], dims[0].extent
+    around = merged(shape[:axis], [s[:axis] for s in strides])
+    if len(around) > MOST_DIMS:
+        raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
+    steps = [s[axis] for s in strides]
+    width, most = WIDEST // call.itemsize, _MOST // (1 + (call.itemsize == 8))
+    if divisor([inner, *steps, *(s for d in around for s in d.strides)], call.elements()) < width:
+        width = 1
+    held, nbytes = _HELD[len(loads)] // (1 + (call.itemsize == 8)), width * call.itemsize
+    outer, vectors = prod(shape[:axis]), -(-inner // width)
+    lanes, least = _WARP, max(_SECTOR // nbytes, 1)
+    while lanes > least and (
+        lanes // 2 >= vectors
+        or n > held * (most // lanes)
+        or (lanes * nbytes > _SEGMENT and outer * -(-vectors // lanes) < _BLOCKS)
+    ):
+        lanes //= 2
+    again = n > held * (most // lanes)
+    rows = _AGAIN // lanes if again else -(-n // held)
+    threads = -(-rows * lanes // _WARP) * _WARP
+    tiles = -(-vectors // lanes)
+    if outer * tiles >= 2**31:
+        raise Refusal("counts at most 2^31 blocks")
+
+    scalars = len(call.problem.spec.scalars)
+    packer = Packer(True).pointers(len(views)).add("d", *[0.0] * scalars).add("q", *steps)
+    packer.add("i", n, inner, lanes.bit_length() - 1, 0).extents(tiles, code="I")
+    arguments = packer.walk(around, len(views)).done()
+    schedule = (
+        f"Columns<{call.functor}<{call.accumulate}, 0>, {call.type}, {held}, {width}, "
+        f"{flag(again)}, {flag(call.add)}>"
+    )
+    tags = ("columns", f"v{width}", *["again"] * again, *["add"] * call.add)
+    entry = call.entry(schedule, len(arguments), *tags, threads=_AGAIN if again else most)
+    # What is known of a column takes no more than what a thread finds out.
+    room = (threads // _WARP + 1) * lanes * width * _STATE * (8 if call.itemsize == 8 else 4)
+    front = [(v.slot, 0) for v in views]
+    grid = outer * tiles, 1
+    return Steps((Step(entry, grid, arguments, front, scalars, room, threads),))

@@ -1,0 +1,338 @@
+"""Cross entropy of a linear layer's outputs, which never lie in memory all at once.
+
+Composites of other ops: chunks of rows go through the caller's own matrix product and the fused
+cross entropy. The products are in the storage dtype, and so are the logits of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple, Unpack
+
+from baracuda.check import between, choice, integer, optional, positive, sizes
+from baracuda.dispatch import Dispatch
+from baracuda.dtypes import FLOATS, name_of, named
+from baracuda.libraries import Array, Library, library_of
+from baracuda.op import op, registry
+from baracuda.spec import Case
+
+__all__ = [
+    "linear_cross_entropy",
+    "linear_cross_entropy_backward",
+    "linear_cross_entropy_with_gradient",
+]
+
+# Logits of a chunk, and of how many rows it is a multiple where it can be.
+_LOGITS, _ROWS = 1 << 28, 128
+
+_linear = partial(
+    op,
+    category="cross_entropy",
+    dtypes=FLOATS,
+    options={
+        "ignore_index": integer,
+        "reduction": choice("mean", "sum", "none"),
+        "chunk": optional(lambda op, name, value: sizes(1)(op, name, value)[0]),
+        "mode": choice("raise", "drop"),
+    },
+    scalars={
+        "label_smoothing": between(0, 1),
+        "z_loss": positive(zero=True),
+        "softcap": positive(zero=True),
+    },
+    integers={"target": "v"},
+    composite=True,
+    cases=(
+        Case({"b": (5,), "d": 4, "v": 9}, chunk=3, z_loss=0.01, softcap=2.0),
+        Case({"b": (2, 3), "d": 3, "v": 7}, reduction="none", label_smoothing=0.1),
+    ),
+)
+
+
+class _Chunk(NamedTuple):
+    """Some rows: their hidden states, their logits, their targets, and where they begin."""
+
+    first: int
+    hidden: Array
+    logits: Array
+    target: Array
+
+
+class _Rows:
+    """The rows of a problem, cut into chunks."""
+
+    def __init__(self, hidden: Array, weight: Array, target: Array, chunk: int | None) -> None:
+        self.library: Library = library_of(hidden)
+        self.xp, self.weight, self.shape = self.library.xp, weight, hidden.shape
+        self.target = self.xp.reshape(target, (-1,))
+        self.count = self.target.shape[0]
+        self.hidden = self.xp.reshape(hidden, (self.count, hidden.shape[-1]))
+        few = _LOGITS // max(weight.shape[0], 1)
+        self.chunk = chunk or max(few // _ROWS * _ROWS, few, 1)
+        # That in which sums are kept.
+        self.wide = self.library.dtype(named(name_of(hidden.dtype)).accumulate)
+
+    def chunks(self) -> Iterator[_Chunk]:
+        product, across = self.library.product, self.xp.matrix_transpose(self.weight)
+        for first in range(0, max(self.count, 1), self.chunk):
+            rows = slice(first, min(first + self.chunk, self.count))
+            hidden = self.hidden[rows, :]
+            yield _Chunk(first, hidden, product(hidden, across), self.target[rows])
+
+    def widened(self, x: Array) -> Array:
+        return self.xp.astype(x, self.wide, copy=False)
+
+    def narrowed(self, x: Array) -> Array:
+        return self.xp.astype(x, self.hidden.dtype, copy=False)
+
+    def number(self, ignore_index: int) -> Array:
+        """How many count."""
+        xp, target = self.xp, self.target
+        counts = (target != ignore_index) & (target >= 0) & (target < self.weight.shape[0])
+        return xp.astype(xp.sum(xp.astype(counts, xp.int32)), self.wide)
+
+    def reduced(self, losses: list[Array], reduction: str, ignore_index: int) -> Array:
+        """What becomes of the losses of all chunks."""
+        every = self.xp.concat(losses) if len(losses) > 1 else losses[0]
+        if reduction == "none":
+            return self.xp.reshape(every, self.shape[:-1])
+        total = self.xp.sum(self.widened(every))
+        if reduction == "mean":
+            total = total / self.number(ignore_index)
+        return self.narrowed(total)
+
+
+def _with_slopes(chunk: _Chunk, library: Library, options: dict[str, Any]) -> tuple[Array, Array]:
+    """The losses of a chunk and the gradients of its logits, which take their place if they can."""
+    fused, (_, _, logits, target) = registry["cross_entropy_with_gradient"], chunk
+    state = library.state([logits, target])
+    if not library.writable or (state and state[0]):
+        return fused(logits, target, reduction="none", **options)  # type: ignore[no-any-return]
+    loss = library.empty(target.shape, name_of(logits.dtype), logits, None)
+    plan = fused.plan(logits, target, reduction="none", **options)
+    scalars = {k: v for k, v in options.items() if k in fused.spec.scalars}
+    return plan(logits, target, out=(loss, logits), **scalars)  # type: ignore[no-any-return]
+
+
+def _all(
+    rows: _Rows, dloss: Array | None, reduction: str, options: dict[str, Any]
+) -> tuple[Array, Array, Array]:
+    """The loss, and both gradients for a cotangent, of 1 if there is none."""
+    xp, library, each = rows.xp, rows.library, None
+    scale = None if dloss is None else rows.widened(dloss)
+    if reduction == "mean":
+        number = rows.number(options["ignore_index"])
+        scale = 1 / number if scale is None else scale / number
+    elif reduction == "none" and scale is not None:
+        scale, each = None, xp.reshape(scale, (-1, 1))
+    losses, dhidden, dweight = [], [], None
+    for chunk in rows.chunks():
+        loss, slopes = _with_slopes(chunk, library, options)
+        losses.append(loss)
+        back, hidden = library.product(slopes, rows.weight), chunk.hidden
+        if each is not None:
+            part = each[chunk.first : chunk.first + hidden.shape[0], :]
+            back = rows.narrowed(rows.widened(back) * part)
+            hidden = rows.narrowed(rows.widened(hidden) * part)
+        elif scale is not None:
+            back = rows.narrowed(rows.widened(back) * scale)
+        dhidden.append(back)
+        dweight = library.add_product(dweight, xp.matrix_transpose(slopes), hidden)
+    if scale is not None:
+        dweight = dweight * scale
+    every = xp.concat(dhidden) if len(dhidden) > 1 else dhidden[0]
+    loss = rows.reduced(losses, reduction, options["ignore_index"])
+    return loss, xp.reshape(every, rows.shape), rows.narrowed(dweight)
+
+
+@_linear(
+    "hidden[*b d], weight[v d], target[*b] -> loss[*b] if reduction=none",
+    "hidden[*b d], weight[v d], target[*b] -> loss[] if reduction!=none",
+)
+def linear_cross_entropy(
+    hidden: Array,
+    weight: Array,
+    target: Array,
+    /,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    reduction: str = "mean",
+    chunk: int | None = None,
+    mode: str = "raise",
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """Cross entropy of ``hidden @ weight.T``, a chunk of rows at a time.
+
+    Parameters
+    ----------
+    hidden : array of shape [*b, d]
+        What a language model has before its last layer. Any floating dtype.
+    weight : array of shape [v, d]
+        That layer, without a bias.
+    target : array of shape [*b]
+        The right class of each row: int32 or int64, ``0 <= target < v``.
+    ignore_index, label_smoothing, z_loss, softcap, reduction, mode
+        As in `cross_entropy`.
+    chunk : int, optional
+        Rows of which there are logits at once; by default as many as have 2**28 of them.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [] or, with ``reduction="none"``, [*b]
+        dtype of `hidden`.
+
+    Raises
+    ------
+    IndexError, TypeError, ValueError
+        As `cross_entropy`.
+
+    Notes
+    -----
+    Takes the memory of a chunk's logits, in the dtype of `hidden`, beside its operands. Products
+    are those of the caller's library, at its settings, with sums in float32 where it has them for
+    16 bits (torch, JAX); NumPy, CuPy and others compute them in float32 from widened copies.
+    float16 and bfloat16 logits are rounded once, and so is the loss of each row; sums are kept in
+    float32. Deterministic where the library's products are, not bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> hidden, weight = np.zeros((3, 4)), np.ones((2, 4))
+    >>> bc.linear_cross_entropy(hidden, weight, np.asarray([0, 1, 1]))
+    array(0.69314718)
+    """
+    rows = _Rows(hidden, weight, target, chunk)
+    one = partial(
+        registry["cross_entropy"], ignore_index=ignore_index, label_smoothing=label_smoothing,
+        z_loss=z_loss, softcap=softcap, reduction="none", mode=mode,
+    )  # fmt: skip
+    losses = [one(part.logits, part.target) for part in rows.chunks()]
+    return rows.reduced(losses, reduction, ignore_index)
+
+
+@_linear(
+    "dloss[*b], hidden[*b d], weight[v d], target[*b] -> dhidden[*b d], dweight[v d]"
+    " if reduction=none",
+    "dloss[], hidden[*b d], weight[v d], target[*b] -> dhidden[*b d], dweight[v d]"
+    " if reduction!=none",
+    adjoint_of="linear_cross_entropy",
+)
+def linear_cross_entropy_backward(
+    dloss: Array,
+    hidden: Array,
+    weight: Array,
+    target: Array,
+    /,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    reduction: str = "mean",
+    chunk: int | None = None,
+    mode: str = "raise",
+    **dispatch: Unpack[Dispatch],
+) -> tuple[Array, Array]:
+    """Gradients of `linear_cross_entropy`, from logits that are computed again.
+
+    Parameters
+    ----------
+    dloss : array of the shape of the result
+        Gradient of the result.
+    hidden, weight, target, **dispatch, and all options
+        As in `linear_cross_entropy`.
+
+    Returns
+    -------
+    dhidden, dweight : arrays of shape [*b, d] and [v, d]
+        dtype of `hidden`.
+
+    Raises
+    ------
+    IndexError, TypeError, ValueError
+        As `linear_cross_entropy`; `dloss` of another shape than the result.
+
+    Notes
+    -----
+    Takes the memory of a chunk's logits, whose gradients take their place, and twice that of
+    `weight` in float32, where its gradient is added up over the chunks. In float16 and bfloat16
+    the gradients of logits are rounded once, `dhidden` twice, `dweight` once.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> hidden, weight = np.ones((1, 1)), np.asarray([[2.0], [2.0]])
+    >>> bc.linear_cross_entropy_backward(np.asarray(1.0), hidden, weight, np.asarray([0]))
+    (array([[0.]]), array([[-0.5],
+           [ 0.5]]))
+    """
+    options = {
+        "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
+        "softcap": softcap, "mode": mode,
+    }  # fmt: skip
+    return _all(_Rows(hidden, weight, target, chunk), dloss, reduction, options)[1:]
+
+
+@_linear(
+    "hidden[*b d], weight[v d], target[*b] -> loss[*b], dhidden[*b d], dweight[v d]"
+    " if reduction=none",
+    "hidden[*b d], weight[v d], target[*b] -> loss[], dhidden[*b d], dweight[v d]"
+    " if reduction!=none",
+)
+def linear_cross_entropy_with_gradient(
+    hidden: Array,
+    weight: Array,
+    target: Array,
+    /,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    reduction: str = "mean",
+    chunk: int | None = None,
+    mode: str = "raise",
+    **dispatch: Unpack[Dispatch],
+) -> tuple[Array, Array, Array]:
+    """`linear_cross_entropy` and its gradients for a cotangent of 1, each logit computed once.
+
+    Parameters
+    ----------
+    hidden, weight, target, **dispatch, and all options
+        As in `linear_cross_entropy`.
+
+    Returns
+    -------
+    loss : array of shape [] or, with ``reduction="none"``, [*b]
+    dhidden, dweight : arrays of shape [*b, d] and [v, d]
+
+    Raises
+    ------
+    IndexError, TypeError, ValueError
+        As `linear_cross_entropy`.
+
+    Notes
+    -----
+    Three matrix products where the forward and the gradient apart take four; memory and roundings
+    as in `linear_cross_entropy_backward`. For training steps without an autograd engine.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> hidden, weight = np.ones((1, 1)), np.asarray([[2.0], [2.0]])
+    >>> loss, _, dweight = bc.linear_cross_entropy_with_gradient(hidden, weight, np.asarray([0]))
+    >>> loss, dweight
+    (array(0.69314718), array([[-0.5],
+           [ 0.5]]))
+    """
+    options = {
+        "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
+        "softcap": softcap, "mode": mode,
+    }  # fmt: skip
+    return _all(_Rows(hidden, weight, target, chunk), None, reduction, options)

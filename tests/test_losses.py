@@ -1,0 +1,240 @@
+"""Losses against torch's functions and autograd, and JAX's gradients of ours, in float64."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import baracuda as bc
+
+REDUCTIONS = ("mean", "sum", "none")
+PAIRS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "mse_loss": (F.mse_loss, {}),
+    "l1_loss": (F.l1_loss, {}),
+    "smooth_l1_loss": (F.smooth_l1_loss, {"beta": 0.7}),
+    "smooth_l1_loss as l1": (F.smooth_l1_loss, {"beta": 0.0}),
+    "huber_loss": (F.huber_loss, {"delta": 0.7}),
+    "binary_cross_entropy": (F.binary_cross_entropy, {}),
+    "binary_cross_entropy_with_logits": (F.binary_cross_entropy_with_logits, {}),
+    "kl_div": (F.kl_div, {}),
+    "kl_div of logarithms": (F.kl_div, {"log_target": True}),
+}
+
+
+def close(got: Any, want: Any, most: float = 1e-12) -> None:
+    torch.testing.assert_close(got, want, rtol=most, atol=most, equal_nan=True)
+
+
+def pair(name: str, *shape: int) -> list[torch.Tensor]:
+    rng = np.random.default_rng(len(name))
+    draw = rng.random if name == "binary_cross_entropy" else rng.standard_normal
+    target = rng.random if "entropy" in name or name == "kl_div" else rng.standard_normal
+    return [torch.tensor(draw(shape)), torch.tensor(target(shape))]
+
+
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
+@pytest.mark.parametrize("reduction", [*REDUCTIONS, "batchmean"])
+@pytest.mark.parametrize("name", list(PAIRS))
+def test_pairs_are_torchs(name: str, reduction: str) -> None:
+    if reduction == "batchmean" and "kl_div" not in name:
+        pytest.skip("of divergences only")
+    theirs, more = PAIRS[name]
+    op = name.partition(" ")[0]
+    x, target = pair(name, 4, 5)
+    # What lies at an edge of a formula.
+    x[0, :3], target[0, :3] = torch.tensor([0.0, 1.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
+    own = [v.clone().requires_grad_() for v in (x, target)]
+    other = [v.clone().requires_grad_() for v in (x, target)]
+    got = getattr(bc, op)(*own, reduction=reduction, **more)
+    want = theirs(*other, reduction=reduction, **more)
+    close(got, want)
+    g = torch.randn_like(want)
+    dx, dtarget = torch.autograd.grad(got, own, g)
+    theirs_dx, theirs_dtarget = torch.autograd.grad(want, other, g)
+    # With a target that is differentiated the body is; kinks are for the op itself to decide.
+    calm = (x != target) if op in ("l1_loss", "smooth_l1_loss") else torch.ones_like(x, dtype=bool)
+    calm &= (x != 0) & (x != 1)
+    close(dx[calm], theirs_dx[calm])
+    close(dtarget[calm], theirs_dtarget[calm])
+    explicit = getattr(bc, f"{op}_backward")(g, x, target, reduction=reduction, **more)
+    # torch's least denominator is 1e-12 in float32.
+    close(explicit, theirs_dx, 1e-8 if op == "binary_cross_entropy" else 1e-12)
+
+
+@pytest.mark.parametrize("op", ["mse_loss", "huber_loss", "kl_div"])
+def test_targets_are_differentiated_and_never_silently_constant(op: str) -> None:
+    x, target = pair(op, 6)
+    plain = getattr(bc, op)
+    want = torch.autograd.grad(plain(x, t := target.clone().requires_grad_()), t)[0]
+    assert want.abs().sum() > 0
+    whole = torch.compile(plain, fullgraph=True, backend="aot_eager")
+    got = torch.autograd.grad(whole(x, t := target.clone().requires_grad_()), t)[0]
+    close(got, want)
+    with jax.enable_x64(True):
+        a, b = (jnp.asarray(v.numpy()) for v in (x, target))
+        by_jax = jax.grad(plain, argnums=1)(a, b)
+        np.testing.assert_allclose(by_jax, want.numpy(), rtol=1e-12)
+        both = jax.grad(plain, argnums=(0, 1))(a, b)
+        np.testing.assert_allclose(both[1], want.numpy(), rtol=1e-12)
+        alone = jax.grad(plain)(a, b)
+        np.testing.assert_allclose(both[0], alone, rtol=1e-12, atol=1e-15)
+        text = str(jax.make_jaxpr(jax.grad(plain))(a, b))
+        assert f"{op}_backward" in text
+
+
+@pytest.mark.parametrize("op", [name for name in PAIRS if " " not in name])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_jax_takes_the_explicit_gradient(op: str, reduction: str) -> None:
+    x, target = pair(op, 3, 4)
+    dx = getattr(bc, f"{op}_backward")(
+        torch.ones(3, 4).double() if reduction == "none" else torch.tensor(1.0).double(),
+        x, target, reduction=reduction,
+    )  # fmt: skip
+    with jax.enable_x64(True):
+        a, b = (jnp.asarray(v.numpy()) for v in (x, target))
+        loss = partial(getattr(bc, op), reduction=reduction)
+        got = jax.grad(lambda a: loss(a, b).sum())(a)
+        np.testing.assert_allclose(got, dx.numpy(), rtol=1e-11, atol=1e-14)
+        # A batch of means is a mean of each.
+        many = jax.vmap(jax.grad(lambda a, b: loss(a, b).sum()))(jnp.stack([a, 2 * a]), b[None][
+            jnp.array([0, 0])
+        ])  # fmt: skip
+        np.testing.assert_allclose(many[0], got, rtol=1e-11, atol=1e-14)
+
+
+def test_nothing_has_no_mean() -> None:
+    nothing = np.zeros((0, 3))
+    assert np.isnan(bc.mse_loss(nothing, nothing))
+    assert bc.mse_loss(nothing, nothing, reduction="sum") == 0
+    assert bc.mse_loss_backward(np.asarray(1.0), nothing, nothing).shape == (0, 3)
+    with np.errstate(all="raise"):
+        assert np.isnan(bc.cross_entropy(nothing, np.zeros(0, np.int64)))
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "reduction", "ignored", "kind"),
+    list(product((0.0, 0.1), REDUCTIONS, ("none", "some", "all"), ("usual", "large", "infinite"))),
+)
+def test_cross_entropy_is_torchs(smoothing: float, reduction: str, ignored: str, kind: str) -> None:
+    rng = np.random.default_rng(5)
+    x = torch.tensor(rng.normal(size=(6, 7))) * (1e4 if kind == "large" else 1)
+    target = torch.tensor(rng.integers(0, 7, 6))
+    if kind == "infinite":
+        x[0, (target[0] + 1) % 7] = x[1, target[1]] = x[2, :] = -np.inf
+        x[3, 0] = np.inf
+    if ignored != "none":
+        target[:: 2 if ignored == "some" else 1] = -100
+    more = {"label_smoothing": smoothing, "reduction": reduction}
+    x.requires_grad_()
+    want = F.cross_entropy(x, target, **more)
+    g = torch.tensor(rng.normal(size=want.shape))
+    (dx,) = torch.autograd.grad(want, x, g)
+    # torch gives NaN where a row that does not count is infinite.
+    dx[target == -100] = 0
+    close(bc.cross_entropy(x.detach(), target, **more), want.detach())
+    close(bc.cross_entropy_backward(g, x.detach(), target, **more), dx)
+    got = bc.cross_entropy(x, target, **more)
+    close(torch.autograd.grad(got, x, g)[0], dx)
+    loss, dlogits = bc.cross_entropy_with_gradient(x.detach(), target, **more)
+    close(loss, want.detach())
+    ones = torch.ones_like(want)
+    close(dlogits, bc.cross_entropy_backward(ones, x.detach(), target, **more))
+
+
+def z_and_cap(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    capped = 3.0 * torch.tanh(x / 3.0)
+    norm = torch.logsumexp(capped, -1)
+    return F.cross_entropy(capped, target) + 0.01 * (norm * norm).mean()
+
+
+def test_cross_entropy_adds_a_z_loss_and_caps_logits() -> None:
+    x, target = torch.randn(6, 7).double().requires_grad_(), torch.arange(6)
+    more = {"z_loss": 0.01, "softcap": 3.0}
+    want = z_and_cap(x, target)
+    close(bc.cross_entropy(x.detach(), target, **more), want.detach())
+    (dx,) = torch.autograd.grad(want, x)
+    close(bc.cross_entropy_with_gradient(x.detach(), target, **more)[1], dx)
+    assert torch.autograd.gradgradcheck(lambda x: bc.cross_entropy(x, target, **more), x)
+
+
+def test_cross_entropy_of_classes_on_another_axis() -> None:
+    x, target = torch.randn(2, 5, 3, 4).double(), torch.randint(0, 5, (2, 3, 4))
+    close(bc.cross_entropy(x, target, axis=1), F.cross_entropy(x, target))
+
+
+def test_a_target_out_of_range_is_an_error_on_the_host() -> None:
+    x, target = np.zeros((3, 4)), np.asarray([0, 4, -100])
+    with pytest.raises(IndexError, match=r"target: expected 0 <= i < 4, got 4 at position \(1,\)"):
+        bc.cross_entropy(x, target)
+    assert np.isclose(bc.cross_entropy(x, target, mode="drop"), np.log(4))
+
+
+def test_bfloat16_is_rounded_once() -> None:
+    x, target = torch.randn(64, 100), torch.randint(0, 100, (64,))
+    x = x.bfloat16()
+    want = F.cross_entropy(x.double(), target)
+    got = bc.cross_entropy(x, target)
+    assert got.dtype == torch.bfloat16
+    close(got.double(), want, 2.0**-8)
+
+
+LINEAR = ((0.0, 0.0), (0.1, 0.01))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(("smoothing", "z"), LINEAR)
+def test_linear_cross_entropy_is_a_product_and_a_cross_entropy(
+    reduction: str, smoothing: float, z: float
+) -> None:
+    hidden, weight = torch.randn(2, 5, 4).double(), torch.randn(7, 4).double()
+    target = torch.randint(0, 7, (2, 5))
+    target[0, 1] = -100
+    more = {"reduction": reduction, "label_smoothing": smoothing, "z_loss": z}
+    leaves = [v.clone().requires_grad_() for v in (hidden, weight)]
+    want = bc.cross_entropy(leaves[0] @ leaves[1].T, target, **more)
+    g = torch.randn_like(want)
+    grads = torch.autograd.grad(want, leaves, g)
+    for chunk in (None, 1, 3):
+        own = [v.clone().requires_grad_() for v in (hidden, weight)]
+        got = bc.linear_cross_entropy(*own, target, chunk=chunk, **more)
+        close(got, want)
+        for one, other in zip(torch.autograd.grad(got, own, g), grads, strict=True):
+            close(one, other)
+        loss, *unit = bc.linear_cross_entropy_with_gradient(
+            hidden, weight, target, chunk=chunk, **more
+        )
+        close(loss, want.detach())
+        ones = torch.ones_like(want)
+        explicit = bc.linear_cross_entropy_backward(ones, hidden, weight, target, **more)
+        for one, other in zip(unit, explicit, strict=True):
+            close(one, other)
+    assert bc.linear_cross_entropy.plan(*own, target).sku.kernel == "composite"
+
+
+def test_linear_cross_entropy_in_bfloat16_and_under_jit() -> None:
+    rng = np.random.default_rng(0)
+    hidden, weight = rng.standard_normal((30, 16)), rng.standard_normal((50, 16)) / 4
+    target = rng.integers(0, 50, 30)
+    want = bc.linear_cross_entropy_with_gradient(hidden, weight, target)
+    for lib, kind in ((torch.tensor, torch.bfloat16), (jnp.asarray, jnp.bfloat16)):
+        arrays = [lib(hidden).astype(kind) if lib is jnp.asarray else lib(hidden).to(kind)]
+        arrays += [lib(weight).astype(kind) if lib is jnp.asarray else lib(weight).to(kind)]
+        for got, exact in zip(
+            bc.linear_cross_entropy_with_gradient(*arrays, lib(target), chunk=8), want, strict=True
+        ):
+            got = np.asarray(got.float() if lib is torch.tensor else got.astype(jnp.float32))
+            assert np.abs(got - exact).max() < 0.03 * np.abs(exact).max()
+    with jax.enable_x64(True):
+        loss = partial(bc.linear_cross_entropy, chunk=8)
+        arrays = [jnp.asarray(v) for v in (hidden, weight, target)]
+        value, grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(*arrays)
+        for got, exact in zip((value, *grads), want, strict=True):
+            np.testing.assert_allclose(got, exact, rtol=1e-10, atol=1e-12)
