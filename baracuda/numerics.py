@@ -18,7 +18,7 @@ from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
 
 
-def _sides(b: Array) -> tuple[Array, Array]:
+def sides(b: Array) -> tuple[Array, Array]:
     """1 where `b` is at or above 0, and 1 where it is below or NaN; else 0."""
     # What follows selects by products with these: NumPy's `where` stalls on masks that no branch
     # predictor can follow, and unlike abs they leave the slope at 0 right.
@@ -40,10 +40,21 @@ def sigmoid(b: Array) -> Array:
     return library_of(b).sigmoid(b)
 
 
+def parts(b: Array) -> tuple[Array, Array]:
+    """What of `b` is above 0, and what is not; at 0 the second has the slope, and NaN at NaN."""
+    library = library_of(b)
+    xp = library.xp
+    if library.differentiates:
+        up = b > 0
+        return xp.where(up, b, 0), xp.where(up, 0, b)
+    zero = xp.asarray(0, dtype=b.dtype)
+    return xp.maximum(b, zero), xp.minimum(b, zero)
+
+
 def softplus(b: Array) -> Array:
     """``log(1 + exp(b))``: nothing overflows, and far below 0 the relative accuracy is kept."""
-    xp, above = library_of(b).xp, b > 0
-    return xp.where(above, b, 0) + xp.log1p(xp.exp(xp.where(above, -b, b)))
+    (above, below), xp = parts(b), library_of(b).xp
+    return above + xp.log1p(xp.exp(below - above))
 
 
 # With u = (z - k)/(z + k), the normal upper tail is exp(-z*z/2) P(u)/(z + k): the form of Shepherd
@@ -72,7 +83,7 @@ def normal(b: Array) -> tuple[Array, Array]:
     """
     xp = library_of(b).xp
     end, k, coefficients = _TAIL_F64 if b.dtype == xp.float64 else _TAIL_F32
-    above, below = _sides(b)
+    above, below = sides(b)
     side = above - below
     z = xp.clip(b * side, None, end)
     # z*z rounded once would cost z*z/4 eps: the head squares exactly, the rest is small.
