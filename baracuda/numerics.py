@@ -41,7 +41,7 @@ def stored(x: Array) -> Array:
     return astype(astype(x, library.dtype(name)), x.dtype)
 
 
-def _sides(b: Array) -> tuple[Array, Array]:
+def sides(b: Array) -> tuple[Array, Array]:
     """1 where `b` is at or above 0, and 1 where it is below or NaN; else 0."""
     # What follows selects by products with these: NumPy's `where` stalls on masks that no branch
     # predictor can follow, and unlike abs they leave the slope at 0 right.
@@ -69,10 +69,21 @@ def sign(x: Array) -> Array:
     return xp.where(x == x, xp.astype(x > 0, x.dtype) - xp.astype(x < 0, x.dtype), x)
 
 
+def parts(b: Array) -> tuple[Array, Array]:
+    """What of `b` is above 0, and what is not; at 0 the second has the slope, and NaN at NaN."""
+    library = library_of(b)
+    xp = library.xp
+    if library.differentiates:
+        up = b > 0
+        return xp.where(up, b, 0), xp.where(up, 0, b)
+    zero = xp.asarray(0, dtype=b.dtype)
+    return xp.maximum(b, zero), xp.minimum(b, zero)
+
+
 def softplus(b: Array) -> Array:
     """``log(1 + exp(b))``: nothing overflows, and far below 0 the relative accuracy is kept."""
-    xp, above = library_of(b).xp, b > 0
-    return xp.where(above, b, 0) + xp.log1p(xp.exp(xp.where(above, -b, b)))
+    (above, below), xp = parts(b), library_of(b).xp
+    return above + xp.log1p(xp.exp(below - above))
 
 
 # With u = (z - k)/(z + k), the normal upper tail is exp(-z*z/2) P(u)/(z + k): the form of Shepherd
@@ -101,7 +112,7 @@ def normal(b: Array) -> tuple[Array, Array]:
     """
     xp = library_of(b).xp
     end, k, coefficients = _TAIL_F64 if b.dtype == xp.float64 else _TAIL_F32
-    above, below = _sides(b)
+    above, below = sides(b)
     side = above - below
     z = xp.clip(b * side, None, end)
     # z*z rounded once would cost z*z/4 eps: the head squares exactly, the rest is small.
@@ -353,23 +364,3 @@ def _spread(x: Array, axis: int, back: int, rows: int, k: int, s: int, fill: flo
     if inside < s:
         phases += [xp.full_like(x, fill)] * (s - inside)
     return xp.reshape(xp.stack(phases, axis=axis + 1), (*lead, rows * s, *rest))
-
-
-def reduced(losses: Array, reduction: str) -> Array:
-    """The sum or the mean of all, or all; the mean of nothing is NaN."""
-    if reduction == "none":
-        return losses
-    total = library_of(losses).xp.sum(losses)
-    return total / parts(losses.shape, reduction) if "mean" in reduction else total
-
-
-def parts(shape: Shape, reduction: str) -> int:
-    """By how many a sum over an array of this shape is divided; 1 where it stays a sum."""
-    if reduction == "batchmean":
-        return shape[0] if shape else 1
-    return math.prod(shape) if reduction == "mean" else 1
-
-
-def share(dloss: Array, x: Array, reduction: str) -> Array:
-    """The cotangent of what each element of `x` costs."""
-    return dloss / parts(x.shape, reduction) if "mean" in reduction else dloss

@@ -50,7 +50,7 @@ template <class A> struct Celu {
   f64 alpha;
 
   HD void operator()(const A (&x)[1], A (&y)[1]) const {
-    y[0] = bent(x[0], A(1), A(alpha), A(1 / alpha));
+    y[0] = bent(x[0], A(1), A(alpha), reciprocal(A(alpha)));
   }
 };
 
@@ -60,7 +60,7 @@ template <class A> struct CeluBackward {
 
   HD void operator()(const A (&in)[2], A (&d)[1]) const {
     const A dy = in[0], x = in[1];
-    d[0] = dy * bent_slope(x, A(1), A(1), A(1 / alpha));
+    d[0] = dy * bent_slope(x, A(1), A(1), reciprocal(A(alpha)));
   }
 };
 
@@ -69,8 +69,8 @@ template <class A> struct Softplus {
   f64 beta, threshold;
 
   HD void operator()(const A (&x)[1], A (&y)[1]) const {
-    const A z = x[0] * A(beta);
-    y[0] = z > A(threshold) ? x[0] : softplus(z) * A(1 / beta);
+    const A z = x[0] * A(beta), soft = softplus(z) * reciprocal(A(beta));
+    y[0] = z > A(threshold) ? x[0] : soft;
   }
 };
 

@@ -23,8 +23,12 @@ TANH_CASES = (*CASES, Case({"s": (9,)}, min_val=-0.3, max_val=0.7))
 
 def _clipped(x: Array, low: float, high: float) -> Array:
     """`x` between `low` and `high`, with slope 0 at both; NaN at NaN."""
-    xp = library_of(x).xp
-    return xp.where(x <= low, low, xp.where(x >= high, high, x))
+    library = library_of(x)
+    xp = library.xp
+    if library.differentiates:
+        return xp.where(x <= low, low, xp.where(x >= high, high, x))
+    low, high = (xp.asarray(end, dtype=x.dtype) for end in (low, high))
+    return xp.minimum(xp.maximum(x, low), high)
 
 
 @_op(

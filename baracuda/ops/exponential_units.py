@@ -8,7 +8,7 @@ from typing import Unpack
 from baracuda.check import real
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import Array, library_of
-from baracuda.numerics import sigmoid
+from baracuda.numerics import parts, sigmoid
 from baracuda.numerics import softplus as log_of_exp
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
@@ -28,14 +28,15 @@ SOFTENED = (*CASES, Case({"s": (9,)}, beta=2.5, threshold=1.0))
 
 def _bent(x: Array, above: float, below: float, reach: float) -> Array:
     """``above * x`` above 0, ``below * expm1(x / reach)`` elsewhere."""
-    xp, up = library_of(x).xp, x > 0
-    return xp.where(up, above * x, below * xp.expm1(xp.where(up, 0, x) / reach))
+    high, low = parts(x)
+    return above * high + below * library_of(x).xp.expm1(low / reach)
 
 
 def _slope(x: Array, above: float, below: float, reach: float) -> Array:
     """`above` above 0, ``below * exp(x / reach)`` elsewhere."""
-    xp, up = library_of(x).xp, x > 0
-    return xp.where(up, above, below * xp.exp(xp.where(up, 0, x) / reach))
+    xp = library_of(x).xp
+    up = xp.astype(x > 0, x.dtype)
+    return above * up + (1 - up) * (below * xp.exp(parts(x)[1] / reach))
 
 
 @_op(

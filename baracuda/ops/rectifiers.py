@@ -24,6 +24,12 @@ LEAKY = (*CASES, Case({"s": (9,)}, negative_slope=0.3))
 LEVELS = (Case({"s": (4, 9)}, threshold=0.1, value=-2.0),)
 
 
+def _slope(x: Array, leak: float) -> Array:
+    """1 above 0, `leak` elsewhere."""
+    up = library_of(x).xp.astype(x > 0, x.dtype)
+    return up + (1 - up) * leak
+
+
 @_op(
     "x[*s] -> y[*s]",
     namesake="nn.functional.relu",
@@ -141,7 +147,7 @@ def leaky_relu(x: Array, /, *, negative_slope: float = 0.01, **dispatch: Unpack[
     >>> bc.leaky_relu(np.asarray([-1.0, 0.5]), negative_slope=0.1)
     array([-0.1,  0.5])
     """
-    return library_of(x).xp.where(x > 0, x, x * negative_slope)
+    return x * _slope(x, negative_slope)
 
 
 @_op(
@@ -184,7 +190,7 @@ def leaky_relu_backward(
     >>> bc.leaky_relu_backward(np.ones(2), np.asarray([-1.0, 0.5]))
     array([0.01, 1.  ])
     """
-    return library_of(x).xp.where(x > 0, dy, dy * negative_slope)
+    return dy * _slope(x, negative_slope)
 
 
 @_op(

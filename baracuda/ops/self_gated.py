@@ -8,7 +8,7 @@ from typing import Unpack
 from baracuda.check import choice
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import Array, library_of
-from baracuda.numerics import gelu_weight, sigmoid
+from baracuda.numerics import gelu_weight, sides, sigmoid
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
 
@@ -104,12 +104,11 @@ def silu_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -> Array
 
 def _mish(b: Array) -> tuple[Array, Array]:
     """``tanh(softplus(b))`` and its slope."""
-    xp, above = library_of(b).xp, b >= 0
-    e = xp.exp(xp.where(above, -b, b))
-    rest, fall = 2 * e * e, e * (2 + e)
-    num = xp.where(above, 1 + 2 * e, fall)
-    share = 1 / xp.where(above, 1 + 2 * e + rest, 2 + fall)
-    return num * share, 4 * e * (1 + e) * xp.where(above, e, 1) * (share * share)
+    above, below = sides(b)
+    e = library_of(b).xp.exp(b * (below - above))
+    num = above * (1 + 2 * e) + below * (e * (2 + e))
+    share = 1 / (num + above * (2 * e * e) + below * 2)
+    return num * share, 4 * e * (1 + e) * (above * e + below) * (share * share)
 
 
 @_op(

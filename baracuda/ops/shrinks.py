@@ -65,7 +65,7 @@ def hardshrink(x: Array, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch])
     >>> bc.hardshrink(np.asarray([-2.0, 0.3]))
     array([-2.,  0.])
     """
-    return library_of(x).xp.where((x >= -lambd) & (x <= lambd), 0, x)
+    return x * library_of(x).xp.astype((x < -lambd) | (x > lambd), x.dtype)
 
 
 @_op(
@@ -235,7 +235,7 @@ def tanhshrink(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     square = small * small
     # The difference is num/(den + num) of x; a level for each odd number down to 3.
     levels = 9 if x.dtype == xp.float64 else 5
-    num, den = square, xp.full_like(square, 2 * levels + 1)
+    num, den = square, 2 * levels + 1
     for odd in range(2 * levels - 1, 1, -2):
         num, den = square * den, odd * den + num
     return xp.where(near, small * (num / (den + num)), x - xp.tanh(x))

@@ -292,7 +292,7 @@ def softsign(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     >>> bc.softsign(np.asarray([-1.0, 3.0]))
     array([-0.5 ,  0.75])
     """
-    return x / (1 + abs(x))
+    return x / (1 + library_of(x).xp.abs(x))
 
 
 @_op(
@@ -331,5 +331,5 @@ def softsign_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -> A
     >>> bc.softsign_backward(np.ones(2), np.asarray([-1.0, 3.0]))
     array([0.25  , 0.0625])
     """
-    share = 1 / (1 + abs(x))
+    share = 1 / (1 + library_of(x).xp.abs(x))
     return dy * (share * share)

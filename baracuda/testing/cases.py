@@ -175,7 +175,7 @@ class Call:
         result = self.subject.function(
             *arrays, **{**self.options, "backend": self.subject.backend, **more}
         )
-        return result if isinstance(result, tuple) else (result,)
+        return many(result)
 
     def plan(self, arrays: Sequence[Array] | None = None, **more: Any) -> Any:
         """The plan of `run`."""
@@ -198,7 +198,12 @@ class Call:
             result = self.subject.function(
                 *positional(wide), **{**self.options, "backend": "array_api"}
             )
-        return result if isinstance(result, tuple) else (result,)
+        return many(result)
+
+
+def many(result: Any) -> tuple[Array, ...]:
+    """What an op returned, as a tuple also where it is one array."""
+    return result if isinstance(result, tuple) else (result,)
 
 
 def positional(arrays: Sequence[Array]) -> list[Array]:
@@ -240,8 +245,7 @@ def draw(
         out = {**_drawn(rng, forward.spec, case, whole, dtype), **out}
         inputs = positional([out.get(name) for name in forward.spec.arrays])
         results = forward(*inputs, **options_of(forward.spec, case), backend="array_api")
-        results = results if isinstance(results, tuple) else (results,)
-        named_results = zip([p.name for p in whole.outputs], results, strict=True)
+        named_results = zip([p.name for p in whole.outputs], many(results), strict=True)
         out.update({name: x for name, x in named_results if name in saved})
     return out
 

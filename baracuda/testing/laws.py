@@ -21,6 +21,7 @@ from baracuda.testing.cases import (
     Subject,
     adapter,
     apart,
+    many,
     options_of,
     positional,
     to_library,
@@ -176,7 +177,7 @@ def _forward(call: Call, at: Mapping[str, np.ndarray[Any, Any]]) -> Any:
     known = {*forward.spec.options, *forward.spec.scalars}
     options = {k: v for k, v in given.items() if k in known}
     result = forward(*arrays, **options, backend="array_api")
-    return result if isinstance(result, tuple) else (result,)
+    return many(result)
 
 
 @law
@@ -337,8 +338,9 @@ def outputs_may_be_given(subject: Subject) -> None:
             if layout == "strided" and subject.library in ("numpy", "torch", "cupy"):
                 outs = tuple(_strided(x, subject.library) for x in outs)
             result = plan(*arrays, out=outs if len(outs) > 1 else outs[0], **call.scalars)
-            result = result if isinstance(result, tuple) else (result,)
-            assert all(x is y for x, y in zip(result, outs, strict=True)), "out is not returned"
+            assert all(x is y for x, y in zip(many(result), outs, strict=True)), (
+                "out is not returned"
+            )
             _close(call, outs, f"{layout} out")
         if not subject.spec.accumulates:
             continue
@@ -377,7 +379,7 @@ def plans_are_reused(subject: Subject) -> None:
             *arrays, **{**call.options, "backend": subject.backend}
         )
         assert same is plan
-        _close(call, result if isinstance(result, tuple) else (result,), "planned")
+        _close(call, many(result), "planned")
 
 
 @law
@@ -410,11 +412,9 @@ def declared_determinism_holds(subject: Subject) -> None:
         plan = call.plan(arrays)
         if not plan.sku.precision.deterministic:
             continue
-        first = plan(*arrays, **call.scalars)
-        first = first if isinstance(first, tuple) else (first,)
+        first = many(plan(*arrays, **call.scalars))
         for _ in range(20):
-            again = plan(*arrays, **call.scalars)
-            _same(first, again if isinstance(again, tuple) else (again,), f"{call.case}")
+            _same(first, many(plan(*arrays, **call.scalars)), f"{call.case}")
 
 
 @law
