@@ -245,7 +245,8 @@ def linear_cross_entropy_backward(
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    hidden, weight, target, **dispatch, and all options
+    hidden, weight, target, ignore_index, label_smoothing, z_loss, softcap, reduction, chunk, mode,
+    **dispatch
         As in `linear_cross_entropy`.
 
     Returns
@@ -262,7 +263,8 @@ def linear_cross_entropy_backward(
     -----
     Takes the memory of a chunk's logits, whose gradients take their place, and twice that of
     `weight` in float32, where its gradient is added up over the chunks. In float16 and bfloat16
-    the gradients of logits are rounded once, `dhidden` twice, `dweight` once.
+    the gradients of logits are rounded once, `dhidden` twice, `dweight` once. Deterministic as
+    `linear_cross_entropy`.
 
     Examples
     --------
@@ -304,7 +306,8 @@ def linear_cross_entropy_with_gradient(
 
     Parameters
     ----------
-    hidden, weight, target, **dispatch, and all options
+    hidden, weight, target, ignore_index, label_smoothing, z_loss, softcap, reduction, chunk, mode,
+    **dispatch
         As in `linear_cross_entropy`.
 
     Returns
@@ -321,6 +324,7 @@ def linear_cross_entropy_with_gradient(
     -----
     Three matrix products where the forward and the gradient apart take four; memory and roundings
     as in `linear_cross_entropy_backward`. For training steps without an autograd engine.
+    Deterministic where the library's products are.
 
     Examples
     --------

@@ -29,8 +29,11 @@ def arrays_of(row: Row, dtype: torch.dtype) -> list[Array]:
     """The inputs of a row as fresh random tensors on the GPU."""
     spec, out = registry[row.op].spec, []
     for name, shape in zip(spec.arrays, row.shapes, strict=False):
-        if name == "index":
+        if name in spec.integers:
             out.append(_index(row).expand(row.broadcast))
+        elif name in spec.within:
+            low, high = spec.within[name]
+            out.append(torch.empty(shape, device="cuda", dtype=dtype).uniform_(low, high))
         elif name == "y":
             out.append(registry[spec.adjoint_of or ""](out[-1], **row.options))
         else:
@@ -41,7 +44,7 @@ def arrays_of(row: Row, dtype: torch.dtype) -> list[Array]:
 def _index(row: Row) -> Array:
     """As the row draws it; what is uniform, and large, on the GPU itself."""
     if row.indices == "uniform":
-        return torch.randint(0, row.extent, row.shapes[1], device="cuda")
+        return torch.randint(0, row.extent, row.own, device="cuda")
     return torch.from_numpy(row.index(np.random.default_rng(0))).cuda()
 
 
@@ -72,6 +75,8 @@ def peers(row: Row, arrays: list[Array], compiled: bool = True) -> dict[str, Tas
         out |= _liger_rows(row, arrays)
     if row.op in ("swiglu", "swiglu_backward", "geglu", "geglu_backward"):
         out |= _liger_gated(row, arrays)
+    if "cross_entropy" in row.op and "binary" not in row.op:
+        out |= _liger_entropy(row, arrays)
     return out
 
 
@@ -284,3 +289,18 @@ def _liger_gated(row: Row, arrays: list[Array]) -> dict[str, Task]:
         return {"liger": lambda: task(b, a, dy)}
     task = getattr(liger, f"{kind}_forward")
     return {"liger": lambda: task(b, a)}
+
+
+def _liger_entropy(row: Row, arrays: list[Array]) -> dict[str, Task]:
+    """Liger's forward makes the gradients as well, over the logits; its backward scales them."""
+    try:
+        plain = import_module("liger_kernel.ops.cross_entropy").LigerCrossEntropyFunction
+        linear = import_module("liger_kernel.ops.fused_linear_cross_entropy")
+    except ImportError:
+        return {}
+    if not row.op.endswith("_with_gradient"):
+        return {}
+    fused = linear.LigerFusedLinearCrossEntropyFunction
+    given = [x.detach().requires_grad_(x.is_floating_point()) for x in arrays]
+    function = fused if row.op.startswith("linear") else plain
+    return {"liger": lambda: function.apply(*given)}

@@ -65,8 +65,7 @@ def tolerance(call: Call) -> list[np.ndarray[Any, Any]]:
     spec, dtype = call.subject.spec, call.subject.dtype
     if spec.moves:
         return [np.zeros(x.shape) for x in call.reference()]
-    # Composites round in between.
-    store = named(dtype)
+    store = named(dtype)  # in which composites round in between, too
     compute = store if spec.composite else named(store.accumulate)
     exact = call.reference()
     moved = [call.reference(noise=compute.eps, seed=seed) for seed in range(3)]

@@ -271,12 +271,58 @@ def _along(x: Array, axis: int) -> tuple[Any, ...]:
     return (*[slice(None)] * (axis % x.ndim), None)
 
 
+def cross_entropy(xp: Any, logits: Array, target: Array) -> Array:
+    if hasattr(xp, "nn"):
+        return xp.nn.functional.cross_entropy(logits, target)
+    shifted = logits - xp.max(logits, -1, keepdims=True)
+    hit = xp.take_along_axis(shifted, target[:, None], -1)[:, 0]
+    return xp.mean(xp.log(xp.sum(xp.exp(shifted), -1)) - hit)
+
+
+def cross_entropy_backward(xp: Any, dloss: Array, logits: Array, target: Array) -> Array:
+    if hasattr(xp, "softmax"):
+        d = xp.softmax(logits, -1)
+    else:
+        e = xp.exp(logits - xp.max(logits, -1, keepdims=True))
+        d = e / xp.sum(e, -1, keepdims=True)
+    on = {"device": logits.device} if hasattr(xp, "nn") else {}
+    hit = xp.arange(logits.shape[-1], **on)[None, :] == target[:, None]
+    return xp.where(hit, d - 1, d) * (dloss / logits.shape[0])
+
+
+def cross_entropy_with_gradient(xp: Any, logits: Array, target: Array) -> tuple[Array, Array]:
+    one = xp.ones((), dtype=logits.dtype)
+    if hasattr(xp, "nn"):
+        one = one.to(logits.device)
+    return cross_entropy(xp, logits, target), cross_entropy_backward(xp, one, logits, target)
+
+
+def linear_cross_entropy(xp: Any, hidden: Array, weight: Array, target: Array) -> Array:
+    return cross_entropy(xp, hidden @ weight.T, target)
+
+
+def linear_cross_entropy_backward(
+    xp: Any, dloss: Array, hidden: Array, weight: Array, target: Array
+) -> tuple[Array, Array]:
+    d = cross_entropy_backward(xp, dloss, hidden @ weight.T, target)
+    return d @ weight, d.T @ hidden
+
+
+def linear_cross_entropy_with_gradient(
+    xp: Any, hidden: Array, weight: Array, target: Array
+) -> tuple[Array, Array, Array]:
+    loss, d = cross_entropy_with_gradient(xp, hidden @ weight.T, target)
+    return loss, d @ weight, d.T @ hidden
+
+
 EXPRESSIONS: dict[str, Expression] = {
     f.__name__: f
     for f in (
         glu, reglu, swiglu, geglu, glu_backward, reglu_backward, swiglu_backward, geglu_backward,
         lerp, lerp_backward, rope, rope_backward, lp_pool2d, lp_pool2d_backward, gather,
-        gather_backward, rms_norm, rms_norm_backward, layer_norm, layer_norm_backward,
+        gather_backward, cross_entropy, cross_entropy_backward, cross_entropy_with_gradient,
+        linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_with_gradient,
+        rms_norm, rms_norm_backward, layer_norm, layer_norm_backward,
         add_rms_norm, add_rms_norm_backward, add_layer_norm, add_layer_norm_backward, softmax,
         softmax_backward, log_softmax, log_softmax_backward,
     )

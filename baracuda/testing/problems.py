@@ -13,6 +13,7 @@ from baracuda import layouts
 from baracuda.dtypes import named
 from baracuda.layouts import Shape
 from baracuda.op import registry
+from baracuda.shapes import Binder
 from baracuda.spec import Problem
 from baracuda.testing.cases import options_of
 
@@ -55,20 +56,33 @@ class Row:
         return self.options | {"deterministic": self.deterministic}
 
     @property
+    def own(self) -> Shape:
+        """The shape of the index."""
+        spec = registry[self.op].spec
+        names = zip(spec.arrays, self.shapes, strict=False)
+        return next(shape for name, shape in names if name in spec.integers)
+
+    @property
     def broadcast(self) -> Shape:
         """The shape that an index gets: in a gradient it has an entry for each element."""
-        return self.shapes[0] if "src_shape" in self.options else self.shapes[1]
+        return self.shapes[0] if "src_shape" in self.options else self.own
 
     @property
     def extent(self) -> int:
         """What an index is below."""
-        shape: Shape = self.options.get("src_shape", self.shapes[0])
-        axis: int = self.options["axis"]
-        return shape[axis]
+        spec = registry[self.op].spec
+        options = {**spec.usual, **self.options}
+        shapes = dict(zip(spec.arrays, self.shapes, strict=False))
+        form = next(s for s in spec.forms(options) if s.takes(shapes))
+        name, axis = next((n, a) for n, a in spec.integers.items() if a and n in shapes)
+        shapes[name] = self.broadcast
+        extent = Binder(self.op, options, {}).bind(form, shapes, spec.resolve)[axis]
+        assert isinstance(extent, int)
+        return extent
 
     def index(self, rng: np.random.Generator) -> Any:
         """A random index, not yet broadcast."""
-        extent, shape = self.extent, self.shapes[1]
+        extent, shape = self.extent, self.own
         if self.indices == "equal":
             return np.full(shape, rng.integers(extent))
         if self.indices == "zipf":
@@ -80,15 +94,19 @@ class Row:
         """Random inputs; saved outputs are those of the forward."""
         spec, out = registry[self.op].spec, []
         for name, shape in zip(spec.arrays, self.shapes, strict=False):
-            if name == "index":
+            if name in spec.integers:
                 index = self.index(rng)
                 same = index.shape == self.broadcast
                 out.append(index if same else np.broadcast_to(index, self.broadcast))
             elif name == "y":
                 forward = registry[spec.adjoint_of or ""]
                 out.append(forward(out[-1], **self.options))
+            elif name in spec.within:
+                drawn = rng.uniform(*spec.within[name], shape)
+                out.append(np.asarray(drawn, np.float32).astype(dtype))
             else:
-                out.append(rng.standard_normal(shape, dtype=np.float32).astype(dtype))
+                normal = rng.standard_normal(shape, dtype=np.float32)
+                out.append(np.asarray(normal).astype(dtype))
         return out
 
 
@@ -109,6 +127,8 @@ def host_rows(quick: bool) -> list[Row]:
         rows += _pools(image, k, s, p)
     rows += _norms((n, n)) + _softmaxes((n, n))
     rows += _softmaxes((n, n), 0, ("softmax", "softmax_backward"))
+    rows += _losses((n, n)) + _entropies(n // 4, 8 * n, ENTROPIES[:3])
+    rows += _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16)
     square = (n, n)
     for axis in (1, 0):
         label = f"[{n}, {n}] uniform, axis {axis}"
@@ -145,6 +165,11 @@ def device_rows(dtype: str) -> list[Row]:
     for n in (1024, 4096, 8192, 16384):
         rows += _norms((8192, n)) + _softmaxes((8192, n))
     rows += _softmaxes(square, 0, ("softmax", "softmax_backward"))
+    rows += _losses(flat)
+    for v in (32000, 128256):
+        rows += _entropies(8192, v, ENTROPIES[:3])
+    large = dtype == "bfloat16"
+    rows += _entropies(*((16384, 128256) if large else (4096, 32000)), ENTROPIES[3:], 4096)
     for row in _scatters():
         rows.append(row)
         label = f"{row.label}, deterministic"
@@ -193,6 +218,33 @@ def _pools(image: Shape, k: int, s: int, p: float) -> list[Row]:
         Row("lp_pool2d", label, (image,), options),
         Row("lp_pool2d_backward", label, (y, image, y), options),
     ]
+
+
+PAIRED = (
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "kl_div",
+)  # fmt: skip
+ENTROPIES = (
+    "cross_entropy", "cross_entropy_backward", "cross_entropy_with_gradient",
+    "linear_cross_entropy", "linear_cross_entropy_backward", "linear_cross_entropy_with_gradient",
+)  # fmt: skip
+
+
+def _losses(x: Shape) -> list[Row]:
+    """The means of losses of pairs, and their gradients."""
+    label = f"{list(x)}" if len(x) > 1 else f"[2^{x[0].bit_length() - 1}]"
+    return [
+        Row(op, label, shapes, {})
+        for loss in PAIRED
+        for op, shapes in ((loss, (x, x)), (f"{loss}_backward", ((), x, x)))
+    ]
+
+
+def _entropies(rows: int, v: int, ops: Sequence[str], d: int = 0) -> list[Row]:
+    """Mean cross entropies of rows of logits or, with `d`, of hidden states and a layer."""
+    label = f"[{rows}, {d}] x [{v}, {d}]" if d else f"[{rows}, {v}]"
+    shapes: Shapes = ((rows, d), (v, d), (rows,)) if d else ((rows, v), (rows,))
+    return [Row(op, label, ((), *shapes) if op.endswith("_backward") else shapes, {}) for op in ops]
 
 
 def _norms(x: Shape) -> list[Row]:
