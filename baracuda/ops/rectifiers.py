@@ -203,7 +203,7 @@ def leaky_relu_backward(
 def threshold(
     x: Array, /, *, threshold: float, value: float, **dispatch: Unpack[Dispatch]
 ) -> Array:
-    """`x` where it exceeds `threshold`, else `value`.
+    """`x` where it exceeds a threshold, else `value`.
 
     Parameters
     ----------
