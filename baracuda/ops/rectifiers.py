@@ -222,7 +222,7 @@ def threshold(
     Raises
     ------
     TypeError
-        As `relu`; `threshold` or `value` not a real number.
+        As `relu`; a run-time value that is no real number.
 
     Notes
     -----
