@@ -314,7 +314,7 @@ def softplus(
     Raises
     ------
     TypeError
-        As `elu`; `beta` or `threshold` not a real number.
+        As `elu`; a run-time value that is no real number.
 
     Notes
     -----

@@ -203,7 +203,7 @@ def leaky_relu_backward(
 def threshold(
     x: Array, /, *, threshold: float, value: float, **dispatch: Unpack[Dispatch]
 ) -> Array:
-    """`x` where it exceeds `threshold`, else `value`.
+    """`x` where it exceeds a threshold, else `value`.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ def threshold(
     Raises
     ------
     TypeError
-        As `relu`; `threshold` or `value` not a real number.
+        As `relu`; a run-time value that is no real number.
 
     Notes
     -----
