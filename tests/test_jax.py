@@ -44,7 +44,8 @@ class Given:
         self.floats = [i for i, n in enumerate(self.names) if n not in spec.discrete]
         self.inputs = tuple(self.arrays[i] for i in self.floats)
         options = {k: v for k, v in call.options.items() if k not in spec.scalars}
-        self.run = body.runner(call.subject.function.plan(*call.given(), **options).problem)
+        self.problem = call.subject.function.plan(*call.given(), **options).problem
+        self.run = body.runner(self.problem)
 
     def _all(self, arrays: Sequence[Any]) -> list[Any]:
         known = dict(zip(self.names, arrays, strict=True))
@@ -235,8 +236,8 @@ def test_an_op_without_a_backward_is_differentiated_through_its_body() -> None:
 
 
 def batched(x: Any, axis: int, count: int = 3) -> Any:
-    """A batch along `axis`; integers are rolled, so that they stay in range."""
-    parts = [jnp.roll(x, i) if x.dtype.kind == "i" else x * (1 + i) - i for i in range(count)]
+    """A batch along `axis`; integers and masks are rolled, so that they stay what they are."""
+    parts = [jnp.roll(x, i) if x.dtype.kind in "ib" else x * (1 + i) - i for i in range(count)]
     return jnp.stack(parts, axis)
 
 

@@ -171,13 +171,21 @@ def over_each_axis(op: str, mesh: Any) -> Iterator[str]:
                     out = spread.check(mesh, free)
                     if free:
                         quiet.add((call.form.text, label.term.name))
-                        kinds = {type(y.placements[0]) for y in out}
-                        summed = op == "gather_backward" and label.term.name == "k"
-                        assert kinds == {Partial if summed else Shard}, kinds
+                        kinds = [type(y.placements[0]) for y in out]
+                        assert kinds == [has(call.form, p, label) for p in call.form.outputs], kinds
                 except Exception as error:
                     yield f"{call.case} {call.form.text} {label}: {type(error).__name__}: {error}"
     if not quiet:
         yield "nothing was free"
+
+
+def has(form: Any, pattern: Any, label: Any) -> type:
+    """How a result lies that has the axis which is cut, or that is a sum over it."""
+    terms = [t for p in (*form.inputs, *form.outputs) for t in p.terms]
+    outer = {t.name: t.bound for t in terms if t.bound}
+    name = label.term.name
+    there = {outer.get(t.name, t.name) for t in pattern.terms}
+    return Shard if outer.get(name, name) in there else Partial
 
 
 def over_two_axes(op: str, mesh: Any) -> Iterator[str]:
