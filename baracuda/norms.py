@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 from baracuda.check import real
@@ -40,10 +39,9 @@ def _mean_product(x: Array, y: Array) -> Array:
 
 
 def _summed(x: Array) -> Array:
-    """Over all axes but the last."""
-    n = x.shape[-1]
-    xp = library_of(x).xp
-    return xp.sum(xp.reshape(x, (math.prod(x.shape[:-1]), n)), axis=0)
+    """Over all axes but the last, of which there may be none."""
+    x = x[None, ...]
+    return library_of(x).xp.sum(x, axis=tuple(range(x.ndim - 1)))
 
 
 def _rms(x: Array, eps: float) -> Array:

@@ -164,6 +164,14 @@ class Shares:
                     taken |= over
         return out
 
+    def lacks(self, row: Sequence[str], places: Mapping[str, Place]) -> tuple[str, ...]:
+        """The axes of the mesh along which an array is a sum: its row has no part of them."""
+        used = {name for some in self.inputs for name in some} - {"", *row}
+        return tuple([
+            at for name, place in places.items() if name in used
+            for at in ((place,) if isinstance(place, str) else place or ())
+        ])  # fmt: skip
+
     def options(self, places: Mapping[str, Place], mesh: Mapping[str, int]) -> dict[str, Any]:
         """The options of one share: shapes among them shrink."""
         return self._shrunk(lambda name, extent: -(-extent // _parts(places.get(name), mesh)))

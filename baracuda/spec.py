@@ -313,6 +313,12 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     )
 
 
+def summed(form: Signature) -> frozenset[str]:
+    """The groups that some outputs have, and over which the others are sums."""
+    groups = frozenset(t.name for p in form.outputs for t in p.groups)
+    return groups - frozenset.intersection(*[p.names for p in form.outputs])
+
+
 def located(problem: Problem) -> frozenset[str]:
     """The axes of groups along which an element depends on its place: labels, as `Pattern` has."""
     on = [group for option, group in problem.spec.located.items() if problem.options[option]]

@@ -106,7 +106,7 @@ class Sharded:
 
 
 def sharded(op: str) -> Iterator[Sharded]:
-    """Every form, case and group that is in every output, by its last axis; extents of 4."""
+    """Every form, case and group that is in an output, by its last axis; extents of 4."""
     subject = Subject(op, "array_api", "jax", "float32")
     for case in subject.spec.cases:
         axes = {
@@ -118,8 +118,10 @@ def sharded(op: str) -> Iterator[Sharded]:
             call = Call(subject, wide, form, draw(subject.spec, wide, form, "float32"))
             for name, shape in axes.items():
                 if isinstance(shape, tuple) and shape:
-                    this = Sharded(call, f"{name}{len(shape) - 1}")
-                    if all("devices" in spec for spec in this.outs):
+                    # Of a diagonal each element has to know its row.
+                    which = 0 if case.options.get("causal") else len(shape) - 1
+                    this = Sharded(call, f"{name}{which}")
+                    if any("devices" in spec for spec in this.outs):
                         yield this
 
 
@@ -133,7 +135,7 @@ def eager(this: Sharded, mesh: Mesh) -> None:
     arrays = [placed(x, s, mesh) for x, s in zip(this.arrays, this.specs, strict=True)]
     got = this.function(*arrays)
     near(got, this.want)
-    assert not any(x.sharding.is_fully_replicated for x in got)
+    assert not all(x.sharding.is_fully_replicated for x in got)
     assert not any(x.committed for x in this.function(*this.arrays))
 
 
@@ -150,19 +152,27 @@ def collectives(this: Sharded, mesh: Mesh) -> None:
         (this.gradients, (spread, *arrays), this.slopes),
     ):
         program = jax.jit(function).lower(*given).compile()
-        found = sorted(set(COLLECTIVE.findall(program.as_text())))
+        # What all devices share has a gradient that is summed over them.
+        ways = this.outs if function == this.function else [this.specs[i] for i in this.floats]
+        shared = ["devices" not in spec for spec in ways]
+        found = sorted(
+            set(COLLECTIVE.findall(program.as_text())) - ({"all-reduce"} if any(shared) else set())
+        )
         assert not found, f"{function.__name__}: {found}"
         if function == this.function:
             assert ("baracuda_" in program.as_text()) == (WHERE != "host"), "what runs"
         got = program(*given)
         near(got, right)
         # A gradient that is 0 throughout may be a constant.
-        assert not any(x.sharding.is_fully_replicated and np.any(x) for x in got), "replicated"
+        for x, all_have in zip(got, shared, strict=True):
+            assert all_have or not (x.sharding.is_fully_replicated and np.any(x)), "replicated"
 
 
 def shard_map(this: Sharded, mesh: Mesh) -> None:
     """The op and its gradient of each device's share are those of the whole."""
     share, mapped = this.local(), partial(jax.shard_map, mesh=mesh)
+    if not all("devices" in spec for spec in this.outs):
+        return
     forward = mapped(share.function, in_specs=this.specs, out_specs=this.outs)
     near(jax.jit(forward)(*this.arrays), this.want)
     floats = tuple(this.specs[i] for i in this.floats)
@@ -173,7 +183,7 @@ def shard_map(this: Sharded, mesh: Mesh) -> None:
 def replicated(this: Sharded, mesh: Mesh) -> None:
     """The gradient of an operand that all devices share is the sum over them."""
     last, share = this.floats[-1], this.local()
-    if last == this.floats[0]:
+    if last == this.floats[0] or "devices" not in this.specs[last]:
         return
     at = list(this.specs[last]).index("devices")
     arrays, specs = list(this.arrays), list(this.specs)

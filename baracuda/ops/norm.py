@@ -116,7 +116,7 @@ def rms_norm_backward(
     >>> import numpy as np, baracuda as bc
     >>> x, w = np.asarray([[3.0, -3.0]]), np.asarray([2.0, 2.0])
     >>> [g.round(4) for g in bc.rms_norm_backward(np.asarray([[1.0, 0.0]]), x, w)]
-    [array([[0.3333, 0.3333]]), array([ 1., -0.])]
+    [array([[0.3333, 0.3333]]), array([1., 0.])]
     """
     found = norms.rms_norm_backward(dy, x, weight, eps)
     return found[0] if weight is None else (found[0], found[1])

@@ -23,7 +23,7 @@ from baracuda.op import Op, registry
 from baracuda.shapes import Signature
 from baracuda.shares import Shares
 from baracuda.spec import Case, Problem
-from baracuda.testing.cases import Call, Subject, draw, holds
+from baracuda.testing.cases import Call, Subject, draw, holds, tried
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOTE = "<!-- Written by `python -m baracuda.tools.pages`: edit what it reads, not this. -->\n\n"
@@ -192,14 +192,14 @@ def support() -> str:
 
 def _spread(op: Op[Any, Any], form: Signature) -> Problem:
     """A problem of this form with one axis in every group."""
-    spec, case = op.spec, op.spec.cases[0]
+    spec = op.spec
+    case = next(c for c, allowed in tried(spec, spec.cases) if allowed is form)
     axes = {k: (4,) if isinstance(v, tuple) else v for k, v in case.axes.items()}
     marked = {p.marker: p.marked for p in form.inputs if p.marker}
     case = Case(axes, **{**case.options, **marked})
     call = Call(Subject(spec.name, "numpy", "numpy", "float32"), case, form,
                 draw(spec, case, form, "float32"))  # fmt: skip
-    problem: Problem = call.plan().problem
-    return problem
+    return call.plan().problem  # type: ignore[no-any-return]
 
 
 def _cut(problem: Problem, shares: Shares) -> dict[str, bool]:
@@ -297,7 +297,7 @@ def op_page(op: Op[Any, Any]) -> str:
         f"## Returns\n\n{_entries(doc['Returns'])}\n",
         f"## Raises\n\n{_entries(doc['Raises'])}\n",
         f"## Numerics and determinism\n\n{prose(doc['Notes'])}\n\nSee also "
-        f"[numerics](../../numerics.md#{spec.category}).\n",
+        f"[numerics](../../numerics.md#{spec.category.replace('_', '-')}).\n",
         f"## Examples\n\n```pycon\n{doc['Examples']}\n```\n",
         "## Backends and dtypes\n\nAs in [support](../support.md).\n",
         table(["arrays", *[f"`{b}`" for b in backends.names()]], claims),

@@ -43,7 +43,7 @@ from baracuda.layouts import Shape
 from baracuda.libraries import TRACED, Array
 from baracuda.libraries.jax import ADAPTER, varies_along
 from baracuda.shares import Shares, batch
-from baracuda.spec import Problem, Runner
+from baracuda.spec import Problem, Runner, summed
 
 PLATFORM, TARGETS = "cuda", "CUDA"
 # Run-time values are constants of a program; so many of the programs of a plan are kept.
@@ -315,7 +315,8 @@ class _Call:
 
     def _spread(self, scalars: Sequence[float]) -> Function:
         """The custom call, and how it is divided over several devices."""
-        problem, shares = self._problem, Shares(self._problem)
+        problem = self._problem
+        shares = Shares(problem, summed(problem.signature))
         values = dict(zip(problem.spec.scalars, scalars, strict=True))
         attributes = {"scalars": np.asarray(scalars, np.float64)} if scalars else {}
 
@@ -334,7 +335,12 @@ class _Call:
             options = shares.options(places, mesh.shape)
 
             def share(*parts: Array) -> tuple[Array, ...]:
-                return _again(problem, parts, options, values)
+                found = _again(problem, parts, options, values)
+                # What lacks an axis that is cut is a sum over it.
+                over = [shares.lacks(row, places) for row in shares.outputs]
+                return tuple(
+                    [jax.lax.psum(x, at) if at else x for x, at in zip(found, over, strict=True)]
+                )
 
             outs = shardings(mesh, shares.outputs, places)
             return mesh, share, outs, shardings(mesh, shares.inputs, places)
