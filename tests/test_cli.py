@@ -22,7 +22,7 @@ from baracuda.__main__ import COMMANDS, main
 from baracuda.backends.cuda import compiler, unavailable
 from baracuda.op import registry
 from baracuda.testing.problems import ideal_bytes
-from baracuda.tools import doctor, explain, ops
+from baracuda.tools import CannotRun, chosen, doctor, explain, ops
 from baracuda.tools.doctor import Finding, least
 
 
@@ -135,6 +135,15 @@ def test_an_unknown_op_is_refused_with_what_is_close(
     assert start == f"baracuda {command[0]}: no op is called 'swiglue'"
     assert close.split(", ")[0] == "swiglu"
     assert f"there are {next(iter(registry))}, " in refused(capsys, *command, "zzzz")
+
+
+def test_a_family_stands_for_its_ops() -> None:
+    gated = [name for name, op in registry.items() if op.spec.category == "gated"]
+    assert chosen(["swiglu", "gated"]) == ["swiglu", *[name for name in gated if name != "swiglu"]]
+    assert chosen(["rope"]) == ["rope"]
+    assert chosen(None) == list(registry)
+    with pytest.raises(CannotRun, match="no op is called 'gates'"):
+        chosen(["gates"])
 
 
 # explain

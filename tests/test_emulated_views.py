@@ -1,4 +1,5 @@
-"""Views that run backwards, which torch does not have: through every kernel, on fibers."""
+"""Views that run backwards, which torch does not have, through every kernel, on fibers; and arrays
+as they usually are through elementwise ones, in the widest accesses."""
 
 from __future__ import annotations
 
@@ -43,22 +44,28 @@ def backwards(x: NDArray[Any], axes: slice) -> NDArray[Any]:
     return x[at].copy()[at]
 
 
+def laid(x: NDArray[Any], axes: slice | None) -> NDArray[Any]:
+    """Backwards along some axes, or a plain copy between pages that cannot be read."""
+    return emulator.placed(x) if axes is None else backwards(x, axes)
+
+
 @cache
 def trials(file: str) -> list[Trial]:
     out = []
     for name, op in registry.items():
         if op.spec.kernel is None or op.spec.kernel.file != file:
             continue
+        usual = (None,) if op.spec.kernel.schedule == "elementwise" else ()
         for call in cases.Subject(name, "cuda", "numpy", "float32").calls():
-            for axes in AXES:
+            for axes in (*AXES, *usual):
                 arrays = [call.arrays.get(n) for n in op.spec.arrays]
-                views = [x if x is None else backwards(x, axes) for x in arrays]
+                views = [x if x is None else laid(x, axes) for x in arrays]
                 options = {k: v for k, v in call.options.items() if k not in op.spec.scalars}
                 given = cases.positional(views)
                 problem = check.problem(op.spec, given, options, DEFAULT)
                 outs = tuple(strides_of(x) for x in problem.outputs)
                 # A view that ends where its memory begins is aligned as one element is.
-                planned = Call(problem, FACTS, outs, alignment=4)
+                planned = Call(problem, FACTS, outs, alignment=16 if axes is None else 4)
                 for variant in variants(planned) or ("",):
                     steps = plan(planned._replace(variant=variant))
                     out.append(Trial(call, [x for x in given if x is not None], steps))
