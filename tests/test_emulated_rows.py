@@ -85,6 +85,14 @@ def trial(
     return Trial(op, tuple(arrays), scalars, call, plan(call), label)
 
 
+def odd(one: Trial) -> Trial:
+    """With rows that hold a NaN, an infinity, and nothing but -inf."""
+    x = one.arrays[0]
+    assert x is not None
+    x[0, 0, 3], x[0, 1, 5], x[1, 2, :] = np.nan, np.inf, -np.inf
+    return one
+
+
 def norm_trials(op: str, dtype: str) -> Iterator[Trial]:
     spec = registry[op].spec
     for n in LENGTHS[dtype]:
@@ -95,6 +103,9 @@ def norm_trials(op: str, dtype: str) -> Iterator[Trial]:
             yield from (trial(op, shapes, dtype, how) for how in hows)
             if spec.accumulates and n in (7, 1000):
                 yield trial(op, shapes, dtype, add=True)
+    if not spec.accumulates:
+        shapes = {p.name: p.shape({"b": (2, 3), "n": 80}) for p in spec.signatures[-1].inputs}
+        yield odd(trial(op, shapes, dtype))
     # More rows than blocks that keep sums.
     if spec.accumulates and dtype == "bfloat16":
         shapes = {p.name: p.shape({"b": (1300,), "n": 20}) for p in spec.signatures[-1].inputs}
@@ -115,6 +126,8 @@ def softmax_trials(op: str, dtype: str) -> Iterator[Trial]:
             yield trial(op, shapes, dtype, causal=True)
             yield trial(op, {**shapes, "mask": (*rows[:-1], 1, n)}, dtype)
     if not spec.accumulates:
+        yield odd(trial(op, {"x": (2, 3, 80)}, dtype))
+        yield odd(trial(op, {"x": (2, 3, 80)}, dtype, axis=1))
         # More queries than keys: rows of which nothing counts.
         yield trial(op, {"x": (2, 11, 6), "mask": (1, 11, 6)}, dtype, "odd", causal=True)
     # Columns: held, of odd length, more than a block holds; others that lie apart.

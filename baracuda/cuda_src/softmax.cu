@@ -14,7 +14,8 @@ template <class A> struct Exponentials {
   f64 scale;
 
   static HD A nothing() { return -A(infinity()); }
-  // Where all are -inf, or nothing is kept, the sum is 0.
+  // Where all are -inf, or nothing is kept, the exponentials are those of -inf, and their sum counts
+  // as 1.
   static HD A base(A most) { return most == nothing() ? A(0) : most; }
   template <int> static HD State start() { return {nothing(), A(0)}; }
   template <int> static HD State join(const State& a, const State& b) {
@@ -41,7 +42,7 @@ template <class A> struct Exponentials {
   }
   template <int S> HD void settle(const State& s, A, Known& known) const {
     known.most = base(s.at[0]);
-    known.sum = s.at[1];
+    known.sum = s.at[1] == 0 ? A(1) : s.at[1];
   }
 };
 

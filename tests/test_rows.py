@@ -1,0 +1,103 @@
+"""Norms and softmax at the ends of their range: empty, far from 0, not finite, nothing kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import baracuda as bc
+
+BACKENDS = [("numpy", np.asarray), ("torch", torch.from_numpy), ("array_api", np.asarray)]
+on_each = pytest.mark.parametrize(("backend", "given"), BACKENDS, ids=[b for b, _ in BACKENDS])
+
+
+def host(x: Any) -> Any:
+    return np.asarray(x)
+
+
+@on_each
+def test_rows_of_nothing_and_no_rows(backend: str, given: Any) -> None:
+    for shape in ((3, 0), (0, 4), (0, 0)):
+        x, w = given(np.ones(shape, np.float32)), given(np.ones(shape[-1:], np.float32))
+        assert bc.rms_norm(x, w, backend=backend).shape == shape
+        assert bc.softmax(x, backend=backend).shape == shape
+        assert bc.log_softmax(x, axis=0, backend=backend).shape == shape
+        dx, dw, db = bc.layer_norm_backward(x, x, w, backend=backend)
+        assert dx.shape == shape
+        np.testing.assert_array_equal(host(dw), np.zeros(shape[-1:]))
+        np.testing.assert_array_equal(host(db), np.zeros(shape[-1:]))
+
+
+@on_each
+def test_one_nan_makes_one_row_nan(backend: str, given: Any) -> None:
+    x = np.ones((2, 5), np.float32)
+    x[0, 3] = np.nan
+    for op in (bc.rms_norm, bc.layer_norm, bc.softmax, bc.log_softmax):
+        y = host(op(given(x), backend=backend))
+        assert np.isnan(y[0]).all(), op
+        assert np.isfinite(y[1]).all(), op
+
+
+@on_each
+def test_rows_far_from_zero_keep_their_accuracy(backend: str, given: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = (1e4 + rng.standard_normal((4, 1000))).astype(np.float32)
+    want = F.layer_norm(torch.from_numpy(x).double(), (1000,)).numpy()
+    ours = np.abs(host(bc.layer_norm(given(x), backend=backend)) - want).max()
+    theirs = np.abs(F.layer_norm(torch.from_numpy(x), (1000,)).numpy() - want).max()
+    assert ours <= max(theirs, 2e-6)
+    want = F.log_softmax(torch.from_numpy(x).double(), -1).numpy()
+    ours = np.abs(host(bc.log_softmax(given(x), backend=backend)) - want).max()
+    assert ours <= 2e-6
+
+
+@on_each
+def test_rows_of_which_nothing_counts(backend: str, given: Any) -> None:
+    x, mask = np.ones((2, 3), np.float32), np.asarray([[False], [True]])
+    y = bc.softmax(given(x), given(mask), backend=backend)
+    np.testing.assert_allclose(host(y), [[0, 0, 0], [1 / 3] * 3], rtol=1e-6)
+    log = bc.log_softmax(given(x), given(mask), backend=backend)
+    assert (host(log)[0] == -np.inf).all()
+    dy = given(np.asarray([[1, 2, 3], [1, 2, 3]], np.float32))
+    for dx in (bc.softmax_backward(dy, y), bc.log_softmax_backward(dy, log)):
+        np.testing.assert_array_equal(host(dx)[0], 0)
+        np.testing.assert_allclose(host(dx)[1].sum(), 0, atol=1e-6)
+    # More queries than keys: the first rows keep none.
+    y = bc.softmax(given(np.zeros((4, 2), np.float32)), causal=True, backend=backend)
+    np.testing.assert_array_equal(host(y), [[0, 0], [0, 0], [1, 0], [0.5, 0.5]])
+
+
+def test_the_sum_is_rounded_before_it_is_normalised() -> None:
+    x, r = torch.randn(5, 64).bfloat16(), torch.randn(5, 64).bfloat16() * 100
+    y, s = bc.add_layer_norm(x, r)
+    assert torch.equal(s, x + r)
+    assert torch.equal(y, bc.layer_norm(s))
+
+
+def test_what_does_not_fit_is_an_error() -> None:
+    x = np.ones((2, 3))
+    with pytest.raises(TypeError, match="softmax: mask: expected bool, got float64"):
+        bc.softmax(x, x)
+    with pytest.raises(ValueError, match=r"softmax: mask: expected n\? = 3 or 1"):
+        bc.softmax(x, np.ones((2, 2), bool))
+    with pytest.raises(ValueError, match="softmax: causal: expected axis=-1"):
+        bc.softmax(x, causal=True, axis=0)
+    with pytest.raises(ValueError, match="softmax: causal: expected axis=-1"):
+        bc.softmax(np.ones(3), causal=True)
+    with pytest.raises(ValueError, match="rms_norm: weight: expected n = 3"):
+        bc.rms_norm(x, np.ones(2))
+    with pytest.raises(TypeError, match="layer_norm: arrays"):
+        bc.layer_norm(x, None, np.ones(3))
+
+
+def test_a_diagonal_knows_its_place_in_blocks() -> None:
+    """The NumPy backend cuts batches, and not the axis along which a diagonal runs."""
+    x = np.random.default_rng(0).standard_normal((6, 300, 300)).astype(np.float32)
+    got = bc.softmax(x, causal=True)
+    assert "blocks" in bc.softmax.plan(x, causal=True).sku.variant
+    np.testing.assert_array_equal(np.triu(got, 1), 0)
+    np.testing.assert_allclose(got.sum(-1), 1, rtol=1e-5)
