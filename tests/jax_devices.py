@@ -115,6 +115,8 @@ def sharded(op: str) -> Iterator[Sharded]:
         }
         wide = Case(axes, **case.options)
         for form in subject.spec.forms(case.options):
+            if not independent(subject.spec, form):
+                continue
             call = Call(subject, wide, form, draw(subject.spec, wide, form, "float32"))
             for name, shape in axes.items():
                 if isinstance(shape, tuple) and shape:
