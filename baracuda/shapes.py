@@ -69,6 +69,11 @@ class Pattern:
         return frozenset(t.name for t in self.terms)
 
     @cached_property
+    def bounds(self) -> frozenset[str]:
+        """The groups within which groups of its own are."""
+        return frozenset(t.bound for t in self.terms if t.bound)
+
+    @cached_property
     def groups(self) -> tuple[Term, ...]:
         """The terms that stand for any number of axes."""
         return tuple(t for t in self.terms if t.group)

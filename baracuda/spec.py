@@ -304,7 +304,9 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
         t.name for p in form.inputs if spec.integers.get(p.name) for t in p.terms if not t.group
     }
     cotangents = [p for p in form.inputs if spec.adjoint_of and p.name.startswith("d")]
-    shared = frozenset.intersection(*[p.names for p in (*form.outputs, *cotangents)])
+    shared = frozenset.intersection(
+        *[p.names for p in form.outputs], *[p.names | p.bounds for p in cotangents]
+    )
     return shared & frozenset(
         t.name
         for p in form.outputs

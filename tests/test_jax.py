@@ -41,7 +41,7 @@ class Given:
         self.call, spec = call, call.subject.spec
         self.names = [n for n in spec.arrays if n in call.arrays]
         self.arrays = [jnp.asarray(call.arrays[n]) for n in self.names]
-        self.floats = [i for i, n in enumerate(self.names) if n not in spec.discrete]
+        self.floats = [i for i, n in enumerate(self.names) if n in call.watched]
         self.inputs = tuple(self.arrays[i] for i in self.floats)
         options = {k: v for k, v in call.options.items() if k not in spec.scalars}
         self.problem = call.subject.function.plan(*call.given(), **options).problem

@@ -35,13 +35,17 @@ class Watched:
         self.spec, self.options = call.subject.spec, call.options
         self.function = call.subject.function
         self.arrays = call.given()
-        self.at = [i for i, x in enumerate(self.arrays) if x is not None and x.is_floating_point()]
+        self.at = [i for i, n in enumerate(self.spec.arrays) if n in call.watched]
         self.floats = tuple(self.arrays[i].requires_grad_() for i in self.at)
 
     def __call__(
         self, *floats: torch.Tensor, backend: str | None = "torch"
     ) -> tuple[torch.Tensor, ...]:
-        arrays = list(self.arrays)
+        # Constants are as wide as what is differentiated.
+        arrays = [
+            x.to(floats[0].dtype) if x is not None and x.is_floating_point() else x
+            for x in self.arrays
+        ]
         for i, x in zip(self.at, floats, strict=True):
             arrays[i] = x
         out = self.function(*arrays, **self.options, backend=backend)

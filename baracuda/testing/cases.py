@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from baracuda import backends
+from baracuda import adjoint, backends
 from baracuda.dtypes import named
 from baracuda.libraries import Array, Library, library
 from baracuda.numerics import stored_as
@@ -156,6 +156,20 @@ class Call:
         spec = self.subject.spec
         known = {**spec.usual, **self.options}
         return {name: known[name] for name in spec.scalars}
+
+    @property
+    def watched(self) -> list[str]:
+        """The inputs that the op has an explicit gradient to, all floating ones where it has none.
+
+        Where others are differentiated too, that is by the body.
+        """
+        spec = self.subject.spec
+        partner, _ = adjoint.partner(spec)
+        floats = [n for n in spec.arrays if n in self.arrays and n not in spec.discrete]
+        if partner is None:
+            return floats
+        known = {p.name for form in partner.signatures for p in form.outputs}
+        return [n for n in floats if adjoint.dual(spec, n) in known]
 
     def given(self, lib: str | None = None) -> list[Array]:
         """The positional arguments in the subject's library."""
