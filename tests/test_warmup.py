@@ -251,7 +251,10 @@ def test_every_form_is_planned_wide_and_narrow(name: str) -> None:
         return
     symbols = {entry.symbol for p in every for entry in warm.entries(p, warm.devices(ARCH))}
     # Rows count in 64 bits, and their elements in 32.
-    if spec.kernel.schedule not in ("rows", "cross_entropy"):
+    if spec.kernel.schedule == "rows":
+        assert any("_vectors" in s for s in symbols)
+        assert any("_steps" in s for s in symbols)
+    elif spec.kernel.schedule != "cross_entropy":
         assert any(s.endswith(("_i32", "_i32_add")) for s in symbols)
         assert any("_i64" in s for s in symbols) or "lp_pool1d" in name
     assert any(s.endswith("_add") for s in symbols) == spec.accumulates

@@ -21,19 +21,6 @@ HD f32 quick_hyperbolic_tangent(f32 x) {
   return size < 0.25f ? fused(x * square, series, x) : x < 0 ? -far : far;
 }
 
-// V elements of a row from the e-th on, at once where it is WIDE, 0 for those that are not there.
-template <int V, bool WIDE, class T> DEVICE Vec<T, V> fetch(const T* p, i64 step, i32 e, i32 end) {
-  Vec<T, V> v{};
-  if constexpr (WIDE) {
-    if (e < end) v = load<V>(p + e);
-  } else {
-    UNROLL for (int i = 0; i < V; ++i) {
-      if (e + i < end) v.set(i, p[(e + i) * step]);
-    }
-  }
-  return v;
-}
-
 // An entry of an index of either width.
 DEVICE i64 entry_of(const void* p, i64 at, bool wide) {
   return wide ? static_cast<const i64*>(p)[at] : i64(static_cast<const i32*>(p)[at]);
