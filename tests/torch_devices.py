@@ -178,9 +178,13 @@ def over_each_axis(op: str, mesh: Any) -> Iterator[str]:
                     out = spread.check(mesh, free)
                     if free:
                         quiet.add((call.form.text, label.term.name))
-                        kinds = {type(y.placements[0]) for y in out}
-                        summed = op == "gather_backward" and label.term.name == "k"
-                        assert kinds == {Partial if summed else Shard}, kinds
+                        # What lacks the axis is a sum over it.
+                        kinds = [type(y.placements[0]) for y in out]
+                        terms = [t for p in call.form.inputs for t in p.terms if t.bound]
+                        bounds = {t.name: t.bound for t in terms}
+                        axis = bounds.get(label.term.name, label.term.name)
+                        want = [Shard if axis in p.names else Partial for p in call.form.outputs]
+                        assert kinds == want, kinds
                 except Exception as error:
                     yield f"{call.case} {call.form.text} {label}: {type(error).__name__}: {error}"
     if not quiet:
