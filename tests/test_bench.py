@@ -150,6 +150,61 @@ def test_ideal_bytes_count_what_is_broadcast_once(index: tuple[int, ...]) -> Non
     assert ideal_bytes(plan.problem) == 4 * (30 + 45) + 8 * index[0] * index[1]
 
 
+def test_quack_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its functions, played by torch: no machine without a GPU can import them."""
+    device_peers = import_module("baracuda.testing.device_peers")
+    monkeypatch.setattr(device_peers, "random_tensor", lambda s, dtype: torch.zeros(s, dtype=dtype))
+    f = torch.nn.functional
+
+    def rmsnorm(x: Any, w: Any, residual: Any = None, prenorm: bool = False) -> Any:
+        both = x if residual is None else x + residual
+        y = f.rms_norm(both, w.shape, w, 1e-6)
+        return (y, both) if prenorm else y
+
+    def layernorm_fwd(x: Any, w: Any, b: Any, eps: float) -> Any:
+        assert w.dtype == b.dtype == torch.float32
+        return f.layer_norm(x, w.shape, w, b, eps)
+
+    def fwd(x: Any, target: Any, return_lse: bool = False, return_dx: bool = False) -> Any:
+        assert return_lse != return_dx
+        return f.cross_entropy(x, target), x.logsumexp(-1)
+
+    def bwd(x: Any, target: Any, dloss: Any, lse: Any) -> Any:
+        hit = f.one_hot(target, x.shape[-1])
+        return ((x - lse[:, None]).exp() - hit) * dloss[:, None] / len(target)
+
+    def linear(x: Any, w: Any, target: Any) -> Any:
+        return f.cross_entropy(x @ w.T, target)
+
+    modules = {
+        "rmsnorm": {"rmsnorm": rmsnorm, "layernorm_fwd": layernorm_fwd},
+        "softmax": {"softmax": lambda x: x.softmax(-1)},
+        "cross_entropy": {
+            "cross_entropy": f.cross_entropy,
+            "cross_entropy_fwd": fwd,
+            "cross_entropy_bwd": bwd,
+        },
+        "linear_cross_entropy": {"chunked_linear_cross_entropy": linear},
+    }
+    for name, members in modules.items():
+        monkeypatch.setitem(sys.modules, f"quack.{name}", SimpleNamespace(**members))
+    seen = set()
+    for op in EXPRESSIONS:
+        row = small(op)
+        arrays = [torch.from_numpy(x) for x in row.arrays(np.random.default_rng(0), np.float32)]
+        for task in device_peers.quack(row, arrays).values():
+            seen.add(op)
+            ours, theirs = (
+                x if isinstance(x, tuple) else (x,) for x in (registry[op](*arrays), task())
+            )
+            # The rest of what they give is not alike, nor is what recording draws for summands.
+            if op != "add_rms_norm_backward":
+                torch.testing.assert_close(ours[0], theirs[0])
+    assert {op.removesuffix("_backward").removesuffix("_with_gradient") for op in seen} == {
+        "rms_norm", "add_rms_norm", "layer_norm", "softmax", "cross_entropy", "linear_cross_entropy"
+    }  # fmt: skip
+
+
 def test_peers_run_under_the_switch_of_torch_in_deterministic_rows_alone() -> None:
     device_peers = import_module("baracuda.testing.device_peers")
     row = shrunk(SCATTERS["[65536, 1024] from 32768 rows, uniform"], 24)

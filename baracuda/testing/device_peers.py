@@ -1,4 +1,4 @@
-"""What one would call instead on an NVIDIA GPU: torch eager and compiled, Liger, CuPy, JAX."""
+"""What one would call instead on an NVIDIA GPU: torch, Liger, QuACK, CuPy, JAX."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def peers(row: Row, arrays: list[Array], compiled: bool = True) -> dict[str, Tas
         out |= _liger_gated(row, arrays)
     if "cross_entropy" in row.op and "binary" not in row.op:
         out |= _liger_entropy(row, arrays)
-    return out
+    return out | quack(row, arrays)
 
 
 def _namesakes(row: Row, arrays: list[Array], compiled: bool) -> dict[str, Task]:
@@ -304,3 +304,50 @@ def _liger_entropy(row: Row, arrays: list[Array]) -> dict[str, Task]:
     given = [x.detach().requires_grad_(x.is_floating_point()) for x in arrays]
     function = fused if row.op.startswith("linear") else plain
     return {"liger": lambda: function.apply(*given)}
+
+
+def quack(row: Row, arrays: list[Array]) -> dict[str, Task]:
+    """QuACK's functions of rows; its layer norm wants float32 parameters, and has no autograd."""
+    try:
+        rmsnorm = import_module("quack.rmsnorm")
+        softmax = import_module("quack.softmax").softmax
+        entropy = import_module("quack.cross_entropy")
+        linear = import_module("quack.linear_cross_entropy")
+    except ImportError:
+        return {}
+    if row.options:
+        return {}
+
+    def added(x: Array, residual: Array, weight: Array) -> Any:
+        return rmsnorm.rmsnorm(x, weight, residual=residual, prenorm=True)
+
+    def layer_norm(x: Array, weight: Array, bias: Array) -> Any:
+        return rmsnorm.layernorm_fwd(x, weight, bias, 1e-5)
+
+    def with_gradient(logits: Array, target: Array) -> Any:
+        return entropy.cross_entropy_fwd(logits, target, return_dx=True)
+
+    @cache
+    def normaliser() -> Array:
+        return entropy.cross_entropy_fwd(*arrays[1:], return_lse=True)[1]
+
+    def backward(dloss: Array, logits: Array, target: Array) -> Any:
+        return entropy.cross_entropy_bwd(logits, target, dloss.expand(target.shape), normaliser())
+
+    recorded = {"rms_norm": rmsnorm.rmsnorm, "add_rms_norm": added, "softmax": softmax}
+    forward = recorded.get(row.op.removesuffix("_backward"))
+    if forward is not None and row.op.endswith("_backward"):
+        return _by_autograd(row, arrays, "quack", forward)
+    function = recorded.get(row.op) or {
+        "layer_norm": layer_norm,
+        "cross_entropy": entropy.cross_entropy,
+        "cross_entropy_backward": backward,
+        "cross_entropy_with_gradient": with_gradient,
+        "linear_cross_entropy_with_gradient": linear.chunked_linear_cross_entropy,
+    }.get(row.op)
+    if function is None:
+        return {}
+    given = [x.float() if row.op == "layer_norm" and x.ndim == 1 else x for x in arrays]
+    if row.op.startswith("linear"):
+        given = [x.detach().requires_grad_(x.is_floating_point()) for x in given]
+    return {"quack": lambda: function(*given)}
