@@ -197,8 +197,8 @@ def test_quack_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
             ours, theirs = (
                 x if isinstance(x, tuple) else (x,) for x in (registry[op](*arrays), task())
             )
-            # The rest of what they give is not alike, nor is what recording draws for summands.
-            if op != "add_rms_norm_backward":
+            # The rest of what they give is not alike. What a gradient goes without is drawn.
+            if op not in ("add_rms_norm_backward", "softmax_backward"):
                 torch.testing.assert_close(ours[0], theirs[0])
     assert {op.removesuffix("_backward").removesuffix("_with_gradient") for op in seen} == {
         "rms_norm", "add_rms_norm", "layer_norm", "softmax", "cross_entropy", "linear_cross_entropy"
