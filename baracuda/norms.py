@@ -34,8 +34,7 @@ def _mean(x: Array) -> Array:
 
 def _mean_product(x: Array, y: Array) -> Array:
     """The mean of the products along the last axis, which stays."""
-    product = library_of(x).xp.vecdot(x, y, axis=-1)
-    return product[..., None] / max(x.shape[-1], 1)
+    return library_of(x).dot(x, y) / max(x.shape[-1], 1)
 
 
 def _summed(x: Array) -> Array:

@@ -146,6 +146,10 @@ class Library:
         y = powers / self.xp.where(total == 0, 1, total)
         return y if keep is None else self.xp.where(keep, y, 0)
 
+    def dot(self, x: Array, y: Array) -> Array:
+        """The sums of products along the last axis, which stays."""
+        return self.xp.sum(x * y, axis=-1, keepdims=True)
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array | None:
         """Zeros of `shape` with `values` added at `index`, all in range; None: no fast route."""
         return None

@@ -68,6 +68,9 @@ class NumPy(Library):
             np.copyto(x, 0, where=~keep)
         return x
 
+    def dot(self, x: Array, y: Array) -> Array:
+        return np.vecdot(x, y)[..., None]
+
     def running(self, device: str) -> AbstractContextManager[Any]:
         return np.errstate(all="ignore")
 
