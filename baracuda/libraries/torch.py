@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -134,6 +135,12 @@ class Torch(Library):
 
     def shared(self, x: Array) -> Array:
         return x.detach()
+
+    def running(self, device: str) -> AbstractContextManager[Any]:
+        # Matrix products in a body are of the dtypes that it gives them.
+        kind = device.partition(":")[0]
+        narrows = torch.is_autocast_enabled(kind)
+        return torch.autocast(kind, enabled=False) if narrows else nullcontext()
 
     def sigmoid(self, x: Array) -> Array:
         return torch.sigmoid(x)
