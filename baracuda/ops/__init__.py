@@ -15,6 +15,7 @@ from baracuda.ops.linear_cross_entropy import *
 from baracuda.ops.loss import *
 from baracuda.ops.norm import *
 from baracuda.ops.pooling import *
+from baracuda.ops.prelu import *
 from baracuda.ops.rectifiers import *
 from baracuda.ops.rope import *
 from baracuda.ops.self_gated import *

@@ -127,6 +127,7 @@ def host_rows(quick: bool) -> list[Row]:
         rows += _pools(image, k, s, p)
     rows += _norms((n, n)) + _softmaxes((n, n))
     rows += _softmaxes((n, n), 0, ("softmax", "softmax_backward"))
+    rows += _prelus(image, 64) + _prelus((n, n), n)
     rows += _losses((n, n)) + _entropies(n // 4, 8 * n, ENTROPIES[:3])
     rows += _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16)
     square = (n, n)
@@ -165,6 +166,7 @@ def device_rows(dtype: str) -> list[Row]:
     for n in (1024, 4096, 8192, 16384):
         rows += _norms((8192, n)) + _softmaxes((8192, n))
     rows += _softmaxes(square, 0, ("softmax", "softmax_backward"))
+    rows += _prelus(image, 64) + _prelus((8192, 8192), 8192) + _prelus(flat, 1)
     rows += _losses(flat)
     for v in (32000, 128256):
         rows += _entropies(8192, v, ENTROPIES[:3])
@@ -230,9 +232,20 @@ ENTROPIES = (
 )  # fmt: skip
 
 
+def _prelus(x: Shape, slopes: int) -> list[Row]:
+    """PReLU with a slope of each channel, or one of all, and its gradients."""
+    label = f"{_listed(x)} and [{slopes}]"
+    shapes: Shapes = (x, (slopes,))
+    return [Row("prelu", label, shapes, {}), Row("prelu_backward", label, (x, *shapes), {})]
+
+
+def _listed(x: Shape) -> str:
+    return f"{list(x)}" if len(x) > 1 else f"[2^{x[0].bit_length() - 1}]"
+
+
 def _losses(x: Shape) -> list[Row]:
     """The means of losses of pairs, and their gradients."""
-    label = f"{list(x)}" if len(x) > 1 else f"[2^{x[0].bit_length() - 1}]"
+    label = _listed(x)
     return [
         Row(op, label, shapes, {})
         for loss in PAIRED

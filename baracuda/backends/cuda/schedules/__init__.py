@@ -1,6 +1,7 @@
 """The schedules by the names that ops give them."""
 
 from baracuda.backends.cuda.schedules import (
+    channels,
     cross_entropy,
     elementwise,
     gather,
@@ -23,6 +24,7 @@ PLANNERS: dict[str, Planner] = {
     "gather": gather.plan,
     "scatter": scatter.plan,
     "rows": rows.plan,
+    "channels": channels.plan,
 }
 
 VARIANTS: dict[str, Variants] = {
