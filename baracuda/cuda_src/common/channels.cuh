@@ -31,7 +31,7 @@ struct Channels {
   struct Args : Operands<T, IN + 1, OUT>,
                 Beside<typename Either<(SUMS > 0), A, void>::type>,
                 Functor {
-    Extent<u32> tiles;  // blocks of a run
+    Extent<u32> fast;   // blocks of a run where BESIDE, else of a channel
     i32 log_lanes;
     I items, tail;      // of a channel, and the elements left over behind them
     I run, channels;    // items of a block
@@ -92,7 +92,9 @@ struct Channels {
     const int lane = int(threadIdx.x) & (lanes - 1);
     const I row = I(threadIdx.x) >> (BESIDE ? args.log_lanes : 0);
     const I rows = I(blockDim.x) >> (BESIDE ? args.log_lanes : 0);
-    const u32 number = args.tiles.divide(blockIdx.x), tile = blockIdx.x - number * args.tiles.size;
+    // Blocks follow memory.
+    const u32 slow = args.fast.divide(blockIdx.x), fast = blockIdx.x - slow * args.fast.size;
+    const u32 number = BESIDE ? slow : fast, tile = BESIDE ? fast : slow;
     const I begin = I(number) * args.run, channel = (I(tile) * lanes + lane) * OWN;
     const bool there = channel < args.channels, last = begin + args.run >= args.items;
     const I end = !there ? 0 : last ? args.items : begin + args.run;

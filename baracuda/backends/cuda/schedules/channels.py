@@ -66,7 +66,7 @@ def plan(call: Call) -> Steps:
     ))  # fmt: skip
     slots = [*(v.slot for v in (*loads, weight, whole)), *[call.workspace()] * len(sums)]
     packer.pointers(len(slots)).add("d", *[0.0] * scalars)
-    packer.extents(tiles, code="I").add("i", max(lanes, 1).bit_length() - 1)
+    packer.extents(tiles if lanes else runs, code="I").add("i", max(lanes, 1).bit_length() - 1)
     packer.indices(over.items, over.tail, each * rounds, channels, *steps, *[0] * (len(steps) % 2))
     packer.walk(split(over.dims, over.width), len(views), over.kind)
     arguments, integer = packer.done(), packer.type
