@@ -13,6 +13,7 @@ from baracuda.ops.gated import *
 from baracuda.ops.indexing import *
 from baracuda.ops.linear_cross_entropy import *
 from baracuda.ops.loss import *
+from baracuda.ops.nll_loss import *
 from baracuda.ops.norm import *
 from baracuda.ops.pooling import *
 from baracuda.ops.prelu import *

@@ -5,6 +5,7 @@ from baracuda.backends.cuda.schedules import (
     cross_entropy,
     elementwise,
     gather,
+    nll_loss,
     reduce,
     rope,
     rows,
@@ -25,6 +26,7 @@ PLANNERS: dict[str, Planner] = {
     "scatter": scatter.plan,
     "rows": rows.plan,
     "channels": channels.plan,
+    "nll_loss": nll_loss.plan,
 }
 
 VARIANTS: dict[str, Variants] = {
