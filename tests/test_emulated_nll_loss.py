@@ -69,7 +69,7 @@ TRIALS = {
 
 
 def laid(x: Array, step: int) -> Array:
-    """A copy, of which every `step`-th element along the last axis counts, between guarded pages."""
+    """A copy with `step` - 1 elements behind each along the last axis, between guarded pages."""
     if step == 1 or not x.ndim:
         return emulator.placed(x)
     wide = emulator.empty((*x.shape[:-1], x.shape[-1] * step), x.dtype.name)

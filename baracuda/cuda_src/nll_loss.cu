@@ -118,7 +118,8 @@ template <class T> struct NllTotal {
 template <class T, int V, bool ACROSS, class I, bool ADD> struct NllLossBackward {
   using A = Acc<T>;
   using U = typename Unsigned<I>::type;
-  static constexpr int RESIDENT = 4, DEPTH = ACROSS ? 1 : 4, ROWS = ACROSS ? V : 1;
+  static constexpr int RESIDENT = 4, ROWS = ACROSS ? V : 1;
+  static constexpr int DEPTH = ACROSS ? 1 : 16 / sizeof(I);
 
   struct Args {
     const T* dloss;

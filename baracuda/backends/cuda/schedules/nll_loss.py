@@ -24,7 +24,7 @@ _WIDE_TARGET, _EACH, _WEIGHTED, _COSTS, _MEAN = 1, 2, 4, 8, 16
 # Sums that the last block adds up; those that every warp does, each of so many rows at least.
 _MOST, _PARTS, _RUN = 4096, 64, 4096
 # Vectors of a thread along classes; classes for which it keeps the targets of rows.
-_DEPTH, _CLASSES = 4, 16
+_DEPTH, _CLASSES = {"i32": 4, "i64": 2}, 16
 
 
 def plan(call: Call) -> Steps:
@@ -81,7 +81,7 @@ def _gradient(call: Call) -> Steps:
     schedule = f"NllLossBackward<{call.type}, {width}, {flag(across)}, {integer}, {flag(call.add)}>"
     tags = ("across" if across else "along", f"v{width}", integer, *["add"] * call.add)
     entry = call.entry(schedule, len(arguments), *tags)
-    grid = blocks(items, 1 if across else _DEPTH), 1
+    grid = blocks(items, 1 if across else _DEPTH[integer]), 1
     places = [(dloss.slot, 0), (dx.slot, 0), sums]
     last = Step(entry, grid, arguments, _front(call, places))
     if not parts:
