@@ -129,7 +129,7 @@ def host_rows(quick: bool) -> list[Row]:
     rows += _softmaxes((n, n), 0, ("softmax", "softmax_backward"))
     rows += _prelus(image, 64) + _prelus((n, n), n)
     rows += _losses((n, n)) + _entropies(n // 4, 8 * n, ENTROPIES[:3])
-    rows += _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16)
+    rows += _likelihoods((n // 4, 8 * n)) + _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16)
     square = (n, n)
     for axis in (1, 0):
         label = f"[{n}, {n}] uniform, axis {axis}"
@@ -169,7 +169,8 @@ def device_rows(dtype: str) -> list[Row]:
     rows += _prelus(image, 64) + _prelus((8192, 8192), 8192) + _prelus(flat, 1)
     rows += _losses(flat)
     for v in (32000, 128256):
-        rows += _entropies(8192, v, ENTROPIES[:3])
+        rows += _entropies(8192, v, ENTROPIES[:3]) + _likelihoods((8192, v))
+    rows += _likelihoods((32, 21, 512, 512), 1)
     large = dtype == "bfloat16"
     rows += _entropies(*((16384, 128256) if large else (4096, 32000)), ENTROPIES[3:], 4096)
     for row in _scatters():
@@ -260,6 +261,17 @@ def _entropies(rows: int, v: int, ops: Sequence[str], d: int = 0) -> list[Row]:
     return [Row(op, label, ((), *shapes) if op.endswith("_backward") else shapes, {}) for op in ops]
 
 
+def _likelihoods(x: Shape, axis: int = -1) -> list[Row]:
+    """Mean negative log-likelihoods of classes along an axis, and their gradients."""
+    label, options = f"{list(x)}", {} if axis == -1 else {"axis": axis}
+    label += "".join(f" axis {axis}" for axis in options.values())
+    target = tuple(n for at, n in enumerate(x) if at != axis % len(x))
+    return [
+        Row("nll_loss", label, (x, target), options),
+        Row("nll_loss_backward", label, ((), target), {**options, "x_shape": x}),
+    ]
+
+
 def _norms(x: Shape) -> list[Row]:
     """The norms with all of their parameters, and their gradients."""
     shapes = {"weight": x[-1:], "bias": x[-1:]}
@@ -280,10 +292,18 @@ def _softmaxes(x: Shape, axis: int = -1, ops: Sequence[str] = ()) -> list[Row]:
     return [Row(op, label, (x,) * (1 + op.endswith("_backward")), options) for op in kinds]
 
 
+# Inputs of which an element is read for each index alone.
+PICKED = {"nll_loss": "x"}
+
+
 def ideal_bytes(problem: Problem) -> int:
     """Each input read once and each output written once; what is broadcast lies there once."""
-    total = 0
+    total, picked = 0, PICKED.get(problem.spec.name)
     for x in (*problem.given, *problem.outputs):
+        if x.name == picked:
+            indices = next(i for i in problem.given if i.name in problem.spec.integers)
+            total += indices.size * named(x.dtype).itemsize
+            continue
         strides = x.strides or layouts.contiguous(x.shape)
         there = [n for n, s in zip(x.shape, strides, strict=True) if s]
         total += math.prod(there) * named(x.dtype).itemsize
