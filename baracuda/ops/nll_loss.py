@@ -47,7 +47,8 @@ def _shares(weight: Array | None, counts: Array, at: Array, dtype: Any) -> tuple
     if weight is None:
         number = xp.astype(xp.sum(xp.astype(counts, xp.int32)), dtype)
         return xp.astype(counts, dtype), number
-    each = xp.reshape(_picked(weight, xp.reshape(at, (-1,)), 0), at.shape)
+    beside = xp.reshape(weight, (*(1,) * at.ndim, -1))
+    each = xp.squeeze(_picked(beside, xp.expand_dims(at, axis=-1), -1), axis=-1)
     each = xp.where(counts, each, 0)
     return each, xp.sum(each)
 
