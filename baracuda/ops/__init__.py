@@ -22,6 +22,7 @@ from baracuda.ops.rope import *
 from baracuda.ops.self_gated import *
 from baracuda.ops.shrinks import *
 from baracuda.ops.sigmoids import *
+from baracuda.ops.soft_target_cross_entropy import *
 from baracuda.ops.softmax import *
 
 # Each family exports what it registers. Type checkers go by the imports: mypy takes a list that is
