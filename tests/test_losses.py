@@ -171,6 +171,40 @@ def test_cross_entropy_of_classes_on_another_axis() -> None:
 
 
 @pytest.mark.parametrize(
+    ("smoothing", "reduction", "kind"),
+    list(product((0.0, 0.1), REDUCTIONS, ("usual", "large", "infinite"))),
+)
+def test_soft_targets_are_torchs(smoothing: float, reduction: str, kind: str) -> None:
+    rng = np.random.default_rng(7)
+    x = torch.tensor(rng.normal(size=(6, 7, 2))) * (1e4 if kind == "large" else 1)
+    target = torch.tensor(rng.random((6, 7, 2)))
+    target[0, 3, 0] = 0
+    if kind == "infinite":
+        x[0, 3, 0] = x[1, 1, 1] = x[2, :, 0] = -np.inf
+        x[3, 0, 0], x[4, 1, 0] = np.inf, np.nan
+    more = {"label_smoothing": smoothing, "reduction": reduction}
+    own = [v.clone().requires_grad_() for v in (x, target)]
+    want = F.cross_entropy(*own, **more)
+    g = torch.tensor(rng.normal(size=want.shape))
+    dx, dtarget = torch.autograd.grad(want, own, g)
+    op = bc.soft_target_cross_entropy
+    close(op(x, target, axis=1, **more), want.detach())
+    # torch differentiates 0 * -inf, where there is a slope.
+    calm = torch.isfinite(x).all(1, keepdim=True).expand_as(x)
+    explicit = bc.soft_target_cross_entropy_backward(g, x, target, axis=1, **more)
+    close(explicit[calm], dx[calm])
+    loss, unit = bc.soft_target_cross_entropy_with_gradient(x, target, axis=1, **more)
+    close(loss, want.detach())
+    ones = torch.ones_like(want)
+    close(unit, bc.soft_target_cross_entropy_backward(ones, x, target, axis=1, **more))
+    if kind == "usual":
+        given = [v.clone().requires_grad_() for v in (x, target)]
+        got = torch.autograd.grad(op(*given, axis=1, **more), given, g)
+        close(got[0], dx)
+        close(got[1], dtarget)
+
+
+@pytest.mark.parametrize(
     ("weighted", "reduction", "ignored", "infinite"),
     list(product((False, True), REDUCTIONS, ("none", "some", "all"), (False, True))),
 )

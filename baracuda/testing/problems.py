@@ -129,7 +129,8 @@ def host_rows(quick: bool) -> list[Row]:
     rows += _softmaxes((n, n), 0, ("softmax", "softmax_backward"))
     rows += _prelus(image, 64) + _prelus((n, n), n)
     rows += _losses((n, n)) + _entropies(n // 4, 8 * n, ENTROPIES[:3])
-    rows += _likelihoods((n // 4, 8 * n)) + _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16)
+    rows += _likelihoods((n // 4, 8 * n)) + _soft_targets((n // 4, 2 * n))
+    rows += _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16)
     square = (n, n)
     for axis in (1, 0):
         label = f"[{n}, {n}] uniform, axis {axis}"
@@ -170,7 +171,7 @@ def device_rows(dtype: str) -> list[Row]:
     rows += _losses(flat)
     for v in (32000, 128256):
         rows += _entropies(8192, v, ENTROPIES[:3]) + _likelihoods((8192, v))
-    rows += _likelihoods((32, 21, 512, 512), 1)
+    rows += _likelihoods((32, 21, 512, 512), 1) + _soft_targets((8192, 32000))
     large = dtype == "bfloat16"
     rows += _entropies(*((16384, 128256) if large else (4096, 32000)), ENTROPIES[3:], 4096)
     for row in _scatters():
@@ -259,6 +260,16 @@ def _entropies(rows: int, v: int, ops: Sequence[str], d: int = 0) -> list[Row]:
     label = f"[{rows}, {d}] x [{v}, {d}]" if d else f"[{rows}, {v}]"
     shapes: Shapes = ((rows, d), (v, d), (rows,)) if d else ((rows, v), (rows,))
     return [Row(op, label, ((), *shapes) if op.endswith("_backward") else shapes, {}) for op in ops]
+
+
+def _soft_targets(x: Shape) -> list[Row]:
+    """Mean cross entropies of rows of logits and of probabilities, and their gradients."""
+    op, label = "soft_target_cross_entropy", f"{list(x)}"
+    return [
+        Row(op, label, (x, x), {}),
+        Row(f"{op}_backward", label, ((), x, x), {}),
+        Row(f"{op}_with_gradient", label, (x, x), {}),
+    ]
 
 
 def _likelihoods(x: Shape, axis: int = -1) -> list[Row]:

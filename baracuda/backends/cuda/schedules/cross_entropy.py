@@ -72,6 +72,8 @@ def plan(call: Call) -> Steps:
         flat if small is None or reduced else small.strides,
     ])  # fmt: skip
     blocks = -(-count // over.how.groups)
+    if blocks >= 2**31:
+        raise Refusal("counts at most 2^31 blocks")
     parts = min(max(-(-count // _RUN), 1), _COUNTERS) if mean and count and not soft else 0
 
     # What a kernel has no use for is the address of something else.
