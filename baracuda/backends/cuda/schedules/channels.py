@@ -12,9 +12,10 @@ from baracuda.backends.cuda.schedules.elementwise import LAYOUTS, Operand, Way, 
 from baracuda.backends.cuda.steps import THREADS, Call, Step, Steps, flag
 from baracuda.spec import Refusal
 
-# Vectors of each input in flight per thread, by the number of inputs; how often a thread does that
-# at least where it adds up; runs whose sums are added up, at most.
-_DEPTH, _ROUNDS, _MOST = {2: 2}, 4, 1024
+# Vectors of each input in flight per thread, by the number of inputs, along channels and beside each
+# other, where each thread has loaded a vector of parameters first; how often a thread does that at
+# least where it adds up; runs whose sums are added up, at most.
+_DEPTH, _ROUNDS, _MOST = {1: (1, 4), 2: (2, 2)}, 4, 1024
 # Lanes of a warp; items of a run of channels beside each other, so that their sums have few bytes.
 _WARP, _RUN = 32, 128
 
@@ -51,7 +52,7 @@ def plan(call: Call) -> Steps:
         return Steps(())
     steps = [v.strides[axis] for v in views] if channels > 1 else [0] * len(views)
     over, width, lanes = _lie(call, views, axis, steps)
-    depth, rounds = _DEPTH.get(len(loads), 1), 1
+    depth, rounds = _DEPTH[len(loads)][lanes > 0], 1
     each = THREADS // max(lanes, 1) * depth
     if sums:
         rounds = max(_ROUNDS, -(-over.items // (each * _MOST)), lanes and _RUN // each)
