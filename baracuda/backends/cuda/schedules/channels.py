@@ -12,9 +12,9 @@ from baracuda.backends.cuda.schedules.elementwise import LAYOUTS, Operand, Way, 
 from baracuda.backends.cuda.steps import THREADS, Call, Step, Steps, flag
 from baracuda.spec import Refusal
 
-# Vectors of each input in flight per thread, by the number of inputs, along channels and beside each
-# other, where each thread has loaded a vector of parameters first; how often a thread does that at
-# least where it adds up; runs whose sums are added up, at most.
+# Vectors of each input in flight per thread, by the number of inputs, within a channel and of
+# channels beside each other, for which a thread loads a vector of parameters first; how often it
+# does that at least where it adds up; runs whose sums are added up, at most.
 _DEPTH, _ROUNDS, _MOST = {1: (1, 4), 2: (2, 2)}, 4, 1024
 # Lanes of a warp; items of a run of channels beside each other, so that their sums have few bytes.
 _WARP, _RUN = 32, 128
