@@ -277,7 +277,7 @@ struct Entropy {
       }
       A share = LOSS ? A(1) : widen(args.dloss[reduced ? 0 : at[3]]);
       if (args.parts) share = share / A(number_of(args));
-      if (args.flags & EQUAL_SHARES) share = share / A(args.rows);
+      if (SOFT && args.flags & EQUAL_SHARES) share = share / A(args.rows);
       Slope slope;
       slope.most = most;
       A pull = SOFT ? s.at[3] : A(1);
