@@ -1,4 +1,4 @@
-"""What becomes of many losses: their sum, their mean, or all of them."""
+"""What becomes of many losses: their sum, their mean, or all of them; and which rows count."""
 
 from __future__ import annotations
 
@@ -14,6 +14,21 @@ def reduced(losses: Array, reduction: str) -> Array:
         return losses
     total = library_of(losses).xp.sum(losses)
     return total / parts(losses.shape, reduction) if "mean" in reduction else total
+
+
+def classes(target: Array, v: int, ignore_index: int) -> tuple[Array, Array]:
+    """Which targets count: are one of `v` classes, and not to be ignored; and which, else 0."""
+    xp = library_of(target).xp
+    counts = (target != ignore_index) & (target >= 0) & (target < v)
+    native = xp.__array_namespace_info__().default_dtypes()["indexing"]
+    return counts, xp.astype(xp.where(counts, target, 0), native, copy=False)
+
+
+def hits(at: Array, axis: int, v: int) -> Array:
+    """Where along an axis, of which `at` has an extent of 1, the class is that of `at`."""
+    library = library_of(at)
+    every = library.xp.arange(v, dtype=at.dtype, device=library.device_of(at))
+    return library.xp.reshape(every, (v, *(1,) * (at.ndim - axis - 1))) == at
 
 
 def parts(shape: Shape, reduction: str) -> int:

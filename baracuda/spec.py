@@ -315,10 +315,16 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     )
 
 
-def summed(form: Signature) -> frozenset[str]:
-    """The groups that some outputs have, and over which the others are sums."""
-    groups = frozenset(t.name for p in form.outputs for t in p.groups)
-    return groups - frozenset.intersection(*[p.names for p in form.outputs])
+def summed(spec: OpSpec, form: Signature) -> frozenset[str]:
+    """What some results of a gradient have, and over which the others are sums.
+
+    Groups, and any axis of elementwise ops. What is no gradient may be a mean.
+    """
+    if spec.adjoint_of is None:
+        return frozenset()
+    terms = [t for p in form.outputs for t in p.terms]
+    apart = frozenset(t.name for t in terms if t.group or spec.elementwise)
+    return apart - frozenset.intersection(*[p.names for p in form.outputs])
 
 
 def located(problem: Problem) -> frozenset[str]:

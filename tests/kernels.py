@@ -128,6 +128,12 @@ SOFTMAX = tuple(
         (1 << 15, (64,), False),
     )
 )
+# Channels of many elements, side by side, and one of all, at any width; more than 32 bits count.
+PRELU = tuple(
+    Case({"n": n, "c": c, "s": s})
+    for n, c, s in ((5, 6, (64,)), (5, 6, (3, 40)), (70, 64, ()), (1, 5, ()), (7, 1, (64,)),
+                    (HUGE, HUGE, ()))
+)  # fmt: skip
 # By op or category. Ops whose arrays all have one shape need none of their own: for their schedule
 # `lerp` stands with all that it tells apart.
 CASES = {
@@ -141,6 +147,7 @@ CASES = {
     "indexing": INDEXING,
     "norm": NORM,
     "softmax": SOFTMAX,
+    "prelu": PRELU,
 }
 
 # How the arrays of a call lie: the floating ones, the integer one, the outputs ("": new ones).

@@ -46,6 +46,11 @@ def small(op: str) -> Row:
         shapes.pop("mask", None)
     elif spec.category == "cross_entropy":
         shapes = {"dloss": (), "logits": (3, 4), "hidden": (3, 5), "weight": (4, 5), "target": (3,)}
+        if op.startswith("soft"):
+            shapes["target"] = (3, 4)
+        if op.startswith("nll"):
+            shapes = {"dloss": (), "x": (3, 4), "target": (3,)}
+            options = {"x_shape": (3, 4)} if op.endswith("backward") else {}
     elif spec.category == "rope":
         shapes = {"x": (2, 5, 8), "dy": (2, 5, 8)}
     else:

@@ -165,10 +165,15 @@ def test_a_batch_is_one_launch(op: str, launched: list[str]) -> None:
 @each_kernel
 def test_nested_batches_along_any_axis(op: str, launched: list[str]) -> None:
     g = next(given(op, "float32"))
-    arrays = [jnp.stack([jnp.stack([x, jnp.roll(x, 1)], -1)] * 3, 1) for x in g.arrays]
-    way = jax.vmap(jax.vmap(g.op, 1), -1)
-    same(jax.jit(way)(*arrays), jax.vmap(jax.vmap(g.plain, 1), -1)(*arrays), op)
-    assert launched == [op]
+    at = [min(x.ndim, 1) for x in g.arrays]
+    arrays = [
+        jnp.stack([jnp.stack([x, jnp.roll(x, 1)], -1)] * 3, i)
+        for x, i in zip(g.arrays, at, strict=True)
+    ]
+    way = jax.vmap(jax.vmap(g.op, at), -1)
+    same(jax.jit(way)(*arrays), jax.vmap(jax.vmap(g.plain, at), -1)(*arrays), op)
+    # An op whose arrays do not begin with a group is batched through its body.
+    assert launched == [op] * (batch(g.problem, 3, [True] * len(arrays)) is not None)
 
 
 @each_pair

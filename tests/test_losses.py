@@ -170,6 +170,82 @@ def test_cross_entropy_of_classes_on_another_axis() -> None:
     close(bc.cross_entropy(x, target, axis=1), F.cross_entropy(x, target))
 
 
+@pytest.mark.parametrize(
+    ("smoothing", "reduction", "kind"),
+    list(product((0.0, 0.1), REDUCTIONS, ("usual", "large", "infinite"))),
+)
+def test_soft_targets_are_torchs(smoothing: float, reduction: str, kind: str) -> None:
+    rng = np.random.default_rng(7)
+    x = torch.tensor(rng.normal(size=(6, 7, 2))) * (1e4 if kind == "large" else 1)
+    target = torch.tensor(rng.random((6, 7, 2)))
+    target[0, 3, 0] = 0
+    if kind == "infinite":
+        x[0, 3, 0] = x[1, 1, 1] = x[2, :, 0] = -np.inf
+        x[3, 0, 0], x[4, 1, 0] = np.inf, np.nan
+    more = {"label_smoothing": smoothing, "reduction": reduction}
+    own = [v.clone().requires_grad_() for v in (x, target)]
+    want = F.cross_entropy(*own, **more)
+    g = torch.tensor(rng.normal(size=want.shape))
+    dx, dtarget = torch.autograd.grad(want, own, g)
+    op = bc.soft_target_cross_entropy
+    close(op(x, target, axis=1, **more), want.detach())
+    # torch differentiates 0 * -inf, where there is a slope.
+    calm = torch.isfinite(x).all(1, keepdim=True).expand_as(x)
+    explicit = bc.soft_target_cross_entropy_backward(g, x, target, axis=1, **more)
+    close(explicit[calm], dx[calm])
+    loss, unit = bc.soft_target_cross_entropy_with_gradient(x, target, axis=1, **more)
+    close(loss, want.detach())
+    ones = torch.ones_like(want)
+    close(unit, bc.soft_target_cross_entropy_backward(ones, x, target, axis=1, **more))
+    if kind == "usual":
+        given = [v.clone().requires_grad_() for v in (x, target)]
+        got = torch.autograd.grad(op(*given, axis=1, **more), given, g)
+        close(got[0], dx)
+        close(got[1], dtarget)
+
+
+@pytest.mark.parametrize(
+    ("weighted", "reduction", "ignored", "infinite"),
+    list(product((False, True), REDUCTIONS, ("none", "some", "all"), (False, True))),
+)
+def test_nll_loss_is_torchs(weighted: bool, reduction: str, ignored: str, infinite: bool) -> None:
+    rng = np.random.default_rng(6)
+    x = torch.tensor(rng.normal(size=(6, 7, 2)))
+    target = torch.tensor(rng.integers(0, 7, (6, 2)))
+    if infinite:
+        x[0, target[0, 0], 0], x[3, target[3, 1], 1] = -np.inf, np.nan
+    if ignored != "none":
+        target[:: 2 if ignored == "some" else 1] = 3
+    weight = torch.tensor(rng.uniform(0.5, 2, 7)) if weighted else None
+    more = {"ignore_index": 3 if ignored != "none" else -100, "reduction": reduction}
+    want = F.nll_loss(x.requires_grad_(), target, weight, **more)
+    g = torch.tensor(rng.normal(size=want.shape))
+    (dx,) = torch.autograd.grad(want, x, g)
+    close(bc.nll_loss(x.detach(), target, weight, axis=1, **more), want.detach())
+    got = bc.nll_loss(x, target, weight, axis=1, **more)
+    close(torch.autograd.grad(got, x, g)[0], dx)
+    back = bc.nll_loss_backward(g, target, weight, x_shape=x.shape, axis=1, **more)
+    close(back, dx)
+
+
+def test_weights_of_classes_are_differentiated_through_the_body() -> None:
+    x, target = torch.randn(5, 4).double(), torch.tensor([0, 3, -100, 3, 1])
+    weight = torch.rand(4).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda w: bc.nll_loss(x, target, w), weight)
+    both = bc.nll_loss(x.requires_grad_(), target, weight)
+    dx, _ = torch.autograd.grad(both, (x, weight))
+    (alone,) = torch.autograd.grad(bc.nll_loss(x, target, weight.detach()), x)
+    close(dx, alone)
+
+
+def test_no_classes_to_choose_from() -> None:
+    x, target = np.zeros((3, 0)), np.asarray([0, 1, -100])
+    with pytest.raises(IndexError, match=r"target: expected 0 <= i < 0, got 0 at position \(0,\)"):
+        bc.nll_loss(x, target)
+    assert np.isnan(bc.nll_loss(x, target, mode="drop"))
+    assert bc.nll_loss(x, target, np.zeros(0), reduction="sum", mode="drop") == 0
+
+
 def test_a_target_out_of_range_is_an_error_on_the_host() -> None:
     x, target = np.zeros((3, 4)), np.asarray([0, 4, -100])
     with pytest.raises(IndexError, match=r"target: expected 0 <= i < 4, got 4 at position \(1,\)"):

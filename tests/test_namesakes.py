@@ -98,6 +98,21 @@ def test_an_op_and_its_gradient_are_those_of_torch(name: str) -> None:
                 same(got[adjoint.dual(op.spec, n)], slope, size + 1, own)
 
 
+@pytest.mark.parametrize("slope", COMMON)
+def test_slopes_of_channels_at_edges(slope: float) -> None:
+    """A channel for each edge, so that every sum is one of one element."""
+    x = torch.tensor([sorted(EDGES)], dtype=torch.float64)
+    weight = torch.full_like(x[0], slope)
+    for dy in (1.0, -0.7, math.inf):
+        theirs = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+        want = torch.nn.functional.prelu(*theirs)
+        same(registry["prelu"](x, weight), want, 0)
+        cotangent = torch.full_like(x, dy)
+        got = registry["prelu_backward"](cotangent, x, weight)
+        for ours, slopes in zip(got, torch.autograd.grad(want, theirs, cotangent), strict=True):
+            same(ours, slopes, 0)
+
+
 def test_torch_has_every_namesake() -> None:
     for name in NAMED:
         assert callable(namesake(registry[name].spec))

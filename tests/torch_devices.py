@@ -70,11 +70,15 @@ class Spread:
         there = [x for x in self.arrays if x is not None]
         self.watched = adjoint.partner(self.spec)[0] is not None
         self.floats = [i for i, x in enumerate(there) if x.is_floating_point()]
+        if not self.spec.elementwise:
+            # What the body alone differentiates goes by torch's own rules, which may send.
+            names = [n for n in self.spec.arrays if n in self.call.arrays]
+            self.floats = [i for i in self.floats if names[i] in self.call.watched]
         self.given = there
 
     def run(self, given: Sequence[Any], along: Sequence[Any] = ()) -> tuple[Any, Any]:
         """Results and, if there is one, the gradient along `along` or what lies as the results."""
-        given = [x.requires_grad_(self.watched and x.is_floating_point()) for x in given]
+        given = [x.requires_grad_(self.watched and i in self.floats) for i, x in enumerate(given)]
         at = iter(given)
         out = tuple_of(self.function(*[None if x is None else next(at) for x in self.arrays]))
         if not self.watched:

@@ -2,7 +2,8 @@
 //
 // As in the rows schedule a thread holds HELD vectors of 16 bytes, and a row is that of some lanes
 // of a warp, of a block, or of one that reads again what it cannot hold; of the rest, a block keeps
-// in shared memory what fits. Where rows lie side by side, ALONE, each has one thread.
+// in shared memory what fits. Where rows lie side by side, ALONE, each has one thread. A SOFT target
+// is a row too: the probability of each class.
 #include "common/report.cuh"
 #include "common/rows.cuh"
 #include "common/total.cuh"
@@ -21,22 +22,18 @@ HD f32 quick_hyperbolic_tangent(f32 x) {
   return size < 0.25f ? fused(x * square, series, x) : x < 0 ? -far : far;
 }
 
-// An entry of an index of either width.
-DEVICE i64 entry_of(const void* p, i64 at, bool wide) {
-  return wide ? static_cast<const i64*>(p)[at] : i64(static_cast<const i32*>(p)[at]);
-}
-
-template <bool LOSS, bool GRADIENT, class T, int WAY, int HELD, bool WIDE, bool ADD>
+template <bool LOSS, bool GRADIENT, bool SOFT, class T, int WAY, int HELD, bool WIDE, bool ADD>
 struct Entropy {
   using A = Acc<T>;
   static constexpr Access ACCESS = WIDE ? VECTORS : STEPS;
   static constexpr int V = 16 / sizeof(T);
   static constexpr bool BY_BLOCK = WAY == BLOCK || WAY == LONG, LOOPS = WAY == LONG || WAY == ALONE;
-  static constexpr int RESIDENT = BY_BLOCK ? 1 : sizeof(T) == 8 || WAY == ALONE ? 2 : 3;
+  static constexpr bool FEW = sizeof(T) == 8 || WAY == ALONE || (SOFT && !WIDE);
+  static constexpr int RESIDENT = BY_BLOCK ? 1 : FEW ? 2 : 3;
 
   struct Args {
     const T* logits;
-    const void* target;
+    const void* target;  // an index for each row or, where SOFT, T for each logit
     const T* dloss;
     T* dlogits;
     T* loss;           // of each row, unless they are added up:
@@ -45,31 +42,37 @@ struct Entropy {
     f64 label_smoothing, z_loss, softcap;
     Report* listener;
     i64 classes, ignored, rows, ahead;
-    i64 step[2];       // of logits and dlogits
+    i64 step[3];       // of logits, dlogits and, where SOFT, target
     i32 n, log_lanes, kept, parts;
     u32 ticket, flags;
     Walk<0, 4, i64> walk;  // logits, target, dlogits; loss or dloss
   };
-  enum : u32 { WIDE_TARGET = 1, REDUCED = 2 };
+  enum : u32 { WIDE_TARGET = 1, REDUCED = 2, EQUAL_SHARES = 4 };
 
   // The largest logit, the sum of exponentials beside it, the sum of what logits exceed another
-  // one by, and the logit of the target.
+  // one by, and the logit of the target; where SOFT, that sum by probabilities, and their own.
   using State = Several<A, 4>;
   static DEVICE A nothing() { return -A(infinity()); }
   static DEVICE A base(A most) { return most == nothing() ? A(0) : most; }
+  // What logits exceed another one by: where SOFT, the largest.
+  static DEVICE A rebased(const State& s, A most) {
+    return SOFT ? fused(s.at[3], base(s.at[0]) - base(most), s.at[2]) : s.at[2];
+  }
   static DEVICE State join(const State& a, const State& b) {
     const bool first = a.at[0] >= b.at[0];
     const A low = first ? b.at[0] : a.at[0], most = larger(a.at[0], b.at[0]);
     const A less = first ? b.at[1] : a.at[1], more = first ? a.at[1] : b.at[1];
     const A sum = fused(less, quick_exponential(low - base(most)), more);
-    return {most, sum, a.at[2] + b.at[2], a.at[3] + b.at[3]};
+    return {most, sum, rebased(a, most) + rebased(b, most), a.at[3] + b.at[3]};
   }
 
   struct Row {
     const T* x;
+    const T* t;
     i32 end, rank, lanes;
     A cap, inverse;  // of the cap, 0 for none
     A from;          // what logits are compared with where targets are smoothed
+    A keep, spread;  // what is left of a probability, and what each class gets
     bool smooth;
   };
 
@@ -79,7 +82,16 @@ struct Entropy {
   static DEVICE bool there(const Row& row, i32 e) { return WIDE || e < row.end; }
   static DEVICE i32 element(const Row& row, i32 h) { return (row.rank + h * row.lanes) * V; }
 
-  static DEVICE void take(const Row& row, i32 e, const Vec<T, V>& v, State& s) {
+  static DEVICE Vec<T, V> fetch_soft(const Args& args, const Row& row, i32 e) {
+    if constexpr (SOFT) return fetch<V, ACCESS>(row.t, args.step[2], e, row.end);
+    return {};
+  }
+  static DEVICE A probability(const Row& row, const Vec<T, V>& t, int i) {
+    return fused(widen(t, i), row.keep, row.spread);
+  }
+
+  static DEVICE void take(
+      const Row& row, i32 e, const Vec<T, V>& v, const Vec<T, V>& t, State& s) {
     A x[V];
     widen(v, x);
     A most = s.at[0];
@@ -89,28 +101,43 @@ struct Entropy {
     }
     const A beside = base(most);
     A sum = s.at[1] * quick_exponential(s.at[0] - beside);
+    s.at[2] = rebased(s, most);
     UNROLL for (int i = 0; i < V; ++i) sum += quick_exponential(x[i] - beside);
     s.at[0] = most;
     s.at[1] = sum;
-    if (row.smooth) {
+    if constexpr (SOFT) {
+      UNROLL for (int i = 0; i < V; ++i) {
+        if (!there(row, e + i)) continue;
+        const A p = probability(row, t, i);
+        s.at[2] = fused(p, x[i] - beside, s.at[2]);
+        s.at[3] += p;
+      }
+    } else if (row.smooth) {
       UNROLL for (int i = 0; i < V; ++i) s.at[2] += there(row, e + i) ? x[i] - row.from : A(0);
     }
   }
 
-  // What becomes of an element: weight * exp(x - most) - spread, `hit` less at the target.
+  // What becomes of an element: weight * exp(x - most) - spread, `hit` less at the target; where
+  // SOFT, `hit` times its probability less.
   struct Slope {
     A most, weight, spread, hit;
     i32 target;
   };
 
   static DEVICE void put_slopes(
-      const Args& args, T* d, const Row& row, i32 e, const Vec<T, V>& v, const Slope& slope) {
+      const Args& args, T* d, const Row& row, i32 e, const Vec<T, V>& v, const Vec<T, V>& t,
+      const Slope& slope) {
     A x[V];
     widen(v, x);
     UNROLL for (int i = 0; i < V; ++i) {
       const A capped_x = capped(row, x[i]), curve = capped_x * row.inverse;
-      A y = quick_exponential(capped_x - slope.most) * slope.weight - slope.spread;
-      if (e + i == slope.target) y -= slope.hit;
+      A y = quick_exponential(capped_x - slope.most) * slope.weight;
+      if constexpr (SOFT) {
+        y -= slope.hit * probability(row, t, i);
+      } else {
+        y -= slope.spread;
+        if (e + i == slope.target) y -= slope.hit;
+      }
       x[i] = row.cap > 0 ? y * (1 - curve * curve) : y;
     }
     put_vector(args, d, e, x);
@@ -145,26 +172,33 @@ struct Entropy {
     const bool reduced = args.flags & REDUCED;
 
     i64 target = args.ignored;
-    if (exists) target = entry_of(args.target, at[1], args.flags & WIDE_TARGET);
-    Report* const listener = row.rank == 0 ? args.listener : nullptr;
-    const bool counts = target != args.ignored &&
-                        valid(target, args.classes, listener, args.ticket, number);
+    bool counts = exists;
+    if constexpr (!SOFT) {
+      if (exists) target = entry_of(args.target, at[1], args.flags & WIDE_TARGET);
+      Report* const listener = row.rank == 0 ? args.listener : nullptr;
+      counts = target != args.ignored &&
+               valid(target, args.classes, listener, args.ticket, number);
+    }
     // Rows that do not count are not read.
     row.x = args.logits + at[0];
+    row.t = static_cast<const T*>(args.target) + (SOFT ? at[1] : 0);
     row.end = counts ? args.n : 0;
     row.cap = A(args.softcap);
     row.inverse = row.cap > 0 ? A(1) / row.cap : A(0);
     row.smooth = args.label_smoothing > 0;
     row.from = 0;
+    row.keep = 1 - A(args.label_smoothing);
+    row.spread = A(args.label_smoothing) / A(args.n);
 
-    Vec<T, V> held[HELD];
+    Vec<T, V> held[HELD], soft[HELD];
     UNROLL for (int h = 0; h < HELD; ++h) {
       held[h] = fetch<V, ACCESS>(row.x, args.step[0], element(row, h), row.end);
+      soft[h] = fetch_soft(args, row, element(row, h));
     }
     State s{nothing(), A(0), A(0), A(0)};
     if (counts) {
-      if (row.rank == 0) s.at[3] = capped(row, widen(row.x[target * args.step[0]]));
-      const A first = row.smooth ? capped(row, widen(row.x[0])) : A(0);
+      if (!SOFT && row.rank == 0) s.at[3] = capped(row, widen(row.x[target * args.step[0]]));
+      const A first = !SOFT && row.smooth ? capped(row, widen(row.x[0])) : A(0);
       if (first - first == 0) row.from = first;
     }
     if constexpr (WAY == BLOCK && WIDE) {
@@ -173,26 +207,29 @@ struct Entropy {
         i64 next[4];
         args.walk.template offsets<1>(number + args.ahead, next);
         UNROLL for (int h = 0; h < HELD; ++h) {
-          if (element(row, h) < args.n) prefetch<V>(args.logits + next[0] + element(row, h));
+          if (element(row, h) >= args.n) continue;
+          prefetch<V>(args.logits + next[0] + element(row, h));
+          if (SOFT) prefetch<V>(row.t - at[1] + next[1] + element(row, h));
         }
       }
     }
     UNROLL for (int h = 0; h < HELD; ++h) {
-      if (element(row, h) < row.end) take(row, element(row, h), held[h], s);
+      if (element(row, h) < row.end) take(row, element(row, h), held[h], soft[h], s);
     }
     extern __shared__ __align__(16) u32 chip[];
     Vec<T, V>* const room = reinterpret_cast<Vec<T, V>*>(chip) + threadIdx.x;
     if constexpr (LOOPS) {
-      constexpr int MANY = WIDE ? 4 : 1;
+      constexpr int MANY = WIDE ? (SOFT ? 2 : 4) : 1;
       for (i32 h = HELD; element(row, h) < row.end; h += MANY) {
-        Vec<T, V> more[MANY];
+        Vec<T, V> more[MANY], beside[MANY];
         UNROLL for (int k = 0; k < MANY; ++k) {
           more[k] = fetch<V, ACCESS>(row.x, args.step[0], element(row, h + k), row.end);
+          beside[k] = fetch_soft(args, row, element(row, h + k));
         }
         UNROLL for (int k = 0; k < MANY; ++k) {
           if (element(row, h + k) >= row.end) continue;
           if (GRADIENT && h + k - HELD < args.kept) room[(h + k - HELD) * blockDim.x] = more[k];
-          take(row, element(row, h + k), more[k], s);
+          take(row, element(row, h + k), more[k], beside[k], s);
         }
       }
     }
@@ -216,6 +253,7 @@ struct Entropy {
         hit = fused(hit, 1 - smooth, mean * smooth);
       }
       A loss = log_sum - hit;
+      if constexpr (SOFT) loss = fused(log_sum, s.at[3], -s.at[2]);
       if (z > 0) loss = fused(norm * z, norm, loss);
       if (!counts) loss = 0;
       if (!reduced) {
@@ -239,16 +277,18 @@ struct Entropy {
       }
       A share = LOSS ? A(1) : widen(args.dloss[reduced ? 0 : at[3]]);
       if (args.parts) share = share / A(number_of(args));
+      if (SOFT && args.flags & EQUAL_SHARES) share = share / A(args.rows);
       Slope slope;
       slope.most = most;
-      slope.weight = share / s.at[1];
-      if (z > 0) slope.weight *= 1 + 2 * z * norm;
+      A pull = SOFT ? s.at[3] : A(1);
+      if (z > 0) pull += 2 * z * norm;
+      slope.weight = share / s.at[1] * pull;
       slope.spread = share * smooth / A(args.n);
-      slope.hit = share * (1 - smooth);
+      slope.hit = SOFT ? share : share * (1 - smooth);
       slope.target = i32(target);
       UNROLL for (int h = 0; h < HELD; ++h) {
         const i32 e = element(row, h);
-        if (e < row.end) put_slopes(args, d, row, e, held[h], slope);
+        if (e < row.end) put_slopes(args, d, row, e, held[h], soft[h], slope);
       }
       if constexpr (LOOPS) {
         for (i32 h = HELD; element(row, h) < row.end; ++h) {
@@ -259,7 +299,7 @@ struct Entropy {
           } else {
             v = fetch<V, ACCESS>(row.x, args.step[0], e, row.end);
           }
-          put_slopes(args, d, row, e, v, slope);
+          put_slopes(args, d, row, e, v, fetch_soft(args, row, e), slope);
         }
       }
     }
@@ -267,11 +307,17 @@ struct Entropy {
 };
 
 template <class T, int WAY, int HELD, bool WIDE, bool ADD>
-using CrossEntropy = Entropy<true, false, T, WAY, HELD, WIDE, ADD>;
+using CrossEntropy = Entropy<true, false, false, T, WAY, HELD, WIDE, ADD>;
 template <class T, int WAY, int HELD, bool WIDE, bool ADD>
-using CrossEntropyBackward = Entropy<false, true, T, WAY, HELD, WIDE, ADD>;
+using CrossEntropyBackward = Entropy<false, true, false, T, WAY, HELD, WIDE, ADD>;
 template <class T, int WAY, int HELD, bool WIDE, bool ADD>
-using CrossEntropyWithGradient = Entropy<true, true, T, WAY, HELD, WIDE, ADD>;
+using CrossEntropyWithGradient = Entropy<true, true, false, T, WAY, HELD, WIDE, ADD>;
+template <class T, int WAY, int HELD, bool WIDE, bool ADD>
+using SoftCrossEntropy = Entropy<true, false, true, T, WAY, HELD, WIDE, ADD>;
+template <class T, int WAY, int HELD, bool WIDE, bool ADD>
+using SoftCrossEntropyBackward = Entropy<false, true, true, T, WAY, HELD, WIDE, ADD>;
+template <class T, int WAY, int HELD, bool WIDE, bool ADD>
+using SoftCrossEntropyWithGradient = Entropy<true, true, true, T, WAY, HELD, WIDE, ADD>;
 
 // How many targets are classes and not ignored; each block leaves the number of its run.
 struct Counts {

@@ -13,13 +13,16 @@ from baracuda.ops.gated import *
 from baracuda.ops.indexing import *
 from baracuda.ops.linear_cross_entropy import *
 from baracuda.ops.loss import *
+from baracuda.ops.nll_loss import *
 from baracuda.ops.norm import *
 from baracuda.ops.pooling import *
+from baracuda.ops.prelu import *
 from baracuda.ops.rectifiers import *
 from baracuda.ops.rope import *
 from baracuda.ops.self_gated import *
 from baracuda.ops.shrinks import *
 from baracuda.ops.sigmoids import *
+from baracuda.ops.soft_target_cross_entropy import *
 from baracuda.ops.softmax import *
 
 # Each family exports what it registers. Type checkers go by the imports: mypy takes a list that is

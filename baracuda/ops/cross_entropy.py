@@ -10,6 +10,7 @@ from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
 from baracuda.libraries import Array, library_of
 from baracuda.op import op
+from baracuda.reductions import classes, hits
 from baracuda.spec import Case, Kernel
 
 __all__ = [
@@ -78,10 +79,7 @@ class _Rows(NamedTuple):
 
 def _rows(logits: Array, target: Array, axis: int, ignore_index: int, softcap: float) -> _Rows:
     xp = library_of(logits).xp
-    target = xp.expand_dims(target, axis=axis)
-    counts = (target != ignore_index) & (target >= 0) & (target < logits.shape[axis])
-    native = xp.__array_namespace_info__().default_dtypes()["indexing"]
-    at = xp.astype(xp.where(counts, target, 0), native, copy=False)
+    counts, at = classes(xp.expand_dims(target, axis=axis), logits.shape[axis], ignore_index)
     number = xp.astype(xp.sum(xp.astype(counts, xp.int32)), logits.dtype)
     if library_of(logits).differentiates:
         # Infinities in rows that do not count are not to meet a slope of 0.
@@ -118,14 +116,11 @@ def _gradient(
     rows: _Rows, axis: int, label_smoothing: float, z_loss: float, dloss: Array | int
 ) -> Array:
     """``dloss`` times the slope of the loss of each row; 0 in the rows that do not count."""
-    library = library_of(rows.total)
-    xp, n = library.xp, rows.shifted.shape[axis]
+    xp, n = library_of(rows.total).xp, rows.shifted.shape[axis]
     weight = dloss / rows.total
     if z_loss:
         weight = weight * (1 + 2 * z_loss * (rows.largest + rows.log_total))
-    classes = xp.arange(n, dtype=rows.at.dtype, device=library.device_of(rows.at))
-    here = xp.reshape(classes, (-1, *(1,) * (rows.shifted.ndim - axis - 1))) == rows.at
-    pull = xp.astype(here, rows.shifted.dtype) * (1 - label_smoothing)
+    pull = xp.astype(hits(rows.at, axis, n), rows.shifted.dtype) * (1 - label_smoothing)
     if label_smoothing:
         pull = pull + label_smoothing / n
     return xp.where(rows.counts, xp.exp(rows.shifted) * weight - pull * dloss, 0) * rows.slope

@@ -75,7 +75,7 @@ def peers(row: Row, arrays: list[Array], compiled: bool = True) -> dict[str, Tas
         out |= _liger_rows(row, arrays)
     if row.op in ("swiglu", "swiglu_backward", "geglu", "geglu_backward"):
         out |= _liger_gated(row, arrays)
-    if "cross_entropy" in row.op and "binary" not in row.op:
+    if "cross_entropy" in row.op and "target" in registry[row.op].spec.integers:
         out |= _liger_entropy(row, arrays)
     return out | quack(row, arrays)
 

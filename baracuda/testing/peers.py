@@ -297,6 +297,47 @@ def cross_entropy_with_gradient(xp: Any, logits: Array, target: Array) -> tuple[
     return cross_entropy(xp, logits, target), cross_entropy_backward(xp, one, logits, target)
 
 
+def soft_target_cross_entropy(xp: Any, logits: Array, target: Array) -> Array:
+    if hasattr(xp, "nn"):
+        return xp.nn.functional.cross_entropy(logits, target)
+    shifted = logits - xp.max(logits, -1, keepdims=True)
+    log = shifted - xp.log(xp.sum(xp.exp(shifted), -1, keepdims=True))
+    return -xp.sum(target * log) / logits.shape[0]
+
+
+def soft_target_cross_entropy_backward(
+    xp: Any, dloss: Array, logits: Array, target: Array
+) -> Array:
+    d = softmax(xp, logits) * xp.sum(target, -1)[..., None] - target
+    return d * (dloss / logits.shape[0])
+
+
+def soft_target_cross_entropy_with_gradient(
+    xp: Any, logits: Array, target: Array
+) -> tuple[Array, Array]:
+    one = xp.ones_like(logits[0, 0])
+    loss = soft_target_cross_entropy(xp, logits, target)
+    return loss, soft_target_cross_entropy_backward(xp, one, logits, target)
+
+
+def nll_loss(xp: Any, x: Array, target: Array, *, axis: int = -1) -> Array:
+    if hasattr(xp, "nn"):
+        return xp.nn.functional.nll_loss(x, target)
+    return -xp.mean(xp.take_along_axis(x, xp.expand_dims(target, axis), axis))
+
+
+def nll_loss_backward(
+    xp: Any, dloss: Array, target: Array, *, x_shape: tuple[int, ...], axis: int = -1
+) -> Array:
+    if hasattr(xp, "nn"):
+        like, number = dloss.new_empty(x_shape), xp.full_like(dloss, target.numel())
+        kind = "nll_loss2d_backward" if len(x_shape) == 4 else "nll_loss_backward"
+        return getattr(xp.ops.aten, kind)(dloss, like, target, None, 1, -100, number)
+    dx = xp.zeros(x_shape, dtype=dloss.dtype)
+    xp.put_along_axis(dx, xp.expand_dims(target, axis), -dloss / target.size, axis)
+    return dx
+
+
 def linear_cross_entropy(xp: Any, hidden: Array, weight: Array, target: Array) -> Array:
     return cross_entropy(xp, hidden @ weight.T, target)
 
@@ -321,6 +362,8 @@ EXPRESSIONS: dict[str, Expression] = {
         glu, reglu, swiglu, geglu, glu_backward, reglu_backward, swiglu_backward, geglu_backward,
         lerp, lerp_backward, rope, rope_backward, lp_pool2d, lp_pool2d_backward, gather,
         gather_backward, cross_entropy, cross_entropy_backward, cross_entropy_with_gradient,
+        soft_target_cross_entropy, soft_target_cross_entropy_backward,
+        soft_target_cross_entropy_with_gradient, nll_loss, nll_loss_backward,
         linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_with_gradient,
         rms_norm, rms_norm_backward, layer_norm, layer_norm_backward,
         add_rms_norm, add_rms_norm_backward, add_layer_norm, add_layer_norm_backward, softmax,

@@ -127,7 +127,9 @@ def host_rows(quick: bool) -> list[Row]:
         rows += _pools(image, k, s, p)
     rows += _norms((n, n)) + _softmaxes((n, n))
     rows += _softmaxes((n, n), 0, ("softmax", "softmax_backward"))
+    rows += _prelus(image, 64) + _prelus((n, n), n)
     rows += _losses((n, n)) + _entropies(n // 4, 8 * n, ENTROPIES[:3])
+    rows += _likelihoods((n // 4, 8 * n)) + _soft_targets((n // 4, 2 * n))
     rows += _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16)
     square = (n, n)
     for axis in (1, 0):
@@ -165,9 +167,11 @@ def device_rows(dtype: str) -> list[Row]:
     for n in (1024, 4096, 8192, 16384):
         rows += _norms((8192, n)) + _softmaxes((8192, n))
     rows += _softmaxes(square, 0, ("softmax", "softmax_backward"))
+    rows += _prelus(image, 64) + _prelus((8192, 8192), 8192) + _prelus(flat, 1)
     rows += _losses(flat)
     for v in (32000, 128256):
-        rows += _entropies(8192, v, ENTROPIES[:3])
+        rows += _entropies(8192, v, ENTROPIES[:3]) + _likelihoods((8192, v))
+    rows += _likelihoods((32, 21, 512, 512), 1) + _soft_targets((8192, 32000))
     large = dtype == "bfloat16"
     rows += _entropies(*((16384, 128256) if large else (4096, 32000)), ENTROPIES[3:], 4096)
     for row in _scatters():
@@ -230,9 +234,20 @@ ENTROPIES = (
 )  # fmt: skip
 
 
+def _prelus(x: Shape, slopes: int) -> list[Row]:
+    """PReLU with a slope of each channel, or one of all, and its gradients."""
+    label = f"{_listed(x)} and [{slopes}]"
+    shapes: Shapes = (x, (slopes,))
+    return [Row("prelu", label, shapes, {}), Row("prelu_backward", label, (x, *shapes), {})]
+
+
+def _listed(x: Shape) -> str:
+    return f"{list(x)}" if len(x) > 1 else f"[2^{x[0].bit_length() - 1}]"
+
+
 def _losses(x: Shape) -> list[Row]:
     """The means of losses of pairs, and their gradients."""
-    label = f"{list(x)}" if len(x) > 1 else f"[2^{x[0].bit_length() - 1}]"
+    label = _listed(x)
     return [
         Row(op, label, shapes, {})
         for loss in PAIRED
@@ -245,6 +260,27 @@ def _entropies(rows: int, v: int, ops: Sequence[str], d: int = 0) -> list[Row]:
     label = f"[{rows}, {d}] x [{v}, {d}]" if d else f"[{rows}, {v}]"
     shapes: Shapes = ((rows, d), (v, d), (rows,)) if d else ((rows, v), (rows,))
     return [Row(op, label, ((), *shapes) if op.endswith("_backward") else shapes, {}) for op in ops]
+
+
+def _soft_targets(x: Shape) -> list[Row]:
+    """Mean cross entropies of rows of logits and of probabilities, and their gradients."""
+    op, label = "soft_target_cross_entropy", f"{list(x)}"
+    return [
+        Row(op, label, (x, x), {}),
+        Row(f"{op}_backward", label, ((), x, x), {}),
+        Row(f"{op}_with_gradient", label, (x, x), {}),
+    ]
+
+
+def _likelihoods(x: Shape, axis: int = -1) -> list[Row]:
+    """Mean negative log-likelihoods of classes along an axis, and their gradients."""
+    label, options = f"{list(x)}", {} if axis == -1 else {"axis": axis}
+    label += "".join(f" axis {axis}" for axis in options.values())
+    target = tuple(n for at, n in enumerate(x) if at != axis % len(x))
+    return [
+        Row("nll_loss", label, (x, target), options),
+        Row("nll_loss_backward", label, ((), target), {**options, "x_shape": x}),
+    ]
 
 
 def _norms(x: Shape) -> list[Row]:
@@ -267,10 +303,18 @@ def _softmaxes(x: Shape, axis: int = -1, ops: Sequence[str] = ()) -> list[Row]:
     return [Row(op, label, (x,) * (1 + op.endswith("_backward")), options) for op in kinds]
 
 
+# Inputs of which an element is read for each index alone.
+PICKED = {"nll_loss": "x"}
+
+
 def ideal_bytes(problem: Problem) -> int:
     """Each input read once and each output written once; what is broadcast lies there once."""
-    total = 0
+    total, picked = 0, PICKED.get(problem.spec.name)
     for x in (*problem.given, *problem.outputs):
+        if x.name == picked:
+            indices = next(i for i in problem.given if i.name in problem.spec.integers)
+            total += indices.size * named(x.dtype).itemsize
+            continue
         strides = x.strides or layouts.contiguous(x.shape)
         there = [n for n, s in zip(x.shape, strides, strict=True) if s]
         total += math.prod(there) * named(x.dtype).itemsize

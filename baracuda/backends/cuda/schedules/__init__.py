@@ -1,9 +1,11 @@
 """The schedules by the names that ops give them."""
 
 from baracuda.backends.cuda.schedules import (
+    channels,
     cross_entropy,
     elementwise,
     gather,
+    nll_loss,
     reduce,
     rope,
     rows,
@@ -23,6 +25,8 @@ PLANNERS: dict[str, Planner] = {
     "gather": gather.plan,
     "scatter": scatter.plan,
     "rows": rows.plan,
+    "channels": channels.plan,
+    "nll_loss": nll_loss.plan,
 }
 
 VARIANTS: dict[str, Variants] = {

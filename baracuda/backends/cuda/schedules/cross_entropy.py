@@ -1,4 +1,7 @@
-"""Cross entropy: a row of logits on chip, one look at its target, losses added up by blocks."""
+"""Cross entropy: a row of logits on chip, one look at its target, losses added up by blocks.
+
+A soft target is a row beside that of the logits: it has their axes.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,11 @@ from baracuda.spec import Refusal
 _HELD, _MOST = {8: 2}, {8: 512}
 # Blocks that count targets, and how many each has to have for another one.
 _COUNTERS, _RUN = 64, 4096
+# Run-time values of the kernel, the first of which an op has.
+_SCALARS = 3
 # Bytes of shared memory that are not for logits.
 _FIXED = 4 << 10
-_WIDE_TARGET, _REDUCED = 1, 2
+_WIDE_TARGET, _REDUCED, _EQUAL_SHARES = 1, 2, 4
 
 
 class Way(NamedTuple):
@@ -30,19 +35,22 @@ class Way(NamedTuple):
     how : rows.Shares
     wide : bool
         By vectors.
+    most : int
+        Threads of the largest block.
     kept : int
         Vectors of a thread in shared memory.
     dims : list of Dim
         Of the rows; logits, target, dlogits, and loss or dloss along them.
     steps : tuple of int
-        From class to class, of logits and dlogits.
+        From class to class, of logits, dlogits and a soft target.
     """
 
     how: rows.Shares
     wide: bool
+    most: int
     kept: int
     dims: list[Dim]
-    steps: tuple[int, int]
+    steps: tuple[int, int, int]
 
 
 def plan(call: Call) -> Steps:
@@ -52,18 +60,21 @@ def plan(call: Call) -> Steps:
     logits, target = call.view("logits"), call.view("target")
     dlogits, loss, dloss = outs.get("dlogits"), outs.get("loss"), call.given("dloss")
     small = loss or dloss
-    n, count = logits.shape[problem.options["axis"]], prod(target.shape)
+    n, count = logits.shape[problem.options["axis"]], _count(call)
+    soft = not problem.spec.integers
     if n > rows._LONGEST:
         raise Refusal(f"counts at most {rows._LONGEST} classes")
     reduced = problem.options["reduction"] != "none"
     mean = problem.options["reduction"] == "mean"
-    flat = (0,) * len(target.shape)
+    flat = (0,) * (len(logits.shape) - 1)
     over = _way(call, [
         logits.strides, target.strides, (dlogits or logits).strides,
         flat if small is None or reduced else small.strides,
     ])  # fmt: skip
     blocks = -(-count // over.how.groups)
-    parts = min(max(-(-count // _RUN), 1), _COUNTERS) if mean and count else 0
+    if blocks >= 2**31:
+        raise Refusal("counts at most 2^31 blocks")
+    parts = min(max(-(-count // _RUN), 1), _COUNTERS) if mean and count and not soft else 0
 
     # What a kernel has no use for is the address of something else.
     workspaces: list[tuple[Shape, str]] = []
@@ -80,10 +91,16 @@ def plan(call: Call) -> Steps:
         front = [*[(slot, 0) for slot in slots], sums, counts]
         steps.append(_rows(call, over, blocks, parts, front))
     if reduced and loss is not None:
-        share = 1.0 if parts or not mean else math.nan
+        share = 1.0 if parts or not mean else 1 / count if count else math.nan
         out = (loss.slot, 0)
         steps.append(reduce.total(call, blocks, share, sums, counts, out, parts))
     return Steps(tuple(steps), tuple(workspaces))
+
+
+def _count(call: Call) -> int:
+    """How many rows there are."""
+    shape, axis = call.view("logits").shape, call.problem.options["axis"]
+    return prod((*shape[:axis], *shape[axis + 1 :]))
 
 
 def _way(call: Call, strides: list[Shape]) -> Way:
@@ -94,12 +111,18 @@ def _way(call: Call, strides: list[Shape]) -> Way:
     dims = merged(outer, every)
     if len(dims) > MOST_DIMS:
         raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
-    steps = strides[0][axis], strides[2][axis]
+    soft = len(strides[1]) == len(shape)
+    steps = strides[0][axis], strides[2][axis], strides[1][axis] if soft else 1
     width = WIDEST // call.itemsize
-    numbers = [n, *[s for d in dims for s in (d.strides[0], d.strides[2])]]
-    wide = steps == (1, 1) and divisor(numbers, call.elements()) == width
-    held = _HELD.get(call.itemsize, 4)
-    how = rows.shares(n, width, held, _MOST.get(call.itemsize, rows._MOST))
+    # Of an index for each row, any step.
+    whole = slice(None, 3, None if soft else 2)
+    numbers = [n, *[s for d in dims for s in d.strides[whole]]]
+    wide = steps == (1, 1, 1) and divisor(numbers, call.elements()) == width
+    # Two rows are held where a target is one too.
+    held = _HELD.get(call.itemsize, 4) // (1 + soft)
+    # Single elements of both take more registers.
+    most = rows._SINGLE if soft and not wide else _MOST.get(call.itemsize, rows._MOST)
+    how = rows.shares(n, width, held, most)
     if dims and abs(dims[0].strides[0]) < abs(steps[0]):
         # Rows side by side: threads side by side have one each.
         how = rows.Shares("ALONE", 1, THREADS, held)
@@ -107,31 +130,34 @@ def _way(call: Call, strides: list[Shape]) -> Way:
     if how.way == "LONG":
         room = (call.facts.shared_per_block - _FIXED) // (how.threads * WIDEST)
         kept = max(min(room, -(-n // (how.threads * width)) - held), 0)
-    return Way(how, wide, kept, dims, steps)
+    return Way(how, wide, most, kept, dims, steps)
 
 
 def _rows(
     call: Call, over: Way, blocks: int, parts: int, front: list[reduce.Place]
 ) -> Step:  # fmt: skip
     problem, how = call.problem, over.how
-    options, count = problem.options, prod(call.view("target").shape)
+    options, count = problem.options, _count(call)
     n = call.view("logits").shape[options["axis"]]
     ahead = 0
     if how.way == "BLOCK" and how.threads >= rows._LARGE:
         ahead = rows._PROCESSORS * (rows._MOST // how.threads)
     scalars = len(problem.spec.scalars)
-    packer = Packer(True).pointers(len(front)).add("d", *[0.0] * scalars)
-    packer.add("Q", call.listener).add("q", n, options["ignore_index"], count, ahead, *over.steps)
+    packer = Packer(True).pointers(len(front)).add("d", *[0.0] * _SCALARS)
+    ignored = options.get("ignore_index", 0)
+    packer.add("Q", call.listener).add("q", n, ignored, count, ahead, *over.steps)
     packer.add("i", n, how.lanes.bit_length() - 1, over.kept, parts)
     flags = _WIDE_TARGET * (problem.index_dtype == "int64")
     flags |= _REDUCED * (options["reduction"] != "none")
+    if not problem.spec.integers and options["reduction"] == "mean":
+        flags |= _EQUAL_SHARES
     arguments = packer.add("I", call.ticket, flags).walk(over.dims, 4).done()
     schedule = (
         f"{call.functor}<{call.type}, {how.way}, {how.held}, {flag(over.wide)}, {flag(call.add)}>"
     )
     tags = (how.way.lower(), "wide" if over.wide else "strided", *["add"] * call.add)
     by_block = how.way in ("BLOCK", "LONG")
-    bound = _MOST.get(call.itemsize, rows._MOST) if by_block else THREADS
+    bound = over.most if by_block else THREADS
     entry = call.entry(schedule, len(arguments), *tags, threads=bound)
     shared = over.kept * how.threads * WIDEST
     return Step(entry, (blocks, 1), arguments, front, scalars, shared, how.threads)

@@ -1,0 +1,103 @@
+"""Channels: elementwise with a parameter of each channel, whose gradient is a sum over the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from baracuda.backends.cuda.geometry import Packer, View, count, divisor, reach, split, wide
+from baracuda.backends.cuda.schedules import rows
+from baracuda.backends.cuda.schedules.elementwise import LAYOUTS, Operand, Way, way
+from baracuda.backends.cuda.steps import THREADS, Call, Step, Steps, flag
+from baracuda.spec import Refusal
+
+# Vectors of each input in flight per thread, by the number of inputs, within a channel and of
+# channels beside each other, for which a thread loads a vector of parameters first; how often it
+# does that at least where it adds up; runs whose sums are added up, at most.
+_DEPTH, _ROUNDS, _MOST = {1: (1, 4), 2: (2, 2)}, 4, 1024
+# Lanes of a warp; items of a run of channels beside each other, so that their sums have few bytes.
+_WARP, _RUN = 32, 128
+
+
+class Lie(NamedTuple):
+    """How channels lie.
+
+    Attributes
+    ----------
+    over : Way
+        Over what each has.
+    width : int
+        Elements of an access.
+    lanes : int
+        Accesses beside each other, each of as many channels; 0 where they are within a channel.
+    """
+
+    over: Way
+    width: int
+    lanes: int
+
+
+def plan(call: Call) -> Steps:
+    """One kernel, and one more where the parameter has a gradient."""
+    form, scalars = call.problem.signature, len(call.problem.spec.scalars)
+    *loads, weight = [call.view(p.name) for p in form.inputs]
+    whole, *sums = [call.out(i) for i in range(len(form.outputs))]
+    labels = [label.name for label in form.outputs[0].labels(call.problem.axes)]
+    (term,) = form.inputs[-1].terms
+    # Without an axis of channels there is one.
+    axis = labels.index(term.name) if term.name in labels else len(labels)
+    channels, views = prod(whole.shape[axis : axis + 1]), [*loads, whole]
+    if not channels:
+        return Steps(())
+    steps = [v.strides[axis] for v in views] if channels > 1 else [0] * len(views)
+    over, width, lanes = _lie(call, views, axis, steps)
+    depth, rounds = _DEPTH[len(loads)][lanes > 0], 1
+    each = THREADS // max(lanes, 1) * depth
+    if sums:
+        rounds = max(_ROUNDS, -(-over.items // (each * _MOST)), lanes and _RUN // each)
+    tiles = -(-channels // (lanes * width)) if lanes else channels
+    runs = max(-(-over.items // (each * rounds)), 1)
+    if runs * tiles >= 2**31:
+        raise Refusal("counts at most 2^31 blocks")
+
+    steps.append(weight.strides[0] if channels > 1 else 0)
+    packer = Packer(wide(
+        channels * count(over.dims), reach(over.dims) + (channels - 1) * max(map(abs, steps))
+    ))  # fmt: skip
+    slots = [*(v.slot for v in (*loads, weight, whole)), *[call.workspace()] * len(sums)]
+    packer.pointers(len(slots)).add("d", *[0.0] * scalars)
+    packer.extents(tiles if lanes else runs, code="I").add("i", max(lanes, 1).bit_length() - 1)
+    packer.indices(over.items, over.tail, each * rounds, channels, *steps, *[0] * (len(steps) % 2))
+    packer.walk(split(over.dims, over.width), len(views), over.kind)
+    arguments, integer = packer.done(), packer.type
+    schedule = (
+        f"Channels<{call.functor}, {call.type}, {width}, {depth}, {flag(lanes)}, {over.kind}, "
+        f"{integer}, {flag(call.add)}>"
+    )
+    tags = ("beside" if lanes else LAYOUTS[over.kind], f"v{width}", integer, *["add"] * call.add)
+    entry = call.entry(schedule, len(arguments), *tags)
+    step = Step(entry, (runs * tiles, 1), arguments, [(slot, 0) for slot in slots], scalars)
+    there = (step,) if prod(whole.shape) else ()
+    if not sums:
+        return Steps(there)
+    last = rows.adders(call, sums, channels, runs if there else 0)
+    return Steps((*there, last), (((runs, channels), call.accumulate_dtype),))
+
+
+def _lie(call: Call, views: Sequence[View], axis: int, steps: Sequence[int]) -> Lie:
+    """Vectors along what a channel has, or along channels where these are closer together."""
+    shape, channels = views[-1].shape, prod(views[-1].shape[axis : axis + 1])
+    rest = (*shape[:axis], *shape[axis + 1 :])
+    # What divides the step from channel to channel divides where each begins.
+    over = way(call, rest, [
+        Operand(v.slot, step, (*v.strides[:axis], *v.strides[axis + 1 :]))
+        for v, step in zip(views, steps, strict=True)
+    ])  # fmt: skip
+    dims = over.dims
+    if channels == 1 or (dims and abs(dims[0].strides[-1]) < abs(steps[-1])):
+        return Lie(over, over.width, 0)
+    numbers = [channels, *(s for d in dims for s in d.strides)]
+    width = divisor(numbers, call.elements()) if all(step == 1 for step in steps) else 1
+    lanes = min(1 << (channels // width - 1).bit_length(), _WARP)
+    return Lie(Way(dims, 0, 1, count(dims), 0), width, lanes)

@@ -1,0 +1,131 @@
+"""Negative log-likelihood: a look at one element of each row, a gradient that is 0 but there."""
+
+from __future__ import annotations
+
+from math import prod
+
+from baracuda.backends.cuda.geometry import (
+    MOST_DIMS,
+    Dim,
+    Packer,
+    View,
+    divisor,
+    merged,
+    reach,
+    wide,
+)
+from baracuda.backends.cuda.schedules.reduce import Place
+from baracuda.backends.cuda.steps import THREADS, Call, Step, Steps, blocks, flag
+from baracuda.layouts import Shape
+from baracuda.spec import Refusal
+
+# Flags of cuda_src/nll_loss.cu.
+_WIDE_TARGET, _EACH, _WEIGHTED, _COSTS, _MEAN = 1, 2, 4, 8, 16
+# Sums that the last block adds up; those that every warp does, each of so many rows at least.
+_MOST, _PARTS, _RUN = 4096, 64, 4096
+# Vectors of a thread along classes; classes for which it keeps the targets of rows.
+_DEPTH, _CLASSES = {"i32": 4, "i64": 2}, 16
+
+
+def plan(call: Call) -> Steps:
+    """One kernel over all rows; after it their sum, or before it what they count."""
+    return (_gradient if call.problem.spec.adjoint_of else _losses)(call)
+
+
+def _losses(call: Call) -> Steps:
+    options, x, out = call.problem.options, call.view("x"), call.out()
+    target, reduction = call.view("target"), options["reduction"]
+    rows, sums, each = prod(target.shape), (call.workspace(), 0), reduction == "none"
+    run = THREADS if each else max(THREADS, -(-rows // _MOST))
+    many, steps = -(-rows // run), []
+    if rows:
+        dims = _dims(target, _but(x.strides, options["axis"]), out.strides if each else None)
+        places = [(x.slot, 0), (out.slot, 0), (out.slot, 0) if each else sums]
+        along, flags = x.strides[options["axis"]], _COSTS | _EACH * each
+        steps.append(_looked_up(call, dims, places, run, along, flags))
+    if each:
+        return Steps(tuple(steps))
+    packer = Packer(True).pointers(2).add("i", many).add("I", _MEAN * (reduction == "mean"))
+    arguments = packer.done()
+    entry = call.entry(f"NllTotal<{call.type}>", len(arguments), "total", threads=1024)
+    last = Step(entry, (1, 1), arguments, [sums, (out.slot, 0)])
+    return Steps((*steps, last), (((max(many, 1), 2), call.accumulate_dtype),))
+
+
+def _gradient(call: Call) -> Steps:
+    options, dloss, dx = call.problem.options, call.view("dloss"), call.out()
+    target, axis = call.view("target"), options["axis"]
+    n, step, rows = dx.shape[axis], dx.strides[axis], prod(target.shape)
+    each = options["reduction"] == "none"
+    if not n * rows:
+        return Steps(())
+    dims = _dims(target, dloss.strides if each else None, _but(dx.strides, axis))
+    # Rows that lie beside each other are written side by side.
+    inner = dims[0] if dims else Dim(1, (0, 0, 0))
+    across, most = step != 1 and inner.strides[2] == 1, call.elements()
+    strides = [d.strides[2] for d in dims[across:]]
+    width = divisor([inner.extent if across else n, step * across, *strides], most)
+    width = width if across or step == 1 else 1
+    vectors = inner.extent // width if across else n // width
+    runs = -(-n // _CLASSES) if across else 1
+    items = rows // inner.extent * runs * vectors if across else rows * vectors
+    run = max(_RUN, -(-rows // _PARTS))
+    parts = -(-rows // run) if options["reduction"] == "mean" else 0
+
+    sums = (call.workspace(), 0) if parts else (dx.slot, 0)
+    packer = Packer(wide(n * rows, items, reach(dims) + n * abs(step)))
+    _targets(call, packer, 0, call.listener)
+    packer.add("i", parts, _CLASSES).indices(items, step, *inner.strides[:2])
+    packer.extents(vectors, runs).walk(dims, 3)
+    arguments, integer = packer.done(), packer.type
+    schedule = f"NllLossBackward<{call.type}, {width}, {flag(across)}, {integer}, {flag(call.add)}>"
+    tags = ("across" if across else "along", f"v{width}", integer, *["add"] * call.add)
+    entry = call.entry(schedule, len(arguments), *tags)
+    grid = blocks(items, 1 if across else _DEPTH[integer]), 1
+    places = [(dloss.slot, 0), (dx.slot, 0), sums]
+    last = Step(entry, grid, arguments, _front(call, places))
+    if not parts:
+        return Steps((last,))
+    bare = _dims(target, None, None)
+    counted = _looked_up(call, bare, places, run, 0, 0)
+    return Steps((counted, last), (((parts, 2), call.accumulate_dtype),))
+
+
+def _but(strides: Shape, axis: int) -> Shape:
+    return (*strides[:axis], *strides[axis + 1 :])
+
+
+def _dims(target: View, first: Shape | None, last: Shape | None) -> list[Dim]:
+    """Rows, as targets and two more arrays lie over them; one that has no rows has none."""
+    none = (0,) * len(target.shape)
+    dims = merged(target.shape, [first or none, target.strides, last or none])
+    if len(dims) > MOST_DIMS:
+        raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
+    return dims
+
+
+def _front(call: Call, places: list[Place]) -> list[Place]:
+    """The pointers of a kernel. What it has no use for is the address of something else."""
+    target, weight = call.view("target"), call.given("weight")
+    return [*places, (target.slot, 0), ((weight or target).slot, 0)]
+
+
+def _targets(call: Call, packer: Packer, flags: int, listener: int) -> None:
+    """The pointers, and what there is to know of targets."""
+    problem, weight = call.problem, call.given("weight")
+    flags |= _WIDE_TARGET * (problem.index_dtype == "int64") | _WEIGHTED * (weight is not None)
+    packer.pointers(5).add("Q", listener).add("q", problem.axes["v"])  # type: ignore[arg-type]
+    packer.add("q", problem.options["ignore_index"], weight.strides[0] if weight else 0)
+    packer.add("I", call.ticket, flags)
+
+
+def _looked_up(
+    call: Call, dims: list[Dim], places: list[Place], run: int, step: int, flags: int
+) -> Step:
+    """What rows cost, or at least what they count, by runs of rows."""
+    rows = prod(call.view("target").shape)
+    packer = Packer(True)
+    _targets(call, packer, flags, call.listener if flags & _COSTS else 0)
+    arguments = packer.add("q", rows, run, step).walk(dims, 3).done()
+    entry = call.entry(f"NllLoss<{call.type}>", len(arguments), "rows")
+    return Step(entry, (-(-rows // run), 1), arguments, _front(call, places))

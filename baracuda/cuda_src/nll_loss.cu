@@ -1,0 +1,217 @@
+// Negative log-likelihood: of each row one element, and a gradient that is 0 but there.
+#include "common/index.cuh"
+#include "common/reduce.cuh"
+#include "common/report.cuh"
+#include "common/vec.cuh"
+
+namespace baracuda {
+
+// WIDE_TARGET: of 64 bits. EACH: of every row its own. COSTS: not its weight alone.
+enum : u32 { WIDE_TARGET = 1, EACH = 2, WEIGHTED = 4, COSTS = 8, MEAN = 16 };
+
+// Targets, and what they count.
+template <class T> struct Targets {
+  const void* target;
+  const T* weight;
+  Report* listener;
+  i64 classes, ignored, weight_step;
+  u32 ticket, flags;
+
+  DEVICE i64 fetch(i64 at) const { return entry_of(target, at, flags & WIDE_TARGET); }
+  // Whether a row counts; whoever reports what is no class says so.
+  DEVICE bool counts(i64 t, bool reports, i64 row) const {
+    return t != ignored && valid(t, classes, reports ? listener : nullptr, ticket, row);
+  }
+  DEVICE Acc<T> share(i64 t) const {
+    return flags & WEIGHTED ? widen(weight[t * weight_step]) : Acc<T>(1);
+  }
+};
+
+// What rows cost, and what they count. A block takes a run of rows that its number fixes; unless
+// EACH row keeps its own, it leaves the sums of both.
+template <class T> struct NllLoss {
+  using A = Acc<T>;
+  using Both = Several<A, 2>;
+  static constexpr int RESIDENT = 4, DEPTH = 4;
+
+  struct Args {
+    const T* x;
+    T* loss;
+    A* sums;
+    Targets<T> targets;
+    i64 rows, run, step;   // step: from class to class
+    Walk<0, 3, i64> walk;  // x, target, loss
+  };
+
+  static DEVICE void run(const Args& args) {
+    const u32 flags = args.targets.flags;
+    const i64 begin = i64(blockIdx.x) * args.run;
+    const i64 end = begin + args.run < args.rows ? begin + args.run : args.rows;
+    Both sum{};
+    for (i64 first = begin + threadIdx.x; first < end; first += i64(blockDim.x) * DEPTH) {
+      i64 at[DEPTH][3], t[DEPTH];
+      T x[DEPTH];
+      bool counts[DEPTH];
+      UNROLL for (int d = 0; d < DEPTH; ++d) {
+        const i64 row = first + d * i64(blockDim.x);
+        t[d] = args.targets.ignored;
+        if (row >= end) continue;
+        args.walk.template offsets<1>(row, at[d]);
+        t[d] = args.targets.fetch(at[d][1]);
+      }
+      UNROLL for (int d = 0; d < DEPTH; ++d) {
+        counts[d] = args.targets.counts(t[d], true, first + d * i64(blockDim.x));
+        x[d] = T{};
+        if (counts[d] && flags & COSTS) x[d] = args.x[at[d][0] + t[d] * args.step];
+      }
+      UNROLL for (int d = 0; d < DEPTH; ++d) {
+        const A share = counts[d] ? args.targets.share(t[d]) : A(0);
+        const A cost = counts[d] ? -widen(x[d]) * share : A(0);
+        sum.at[0] += cost;
+        sum.at[1] += share;
+        if (flags & EACH && first + d * i64(blockDim.x) < end) narrow(cost, args.loss[at[d][2]]);
+      }
+    }
+    if (flags & EACH) return;
+    using Meet = Rooms<Both>;
+    __shared__ Meet rooms;
+    int turn = 0;
+    sum = join_block(sum, Both{}, rooms, turn, Added<A, 2>{});
+    if (threadIdx.x == 0) {
+      args.sums[2 * i64(blockIdx.x)] = sum.at[0];
+      args.sums[2 * i64(blockIdx.x) + 1] = sum.at[1];
+    }
+  }
+};
+
+// One block adds up what the others left: what all rows cost, or that by what they count.
+template <class T> struct NllTotal {
+  using A = Acc<T>;
+  using Both = Several<A, 2>;
+  static constexpr int RESIDENT = 1;
+
+  struct Args {
+    const A* sums;
+    T* loss;
+    i32 count;
+    u32 flags;
+  };
+
+  static DEVICE void run(const Args& args) {
+    Both sum{};
+    for (i32 i = i32(threadIdx.x); i < args.count; i += i32(blockDim.x)) {
+      sum.at[0] += args.sums[2 * i];
+      sum.at[1] += args.sums[2 * i + 1];
+    }
+    using Meet = Rooms<Both>;
+    __shared__ Meet rooms;
+    int turn = 0;
+    sum = join_block(sum, Both{}, rooms, turn, Added<A, 2>{});
+    if (threadIdx.x == 0) {
+      narrow(args.flags & MEAN ? sum.at[0] / sum.at[1] : sum.at[0], *args.loss);
+    }
+  }
+};
+
+// The gradient, zeros and slopes in one stream of writes: in vectors of V classes of a row or,
+// ACROSS rows that lie beside each other, of V rows, of which a thread takes `run` classes.
+template <class T, int V, bool ACROSS, class I, bool ADD> struct NllLossBackward {
+  using A = Acc<T>;
+  using U = typename Unsigned<I>::type;
+  static constexpr int RESIDENT = 4, ROWS = ACROSS ? V : 1;
+  static constexpr int DEPTH = ACROSS ? 1 : 16 / sizeof(I);
+
+  struct Args {
+    const T* dloss;
+    T* dx;
+    const A* sums;
+    Targets<T> targets;
+    i32 parts, run;
+    I items, step;         // step: from class to class
+    I beside[2];           // and from row to row, of dloss and target
+    Extent<U> vectors;     // of a row; or of rows beside each other, for each run of classes,
+    Extent<U> runs;        // of which there are so many
+    Walk<0, 3, I> walk;    // dloss, target, dx
+  };
+
+  // What all rows count, of up to 64 parts.
+  static DEVICE A total(const Args& args) {
+    const int lane = threadIdx.x % 32;
+    Several<A, 1> sum{};
+    for (int i = lane; i < args.parts; i += 32) sum.at[0] += args.sums[2 * i + 1];
+    return join_lanes(sum, 32, Added<A, 1>{}).at[0];
+  }
+
+  // Where a vector is, and the targets of its rows.
+  struct Place {
+    I begin, row, at[3];
+    i64 target[ROWS];
+  };
+
+  static DEVICE void locate(const Args& args, I item, Place& p) {
+    const I outer = I(args.vectors.divide(U(item)));
+    const I vector = item - outer * I(args.vectors.size);
+    if constexpr (ACROSS) {
+      const I group = I(args.runs.divide(U(outer)));
+      p.begin = (outer - group * I(args.runs.size)) * args.run;
+      p.row = (group * I(args.vectors.size) + vector) * V;
+    } else {
+      p.begin = vector * V;
+      p.row = outer;
+    }
+    args.walk.template offsets<1>(p.row, p.at);
+    UNROLL for (int r = 0; r < ROWS; ++r) {
+      p.target[r] = args.targets.fetch(p.at[1] + r * args.beside[1]);
+    }
+  }
+
+  static DEVICE void finish(const Args& args, const Place& p, A whole) {
+    // From the first class on; of what is elsewhere, and of rows that do not count, before it.
+    I local[ROWS];
+    A slope[ROWS];
+    const i64 end = ACROSS ? args.run : V;
+    UNROLL for (int r = 0; r < ROWS; ++r) {
+      const bool counts = args.targets.counts(p.target[r], p.begin == 0, p.row + r);
+      const i64 from = p.target[r] - p.begin;
+      const bool here = counts && u64(from) < u64(end);
+      local[r] = here ? I(from) : I(-1);
+      slope[r] = 0;
+      if (!here) continue;
+      const A dloss = widen(args.dloss[p.at[0] + r * args.beside[0]]);
+      slope[r] = -(dloss / whole) * args.targets.share(p.target[r]);
+    }
+    T* const dx = args.dx + p.at[2] + p.begin * args.step;
+    if constexpr (ACROSS) {
+      const i64 left = args.targets.classes - p.begin;
+      const I many = left < args.run ? I(left) : I(args.run);
+      for (I c = 0; c < many; ++c) {
+        A y[V];
+        bool hit = false;
+        UNROLL for (int v = 0; v < V; ++v) {
+          y[v] = local[v] == c ? slope[v] : A(0);
+          hit |= local[v] == c;
+        }
+        if (!ADD || hit) put<ADD>(dx + c * args.step, y);
+      }
+    } else {
+      A y[V];
+      UNROLL for (int v = 0; v < V; ++v) y[v] = local[0] == v ? slope[0] : A(0);
+      if (!ADD || local[0] >= 0) put<ADD>(dx, y);
+    }
+  }
+
+  static DEVICE void run(const Args& args) {
+    const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
+    const A whole = args.parts ? total(args) : A(1);
+    Place place[DEPTH];
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      const I item = first + d * I(blockDim.x);
+      if (item < args.items) locate(args, item, place[d]);
+    }
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      if (first + d * I(blockDim.x) < args.items) finish(args, place[d], whole);
+    }
+  }
+};
+
+}  // namespace baracuda

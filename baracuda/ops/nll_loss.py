@@ -1,0 +1,196 @@
+"""Negative log-likelihood of classes, of which logarithms of probabilities are given."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Unpack
+
+from baracuda.check import choice, integer, shape
+from baracuda.dispatch import Dispatch
+from baracuda.libraries import Array, library_of
+from baracuda.op import op
+from baracuda.reductions import classes, hits
+from baracuda.spec import Case, Kernel
+
+__all__ = ["nll_loss", "nll_loss_backward"]
+
+OPTIONS = {
+    "axis": integer,
+    "ignore_index": integer,
+    "reduction": choice("mean", "sum", "none"),
+    "mode": choice("raise", "drop"),
+}
+
+_nll = partial(
+    op,
+    category="cross_entropy",
+    integers={"target": "v"},
+    cases=(
+        Case({"b": (5,), "v": 9, "c": ()}),
+        Case({"b": (2,), "v": 7, "c": (3,)}, axis=1, reduction="none", ignore_index=2),
+        Case({"b": (2, 3), "v": 16, "c": ()}, reduction="sum", mode="drop"),
+    ),
+)
+
+
+def _picked(x: Array, at: Array, axis: int) -> Array:
+    """`x` where `at` points along an axis; 0 where there is nothing."""
+    library = library_of(x)
+    if x.shape[axis] == 0:
+        return library.xp.zeros(at.shape, dtype=x.dtype, device=library.device_of(x))
+    return library.xp.take_along_axis(x, at, axis=axis)
+
+
+def _shares(weight: Array | None, counts: Array, at: Array, dtype: Any) -> tuple[Array, Array]:
+    """How much each row counts, and all of them."""
+    xp = library_of(at).xp
+    if weight is None:
+        number = xp.astype(xp.sum(xp.astype(counts, xp.int32)), dtype)
+        return xp.astype(counts, dtype), number
+    beside = xp.reshape(weight, (*(1,) * at.ndim, -1))
+    each = xp.squeeze(_picked(beside, xp.expand_dims(at, axis=-1), -1), axis=-1)
+    each = xp.where(counts, each, 0)
+    return each, xp.sum(each)
+
+
+@_nll(
+    "x[*b v@axis *c], target[*b *c] -> loss[*b *c] if reduction=none",
+    "x[*b v@axis *c], target[*b *c] -> loss[] if reduction!=none",
+    "x[*b v@axis *c], target[*b *c], weight[v] -> loss[*b *c] if reduction=none",
+    "x[*b v@axis *c], target[*b *c], weight[v] -> loss[] if reduction!=none",
+    options=OPTIONS,
+    kernel=Kernel("nll_loss.cu", "NllLoss", schedule="nll_loss"),
+)
+def nll_loss(
+    x: Array,
+    target: Array,
+    weight: Array | None = None,
+    /,
+    *,
+    axis: int = -1,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    mode: str = "raise",
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """Negative log-likelihood: ``-weight[target] * x[target]`` of every row.
+
+    Parameters
+    ----------
+    x : array of shape [*b, v, *c]
+        Logarithms of probabilities, as `log_softmax` gives them. Any floating dtype.
+    target : array of shape [*b, *c]
+        The right class of each row: int32 or int64, ``0 <= target < v``.
+    weight : array of shape [v], optional
+        What a row of each class counts, 1 by default. Of the dtype of `x`.
+    axis : int
+        Where the classes are; negative counts from the end. The default is the last axis, where
+        torch has the second.
+    ignore_index : int
+        Rows with this target cost nothing and do not count in a mean.
+    reduction : {"mean", "sum", "none"}
+        The sum over the rows that count divided by that of their weights, NaN where none does,
+        the sum alone, or the loss of each.
+    mode : {"raise", "drop"}
+        What a target out of range does, as in `gather`: raise, or count as ignored.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [] or, with ``reduction="none"``, [*b, *c]
+        dtype of `x`, C order.
+
+    Raises
+    ------
+    IndexError
+        A target out of range under ``mode="raise"``; names the first and its position.
+    TypeError
+        `target` neither int32 nor int64; mixed libraries, devices or dtypes.
+    ValueError
+        Shapes that do not fit, no such axis, an option out of its range.
+
+    Notes
+    -----
+    Agrees with `torch.nn.functional.nll_loss`. Of each row one element is read. Sums are taken in a
+    fixed order, in float32 (float64 for float64), and rounded once. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> x, target = np.asarray([[-1.0, -2.0], [-3.0, -4.0]]), np.asarray([0, 1])
+    >>> bc.nll_loss(x, target), bc.nll_loss(x, target, np.asarray([1.0, 3.0]))
+    (array(2.5), array(3.25))
+    """
+    xp = library_of(x).xp
+    counts, at = classes(target, x.shape[axis], ignore_index)
+    each, number = _shares(weight, counts, at, x.dtype)
+    hit = xp.squeeze(_picked(x, xp.expand_dims(at, axis=axis), axis), axis=axis)
+    losses = xp.where(counts, -hit * each, 0)
+    if reduction == "none":
+        return losses
+    return xp.sum(losses) / number if reduction == "mean" else xp.sum(losses)
+
+
+@_nll(
+    "dloss[*b *c], target[*b *c], x_shape(*b v@axis *c) -> dx[*b v *c] if reduction=none",
+    "dloss[], target[*b *c], x_shape(*b v@axis *c) -> dx[*b v *c] if reduction!=none",
+    "dloss[*b *c], target[*b *c], weight[v], x_shape(*b v@axis *c) -> dx[*b v *c]"
+    " if reduction=none",
+    "dloss[], target[*b *c], weight[v], x_shape(*b v@axis *c) -> dx[*b v *c] if reduction!=none",
+    adjoint_of="nll_loss",
+    options={**OPTIONS, "x_shape": shape},
+    kernel=Kernel("nll_loss.cu", "NllLossBackward", schedule="nll_loss"),
+)
+def nll_loss_backward(
+    dloss: Array,
+    target: Array,
+    weight: Array | None = None,
+    /,
+    *,
+    x_shape: tuple[int, ...],
+    axis: int = -1,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    mode: str = "raise",
+    **dispatch: Unpack[Dispatch],
+) -> Array:
+    """Gradient of `nll_loss`: ``-weight[target] * dloss`` at the target of every row, 0 elsewhere.
+
+    Parameters
+    ----------
+    dloss : array of the shape of the result
+        Gradient of the result; any floating dtype.
+    target, weight, axis, ignore_index, reduction, mode, **dispatch
+        As in `nll_loss`.
+    x_shape : tuple of int
+        Shape of `x`, [*b, v, *c], on whose values nothing depends.
+
+    Returns
+    -------
+    dx : array of shape [*b, v, *c]
+        dtype of `dloss`, C order; 0 in rows that do not count.
+
+    Raises
+    ------
+    IndexError, TypeError, ValueError
+        As `nll_loss`; shapes that do not fit `x_shape`.
+
+    Notes
+    -----
+    Zeros and slopes are written in one pass. Sums of weights, for a mean, are taken in a fixed
+    order, in float32 (float64 for float64). Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.nll_loss_backward(np.asarray(1.0), np.asarray([0, 1]), x_shape=(2, 2))
+    array([[-0.5,  0. ],
+           [ 0. , -0.5]])
+    """
+    xp = library_of(dloss).xp
+    counts, at = classes(target, x_shape[axis], ignore_index)
+    each, number = _shares(weight, counts, at, dloss.dtype)
+    dloss = dloss / number if reduction == "mean" else dloss
+    slopes = xp.expand_dims(xp.where(counts, -dloss * each, 0), axis=axis)
+    return xp.where(hits(xp.expand_dims(at, axis=axis), axis, x_shape[axis]), slopes, 0)
