@@ -46,6 +46,8 @@ def small(op: str) -> Row:
         shapes.pop("mask", None)
     elif spec.category == "cross_entropy":
         shapes = {"dloss": (), "logits": (3, 4), "hidden": (3, 5), "weight": (4, 5), "target": (3,)}
+    elif spec.category == "loss":
+        shapes = dict.fromkeys(spec.arrays, (3, 4)) | {"dloss": (), "target": (3,)}
     elif spec.category == "rope":
         shapes = {"x": (2, 5, 8), "dy": (2, 5, 8)}
     else:

@@ -43,18 +43,6 @@ class Trial(NamedTuple):
     label: str
 
 
-def lying(x: Array, how: str) -> Array:
-    """A copy of `x`: dense, with room behind rows, every other element, or one element off."""
-    if how == "dense" or x.ndim == 0:
-        return emulator.placed(x)
-    room = {"padded": 16, "stepped": x.shape[-1], "odd": 1}[how]
-    wide = emulator.empty((*x.shape[:-1], x.shape[-1] + room), x.dtype.name)
-    first, step = int(how == "odd"), 1 + (how == "stepped")
-    view = wide[..., first::step][..., : x.shape[-1]]
-    view[...] = x
-    return view
-
-
 def trial(
     op: str, shapes: dict[str, Shape], dtype: str, how: str = "dense", add: bool = False,
     **options: Any,
@@ -66,14 +54,14 @@ def trial(
         if name not in shapes:
             arrays.append(None)
         elif name in spec.masks:
-            arrays.append(lying(rng.integers(0, 3, shapes[name]) > 0, how))
+            arrays.append(emulator.lying(rng.integers(0, 3, shapes[name]) > 0, how))
         else:
             x = rng.standard_normal(shapes[name])
             if name == "y":
                 axis = options.get("axis", -1)
                 x = np.exp(x) / np.exp(x).sum(axis, keepdims=True)
                 x = np.log(x) if "log" in op else x
-            arrays.append(lying(x.astype(getattr(ml_dtypes, dtype, dtype)), how))
+            arrays.append(emulator.lying(x.astype(getattr(ml_dtypes, dtype, dtype)), how))
     problem = check.problem(spec, arrays, options, DEFAULT)
     given = [x for x in arrays if x is not None]
     alignment = 16 if how != "odd" else 1

@@ -21,11 +21,6 @@ HD f32 quick_hyperbolic_tangent(f32 x) {
   return size < 0.25f ? fused(x * square, series, x) : x < 0 ? -far : far;
 }
 
-// An entry of an index of either width.
-DEVICE i64 entry_of(const void* p, i64 at, bool wide) {
-  return wide ? static_cast<const i64*>(p)[at] : i64(static_cast<const i32*>(p)[at]);
-}
-
 template <bool LOSS, bool GRADIENT, class T, int WAY, int HELD, bool WIDE, bool ADD>
 struct Entropy {
   using A = Acc<T>;
