@@ -156,7 +156,10 @@ def test_a_batch_is_one_launch(op: str, launched: list[str]) -> None:
 
 @one_of_each_kind
 def test_nested_batches_along_any_axis(op: str, launched: list[str]) -> None:
-    g = next(given(op, "float32"))
+    every = given(op, "float32")
+    g = next((g for g in every if batch(g.problem, 3, [True] * len(g.arrays))), None)
+    if g is None:
+        pytest.skip("a sum over all rows has no room for a batch")
     arrays = [jnp.stack([jnp.stack([x, jnp.roll(x, 1)], -1)] * 3, 1) for x in g.arrays]
     way = jax.vmap(jax.vmap(g.op, 1), -1)
     same(jax.jit(way)(*arrays), jax.vmap(jax.vmap(g.plain, 1), -1)(*arrays), op)
