@@ -6,8 +6,8 @@
 // - `loads` and `inputs`: the rows that are read, and what is held of them (`merge`);
 // - `columns`: vectors along the row that all rows share, such as weights;
 // - `outputs`; `sums`: gradients of columns, to which each row has a `share`; `stages`.
-// Rows may be LOSSES. Such a functor says what a row has a `cost` of where it has no outputs, else how
-// the cotangent of that will `pull` at them; `labelled` rows have an integer each.
+// Rows may be LOSSES. Such a functor says what the `cost` of a row is where it has no outputs, else
+// how the cotangent of that is to `pull` at them; `labelled` rows have an integer each.
 //
 // A thread holds HELD vectors of 16 bytes of each input; which elements, alignment does not say, but
 // in the longest rows. Rows of a few vectors take some
