@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import emulator
@@ -103,13 +104,17 @@ def computed(one: Trial, dtype: str, seed: int = 0) -> list[Array]:
 @pytest.mark.parametrize("back", ["", "_backward"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_losses_of_rows_are_those_of_the_body(loss: str, back: str, dtype: str) -> None:
+    small = named(named(dtype).accumulate).eps
     for one in trials(loss + back, dtype):
+        # Distances are so large, of which a loss is the difference.
+        large = one.drawn.case.axes["n"] ** 0.5 * (loss == TRIPLET and not back)
         first, second = (computed(one, dtype, seed) for seed in (0, 1))
         most = tolerance(one.drawn)
         for x, again, want, slack in zip(first, second, one.drawn.reference(), most, strict=True):
             assert x.tobytes() == again.tobytes()
             want = want + 0.5 * one.add
-            slack = 4 * slack + one.add * named(dtype).eps * (np.abs(want) + 0.5)
+            slack = 4 * slack + 8 * small * large
+            slack = slack + one.add * named(dtype).eps * (np.abs(want) + 0.5)
             error = np.abs(x.astype(np.float64) - want)
             assert np.all(error <= slack), (one.drawn.case, one.drawn.form.text, error.max())
 
@@ -117,7 +122,7 @@ def test_losses_of_rows_are_those_of_the_body(loss: str, back: str, dtype: str) 
 def edges(loss: str) -> list[Array]:
     """Rows that are equal, zero, tied, at the margin, huge, infinite or NaN."""
     rng = np.random.default_rng(0)
-    count = 2 if loss == COSINE else 3
+    count = 2 + (loss == TRIPLET)
     rows = [rng.standard_normal((12, 24)).astype(np.float32) for _ in range(count)]
     rows[1][0] = rows[0][0]
     rows[0][1] = 0
@@ -130,23 +135,21 @@ def edges(loss: str) -> list[Array]:
         x[8] *= 1e15
         x[9] *= 1e-4
     rows[1][10] = rows[-1][10]
-    return [*rows, rng.integers(-1, 2, 12)][: 3 if loss == COSINE else None]
+    return rows if loss == TRIPLET else [*rows, rng.integers(-1, 2, 12)]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize("p", [2.0, *POWERS])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    ("loss", "p", "swap"),
+    [(COSINE, 2.0, False), *product((TRIPLET,), (2.0, *POWERS), (False, True))],
+)
 def test_edges_give_what_the_body_gives(loss: str, p: float, swap: bool) -> None:
-    options, scalars = {"reduction": "none"}, {"margin": 1.0, "eps": 0.0, "swap": swap}
+    options: dict[str, Any] = {"reduction": "none"}
+    scalars: dict[str, float] = {"margin": 1.0}
     if loss == TRIPLET:
         options["p"] = p
-    elif p != 2 or swap:
-        pytest.skip("of distances only")
-    else:
-        scalars = {"margin": 1.0}
+        scalars |= {"eps": 0.0, "swap": swap}
     rows = edges(loss)
-    rows = rows if loss == COSINE else rows[:3]
     for op in (loss, f"{loss}_backward"):
         spec = registry[op].spec
         dloss = [np.linspace(-1, 2, 12).astype(np.float32)] * (op != loss)
