@@ -1,4 +1,4 @@
-"""Array-API numerics that the standard lacks: activations, angles, scatter-add, windows, norms.
+"""Array-API numerics that the standard lacks: activations, angles, roots, scatter-add, windows.
 
 Everything here is pure array API: no assignment into arrays, no Python branch on values, no
 dtype wider than the arrays'. It traces, batches and differentiates wherever its namespace does.
@@ -233,6 +233,22 @@ def _pi(digits: int) -> int:
             total += term // odd
             term, odd = -term // (x * x), odd + 2
     return total // 10**10
+
+
+def unit(largest: Array) -> Array:
+    """`largest` to 2^-12, finite and normal, as a constant to whoever differentiates."""
+    xp = library_of(largest).xp
+    finite = xp.where(xp.isfinite(largest), largest, 1)
+    tiny = xp.finfo(largest.dtype).smallest_normal
+    return 2.0 ** (xp.floor(xp.log2(xp.where(finite < tiny, tiny, finite)) * 4096) / 4096)
+
+
+def root(total: Array, p: float) -> Array:
+    """The p-th root, with slope 0 at 0."""
+    xp = library_of(total).xp
+    zero = total == 0
+    safe = xp.where(zero, 1, total)
+    return xp.where(zero, 0, xp.sqrt(safe) if p == 2 else safe ** (1 / p))
 
 
 def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:

@@ -89,7 +89,8 @@ class OpSpec:
         The function below `torch` that computes the same from the same arrays, in their places,
         and the same keywords: ``nn.functional.elu``. Tests and benchmarks hold the op to it.
     within : mapping
-        Inputs whose values belong in a range, for tests and benchmarks: its two ends.
+        Inputs whose values belong in a range, for tests and benchmarks: its two ends, which an
+        integer may take.
     alike : mapping
         Inputs that have the gradient of another one, since only the sum of both matters.
     located : mapping

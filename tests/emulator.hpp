@@ -43,7 +43,8 @@ struct Meeting {
 };
 
 struct Warp {
-  std::map<unsigned, Meeting> meetings;
+  Meeting whole;  // that of all lanes, which is the usual one
+  std::map<unsigned, Meeting> some;
 };
 
 // Shared memory of a block: what lies behind it can neither be read nor written.
@@ -86,7 +87,7 @@ static size_t stacked;
 static jmp_buf scheduler;
 static Fiber* self;
 static bool moved;
-static unsigned cluster_arrived, cluster_rounds, threads, shared_bytes;
+static unsigned cluster_arrived, cluster_rounds, threads, shared_bytes, running;
 static std::function<void()> kernel;
 
 inline unsigned lane() { return self->number % 32; }
@@ -115,15 +116,16 @@ inline void barrier() {
 inline void cluster_arrive() {
   self->phase = cluster_rounds;
   moved = true;
-  if (++cluster_arrived == fibers.size()) cluster_arrived = 0, ++cluster_rounds;
+  if (++cluster_arrived == running) cluster_arrived = 0, ++cluster_rounds;
 }
 inline void cluster_wait() {
   wait_until([phase = self->phase] { return cluster_rounds != phase; });
 }
 
-// What every lane of `mask` brings, lanes that are not in it 0.
+// What every lane of `mask` brings, lanes that are not in it 0; until the caller waits again.
 inline const uint64_t* meet(unsigned mask, uint64_t x) {
-  Meeting& m = self->block->warps[self->number / 32].meetings[mask];
+  Warp& warp = self->block->warps[self->number / 32];
+  Meeting& m = mask == ~0u ? warp.whole : warp.some[mask];
   const unsigned bit = 1u << lane();
   if (!(mask & bit)) std::fprintf(stderr, "a lane outside of its mask\n"), std::abort();
   wait_until([&] { return m.left == 0 && !(m.arrived & bit); });
@@ -134,10 +136,8 @@ inline const uint64_t* meet(unsigned mask, uint64_t x) {
     m.arrived = 0, m.left = mask;
   }
   wait_until([&] { return (m.left & bit) != 0; });
-  static uint64_t copy[32];
-  std::memcpy(copy, m.seen, sizeof copy);
   m.left &= ~bit;
-  return copy;
+  return m.seen;
 }
 
 template <class T> T* shared() { return reinterpret_cast<T*>(self->block->shared); }
@@ -147,23 +147,28 @@ template <class T> T* of_block(T* p, unsigned rank) {
   return reinterpret_cast<T*>(blocks[rank].shared + (reinterpret_cast<char*>(p) - from));
 }
 
+// Started once, a fiber is a thread of one block after the other: starting costs system calls.
 inline void body() {
-  kernel();
-  self->done = true;
-  moved = true;
-  Block& b = *self->block;
-  // Who has left is not waited for.
-  if (--b.alive && b.waiting == b.alive) b.waiting = 0, ++b.rounds;
-  _longjmp(scheduler, 1);
+  for (;; wait()) {
+    kernel();
+    self->done = true;
+    moved = true;
+    Block& b = *self->block;
+    // Who has left is not waited for.
+    if (--b.alive && b.waiting == b.alive) b.waiting = 0, ++b.rounds;
+  }
 }
 
 // Run the blocks of a cluster to their end.
 inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt19937& random) {
   blocks.assign(size, Block());
-  fibers.assign(size * threads, Fiber());
-  if (stacked < fibers.size()) stacks.reset(new char[(stacked = fibers.size()) * STACK]);
+  running = size * threads;
+  if (stacked < running) {
+    stacks.reset(new char[(stacked = running) * STACK]);
+    fibers.assign(stacked, Fiber());
+  }
   cluster_arrived = cluster_rounds = 0;
-  std::vector<unsigned> order(fibers.size());
+  std::vector<unsigned> order(running);
   for (unsigned b = 0; b < size; ++b) {
     // Nothing is known of what shared memory holds.
     blocks[b].shared = rooms[b]->shared;
@@ -173,10 +178,13 @@ inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt1993
     blocks[b].alive = threads;
     blocks[b].index = {first + b, row, 0};
   }
-  for (unsigned i = 0; i < fibers.size(); ++i) {
+  for (unsigned i = 0; i < running; ++i) {
     Fiber& f = fibers[order[i] = i];
     f.block = &blocks[i / threads];
     f.number = i % threads;
+    f.phase = 0;
+    f.done = false;
+    if (f.started) continue;
     getcontext(&f.context);
     f.context.uc_stack.ss_sp = stacks.get() + i * STACK;
     f.context.uc_stack.ss_size = STACK;
@@ -184,7 +192,7 @@ inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt1993
     makecontext(&f.context, body, 0);
   }
   std::shuffle(order.begin(), order.end(), random);
-  for (size_t left = fibers.size(); left;) {
+  for (size_t left = running; left;) {
     moved = false;
     for (unsigned i : order) {
       if (fibers[i].done) continue;

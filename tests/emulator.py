@@ -132,6 +132,18 @@ def placed(x: NDArray[Any]) -> NDArray[Any]:
     return out
 
 
+def lying(x: NDArray[Any], how: str) -> NDArray[Any]:
+    """A copy of `x`: dense, with room behind rows, every other element, or one element off."""
+    if how == "dense" or x.ndim == 0:
+        return placed(x)
+    room = {"padded": 16, "stepped": x.shape[-1], "odd": 1}[how]
+    wide = empty((*x.shape[:-1], x.shape[-1] + room), x.dtype.name)
+    first, step = int(how == "odd"), 1 + (how == "stepped")
+    view = wide[..., first::step][..., : x.shape[-1]]
+    view[...] = x
+    return view
+
+
 def run(
     entries: tuple[Entry, ...],
     steps: Steps,

@@ -36,7 +36,11 @@ def _launch(program: Any, words: list[int], scalars: Sequence[float], stream: in
     outs = [_array(next(left), x.shape, x.dtype) for x in problem.outputs]
     # A kernel skips what is out of range.
     options = {k: "drop" if v == "raise" else v for k, v in problem.options.items()}
-    values = dict(zip(problem.spec.scalars, scalars, strict=True))
+    # A kernel has flags as numbers too.
+    values = {
+        name: bool(x) if isinstance(problem.spec.usual.get(name), bool) else x
+        for name, x in zip(problem.spec.scalars, scalars, strict=True)
+    }
     plan = registry[problem.spec.name].plan(*arrays, **options, backend="array_api")
     plan(*arrays, out=tuple(outs), **values)
 

@@ -56,6 +56,17 @@ LOSS = (
     Case({"s": (HUGE, HUGE)}, reduction="sum"),
     Case({"s": (7, 64)}, reduction="none"),
 )
+# Rows for some lanes, for a block, and for more than one; other powers in most of these ways.
+ROWWISE = tuple(
+    Case({"b": (3, 5), "n": n}, p=p, reduction=reduction)
+    for n, p, reduction in (
+        (24, 2.0, "none"),
+        (4096, 2.0, "mean"),
+        (1 << 18, 2.0, "mean"),
+        (24, 3.0, "mean"),
+        (4096, 3.0, "mean"),
+    )
+)
 CROSS_ENTROPY = (
     *(Case({"b": (6,), "v": v, "c": ()}, reduction="mean") for v in (64, 4096, HUGE)),
     Case({"b": (6,), "v": 64, "c": (32,)}, axis=1, reduction="none"),
@@ -140,6 +151,8 @@ CASES = {
     "lerp": ELEMENTWISE,
     "gated": GATED,
     "loss": LOSS,
+    "cosine_embedding_loss": ROWWISE[:3],
+    "triplet_margin_loss": ROWWISE,
     "cross_entropy": CROSS_ENTROPY,
     "rope": ROPE,
     "lp_pool1d": POOL_1D,

@@ -51,6 +51,8 @@ def small(op: str) -> Row:
         if op.startswith("nll"):
             shapes = {"dloss": (), "x": (3, 4), "target": (3,)}
             options = {"x_shape": (3, 4)} if op.endswith("backward") else {}
+    elif spec.category == "loss":
+        shapes = dict.fromkeys(spec.arrays, (3, 4)) | {"dloss": (), "target": (3,)}
     elif spec.category == "rope":
         shapes = {"x": (2, 5, 8), "dy": (2, 5, 8)}
     else:

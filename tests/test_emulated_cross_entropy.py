@@ -60,14 +60,12 @@ TRIALS = {
     "rows side by side": trial((2, 40, 33), 1, **SMOOTH),
     "rows side by side, bf16": trial((2, 40, 33), 1, reduction="none", dtype="bfloat16"),
 }
+# Few enough for lanes, one by one and in vectors, and for a block.
+INFINITE = {columns: trial((6, columns + 3), reduction="none") for columns in (1, 8, 700)}
 
 
 def placed(x: Array, padded: bool) -> Array:
-    if not padded:
-        return emulator.placed(x)
-    wide = emulator.empty((*x.shape[:-1], x.shape[-1] + 16), x.dtype.name)
-    wide[..., : x.shape[-1]] = x
-    return wide[..., : x.shape[-1]]
+    return emulator.lying(x, "padded" if padded else "dense")
 
 
 @cache
@@ -94,9 +92,10 @@ def call_of(op: str, how: Trial, add: bool = False, listener: int = 0, **more: A
 
 @cache
 def entries() -> tuple[Entry, ...]:
+    """Every kernel of these, compiled together."""
     found = {}
     for op in OPS:
-        for how in TRIALS.values():
+        for how in (*TRIALS.values(), *INFINITE.values()):
             for add in (False, True)[: 1 + registry[op].spec.accumulates]:
                 for step in plan(call_of(op, how, add)).kernels:
                     found[step.entry.symbol] = step.entry
@@ -186,9 +185,9 @@ def test_targets_out_of_range_are_reported_and_cost_nothing(name: str) -> None:
     assert np.array_equal(d, again[1])
 
 
-@pytest.mark.parametrize("columns", [1, 8, 700])
+@pytest.mark.parametrize("columns", list(INFINITE))
 def test_infinite_logits_give_what_the_body_gives(columns: int) -> None:
-    how = trial((6, columns + 3), reduction="none")
+    how = INFINITE[columns]
     known = dict(arrays_of(how))
     x = known["logits"].copy()
     x[0, 1], x[1, :], x[2, 2], x[3, 0], x[4, :] = -np.inf, -np.inf, np.inf, np.nan, 1e4
@@ -204,8 +203,7 @@ def test_infinite_logits_give_what_the_body_gives(columns: int) -> None:
         exact = exact if isinstance(exact, tuple) else (exact,)
         outs = [emulator.empty(y.shape, "float32") for y in exact]
         steps = plan(call_of(op, how))
-        found = tuple(step.entry for step in steps.kernels)
-        emulator.run(found, steps, [*map(emulator.placed, given), *outs], 0, [0.0] * 3)
+        emulator.run(entries(), steps, [*map(emulator.placed, given), *outs], 0, [0.0] * 3)
         for got, y in zip(outs, exact, strict=True):
             assert np.allclose(got, y, rtol=1e-5, atol=1e-6, equal_nan=True), op
 
@@ -216,5 +214,5 @@ def test_no_rows_have_no_mean(reduction: str, mean: float) -> None:
     steps = plan(call_of("cross_entropy", how))
     out = emulator.empty((), "float32")
     given = [np.zeros((0, 5), np.float32), np.zeros((0,), np.int64), out]
-    emulator.run(tuple(s.entry for s in steps.kernels), steps, given, 0, [0.0] * 3)
+    emulator.run(entries(), steps, given, 0, [0.0] * 3)
     assert np.array_equal(out, np.float32(mean), equal_nan=True)

@@ -35,15 +35,6 @@ CASES = (
 )
 
 
-def placed(x: NDArray[Any], padded: bool) -> NDArray[Any]:
-    """A copy, with room behind each row where that is asked for."""
-    if not padded or x.ndim < 2:
-        return emulator.placed(x)
-    wide = emulator.empty((*x.shape[:-1], x.shape[-1] + 16), x.dtype.name)
-    wide[..., : x.shape[-1]] = x
-    return wide[..., : x.shape[-1]]
-
-
 def steps_of(trial: Trial, arrays: list[NDArray[Any]], add: bool = False) -> Steps:
     spec = trial.subject.spec
     options = {k: v for k, v in trial.options.items() if k not in spec.scalars}
@@ -57,30 +48,38 @@ def trials(name: str, dtype: str) -> list[tuple[Trial, list[NDArray[Any]], Steps
     for case, form in tried(subject.spec, CASES):
         trial = Trial(subject, case, form, draw(subject.spec, case, form, dtype))
         for padded in (False, True):
-            arrays = [placed(trial.arrays[n], padded) for n in form.names]
+            lie = "padded" if padded else "dense"
+            arrays = [emulator.lying(trial.arrays[n], lie) for n in form.names]
             add = padded and subject.spec.accumulates
             out.append((trial, arrays, steps_of(trial, arrays, add), add))
     return out
 
 
-@cache
-def entries(name: str, dtype: str) -> tuple[Entry, ...]:
-    found = {s.entry.symbol: s.entry for *_, steps, _ in trials(name, dtype) for s in steps.kernels}
-    return tuple(found.values())
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
+# By file and dtype, so that each worker of a parallel run compiles little.
+KINDS = sorted(
     [
         *((name, dtype) for name in POINTWISE for dtype in ("float32", "bfloat16")),
         *((name, dtype) for name in POINTWISE[:2] for dtype in ("float16", "float64")),
     ],
+    key=lambda kind: (registry[kind[0]].spec.kernel.file, kind[1]),
 )
+
+
+@cache
+def entries(file: str, dtype: str) -> tuple[Entry, ...]:
+    """Every kernel of a file for a dtype, compiled together."""
+    names = [n for n, d in KINDS if d == dtype and registry[n].spec.kernel.file == file]
+    every = [steps for name in names for *_, steps, _ in trials(name, dtype)]
+    return tuple({s.entry.symbol: s.entry for steps in every for s in steps.kernels}.values())
+
+
+@pytest.mark.parametrize(("name", "dtype"), KINDS)
 def test_losses_are_those_of_the_body(
     name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reduce, "_ROUNDS", 1)
     monkeypatch.setattr(reduce, "_MOST", 2)
+    together = entries(registry[name].spec.kernel.file, dtype)
     for trial, arrays, steps, add in trials(name, dtype):
         (want,) = trial.reference()
         (most,) = tolerance(trial)
@@ -89,9 +88,7 @@ def test_losses_are_those_of_the_body(
             out = emulator.empty(want.shape, dtype)
             if add:
                 out[...] = 0.5
-            emulator.run(
-                entries(name, dtype), steps, [*arrays, out], seed, list(trial.scalars.values())
-            )
+            emulator.run(together, steps, [*arrays, out], seed, list(trial.scalars.values()))
             sum_of = want + 0.5 * add
             slack = add * named(dtype).eps * (np.abs(sum_of) + 0.5)
             error = np.abs(out.astype(np.float64) - sum_of)
@@ -107,5 +104,5 @@ def test_nothing_has_no_mean(reduction: str, want: float) -> None:
     problem = check.problem(registry["mse_loss"].spec, [x, x], {"reduction": reduction}, DEFAULT)
     steps = plan(Call(problem, FACTS, ((),)))
     out = emulator.empty((), "float32")
-    emulator.run(tuple(s.entry for s in steps.kernels), steps, [x, x, out])
+    emulator.run(entries("loss.cu", "float32"), steps, [x, x, out])
     assert np.array_equal(out, np.float32(want), equal_nan=True)

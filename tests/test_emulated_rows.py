@@ -24,10 +24,14 @@ from baracuda.op import registry
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 FACTS = DeviceFacts(0, "sm_90", 4, 232448)
+# Shared memory for the sums of rows that are not quite as long: adding these up takes its time.
+SMALL = DeviceFacts(0, "sm_90", 4, 19 << 10)
 DTYPES = ("float32", "bfloat16", "float64")
-# Lengths of rows: a lane, lanes, a warp, a block, and what a block does not hold.
+# Lengths of rows: a lane, lanes, a warp, a block, and what a block does not hold; of sums with less
+# shared memory.
 LENGTHS = {"float32": (1, 7, 64, 1000, 4096, 20004), "bfloat16": (1, 7, 64, 1000, 4096, 40008),
            "float64": (1, 7, 300, 1000, 5002)}  # fmt: skip
+SUMMED = {"float32": 5004, "bfloat16": 5008, "float64": 2502}
 NORMS = [name for name, op in registry.items() if op.spec.category == "norm"]
 SOFTMAXES = [name for name, op in registry.items() if op.spec.category == "softmax"]
 
@@ -43,21 +47,9 @@ class Trial(NamedTuple):
     label: str
 
 
-def lying(x: Array, how: str) -> Array:
-    """A copy of `x`: dense, with room behind rows, every other element, or one element off."""
-    if how == "dense" or x.ndim == 0:
-        return emulator.placed(x)
-    room = {"padded": 16, "stepped": x.shape[-1], "odd": 1}[how]
-    wide = emulator.empty((*x.shape[:-1], x.shape[-1] + room), x.dtype.name)
-    first, step = int(how == "odd"), 1 + (how == "stepped")
-    view = wide[..., first::step][..., : x.shape[-1]]
-    view[...] = x
-    return view
-
-
 def trial(
     op: str, shapes: dict[str, Shape], dtype: str, how: str = "dense", add: bool = False,
-    **options: Any,
+    facts: DeviceFacts = FACTS, **options: Any,
 ) -> Trial:  # fmt: skip
     spec = registry[op].spec
     rng = np.random.default_rng(len(op) + sum(next(iter(shapes.values()))))
@@ -66,20 +58,20 @@ def trial(
         if name not in shapes:
             arrays.append(None)
         elif name in spec.masks:
-            arrays.append(lying(rng.integers(0, 3, shapes[name]) > 0, how))
+            arrays.append(emulator.lying(rng.integers(0, 3, shapes[name]) > 0, how))
         else:
             x = rng.standard_normal(shapes[name])
             if name == "y":
                 axis = options.get("axis", -1)
                 x = np.exp(x) / np.exp(x).sum(axis, keepdims=True)
                 x = np.log(x) if "log" in op else x
-            arrays.append(lying(x.astype(getattr(ml_dtypes, dtype, dtype)), how))
+            arrays.append(emulator.lying(x.astype(getattr(ml_dtypes, dtype, dtype)), how))
     problem = check.problem(spec, arrays, options, DEFAULT)
     given = [x for x in arrays if x is not None]
     alignment = 16 if how != "odd" else 1
     assert all(x.ctypes.data % alignment == 0 for x in given)
     outs = tuple(strides_of(x) for x in problem.outputs)
-    call = Call(problem, FACTS, outs, add, alignment)
+    call = Call(problem, facts, outs, add, alignment)
     scalars = {"scale": 0.7} if "scale" in spec.scalars else {"eps": 1e-5}
     label = f"{op} {shapes} {how} {options}"
     return Trial(op, tuple(arrays), scalars, call, plan(call), label)
@@ -95,12 +87,14 @@ def odd(one: Trial) -> Trial:
 
 def norm_trials(op: str, dtype: str) -> Iterator[Trial]:
     spec = registry[op].spec
-    for n in LENGTHS[dtype]:
-        rows = (3, 5) if n < 100 else (1, 3) if n < 5000 else (2,)
+    *usual, long = LENGTHS[dtype]
+    for n in (*usual, SUMMED[dtype] if spec.accumulates else long):
+        rows = (3, 5) if n < 100 else (1, 3) if n in usual else (2,)
         hows = ("dense", "padded", "odd", "stepped") if n in (64, 300) else ("dense",)
+        facts = SMALL if n == SUMMED[dtype] else FACTS
         for form in (spec.signatures[-1], *spec.signatures[:-1][: n in (7, 1000)]):
             shapes = {p.name: p.shape({"b": rows, "n": n}) for p in form.inputs}
-            yield from (trial(op, shapes, dtype, how) for how in hows)
+            yield from (trial(op, shapes, dtype, how, facts=facts) for how in hows)
             if spec.accumulates and n in (7, 1000):
                 yield trial(op, shapes, dtype, add=True)
     if not spec.accumulates:

@@ -81,7 +81,7 @@ _OWN = {"beta": (0.0, 0.7), "delta": (0.7,), "log_target": (0.0, 1.0)}
 LOSSES: dict[str, tuple[float | None, ...]] = {
     name: _OWN.get(next(iter(op.spec.scalars), ""), (None,))
     for name, op in registry.items()
-    if op.spec.category == "loss" and "reduction" in op.spec.options
+    if op.spec.category == "loss" and op.spec.elementwise and "reduction" in op.spec.options
 }
 
 

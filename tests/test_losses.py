@@ -314,3 +314,104 @@ def test_linear_cross_entropy_in_bfloat16_and_under_jit() -> None:
         value, grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(*arrays)
         for got, exact in zip((value, *grads), want, strict=True):
             np.testing.assert_allclose(got, exact, rtol=1e-10, atol=1e-12)
+
+
+def rows(count: int) -> list[torch.Tensor]:
+    """Rows that are usual, equal, nothing, or of differences of one size."""
+    rng = np.random.default_rng(count)
+    out = [torch.tensor(rng.standard_normal((7, 5))) for _ in range(count)]
+    out[1][0] = out[0][0]
+    out[-1][1] = out[0][1]
+    out[-1][2] = out[1][2]
+    for x in out:
+        x[3] = 0
+        x[4] = torch.sign(x[4])
+    return out
+
+
+def rowwise_is_torchs(op: str, arrays: list[torch.Tensor], **options: Any) -> None:
+    own, other = (
+        [v.clone().requires_grad_(v.is_floating_point()) for v in arrays] for _ in range(2)
+    )
+    got, want = getattr(bc, op)(*own, **options), getattr(F, op)(*other, **options)
+    close(got, want)
+    g = torch.cos(torch.arange(want.numel(), dtype=want.dtype)).reshape(want.shape)
+    theirs = torch.autograd.grad(want, [v for v in other if v.requires_grad], g)
+    explicit = getattr(bc, f"{op}_backward")(g, *arrays, **options)
+    by_autograd = torch.autograd.grad(got, [v for v in own if v.requires_grad], g)
+    for ours, mine, x in zip(explicit, by_autograd, theirs, strict=True):
+        # torch's least square is 1e-12 in float32, which counts where rows are nothing.
+        close(ours, x, 1e-8 if op == "cosine_embedding_loss" else 1e-12)
+        if not torch.any(arrays[0] == 0):
+            close(mine, ours)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("margin", [-0.5, 0.0, 0.3])
+def test_cosines_of_rows_are_torchs(margin: float, reduction: str) -> None:
+    for labels in ([1] * 7, [-1] * 7, [1, -1, 0, 1, -1, 2, -1]):
+        arrays = [*rows(2), torch.tensor(labels)]
+        rowwise_is_torchs("cosine_embedding_loss", arrays, margin=margin, reduction=reduction)
+    one = [x[5] for x in rows(2)]
+    options = {"margin": margin, "reduction": reduction}
+    rowwise_is_torchs("cosine_embedding_loss", [*one, torch.tensor(1)], **options)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("p", [0.5, 1, 1.5, 2, 3, 7.5, np.inf])
+def test_triplets_are_torchs(p: float, swap: bool, reduction: str) -> None:
+    for eps in (0.0, 1e-6, 0.1):
+        options = {"p": p, "swap": swap, "eps": eps, "reduction": reduction}
+        # Which of two distances is the smaller one can be a matter of rounding.
+        some = [x[[0, 1, 2, 3, 5, 6]] if swap and eps else x for x in rows(3)]
+        rowwise_is_torchs("triplet_margin_loss", some, **options)
+        # Just reached: both distances are the same, less the margin.
+        a, b = torch.zeros(1, 2).double(), torch.tensor([[1.0, 0.0]]).double()
+        options |= {"margin": 1.0, "eps": 0.0}
+        rowwise_is_torchs("triplet_margin_loss", [a, a, b], **options)
+
+
+def test_lengths_and_powers_stay_within_range() -> None:
+    x = torch.tensor([[3e15, 4e15], [3e-15, 4e-15]])
+    target = torch.tensor([-1, -1])
+    got = bc.cosine_embedding_loss(x[:1], x[:1], target[:1])
+    close(got, torch.tensor(1.0), 1e-6)
+    for p in (3.0, 0.7, 20.0):
+        want = bc.triplet_margin_loss(
+            x.double(), 2 * x.double(), x.double(), p=p, eps=0, margin=1e-20
+        )
+        got = bc.triplet_margin_loss(x, 2 * x, x, p=p, eps=0, margin=1e-20)
+        close(got.double(), want, 1e-5)
+        (da, *_), (exact, *_) = (
+            bc.triplet_margin_loss_backward(g, v, 2 * v, v, p=p, eps=0, margin=1e-20)
+            for g, v in ((torch.tensor(1.0), x), (torch.tensor(1.0).double(), x.double()))
+        )
+        close(da.double(), exact, 1e-5)
+
+
+def test_labels_are_integers() -> None:
+    x = np.ones((2, 3))
+    with pytest.raises(TypeError, match="target: expected int32 or int64, got float64"):
+        bc.cosine_embedding_loss(x, x, np.ones(2))
+    with pytest.raises(
+        ValueError, match="triplet_margin_loss: margin: expected a finite number > 0"
+    ):
+        bc.triplet_margin_loss(x, x, x, margin=0.0)
+    assert bc.cosine_embedding_loss(x, x, np.asarray([0, 7])) == 0
+    assert np.isnan(bc.triplet_margin_loss(x[:0], x[:0], x[:0]))
+    assert bc.triplet_margin_loss(x[:, :0], x[:, :0], x[:, :0], p=np.inf) == 1
+
+
+@pytest.mark.parametrize("op", ["cosine_embedding_loss", "triplet_margin_loss"])
+def test_jax_takes_the_explicit_gradients_of_rows(op: str) -> None:
+    arrays = rows(3)
+    if op == "cosine_embedding_loss":
+        arrays[2] = torch.tensor([1, -1, 0, 1, -1, 1, -1])
+    count = 2 + (op == "triplet_margin_loss")
+    want = getattr(bc, f"{op}_backward")(torch.tensor(1.0).double(), *arrays)
+    with jax.enable_x64(True):
+        given = [jnp.asarray(x.numpy()) for x in arrays]
+        got = jax.jit(jax.grad(getattr(bc, op), argnums=tuple(range(count))))(*given)
+        for x, y in zip(got, want, strict=True):
+            np.testing.assert_allclose(x, y.numpy(), rtol=1e-11, atol=1e-14)

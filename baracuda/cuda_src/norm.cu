@@ -3,15 +3,6 @@
 
 namespace baracuda {
 
-// Sums are added, whatever the stage.
-template <class A, int M> struct Summed {
-  using State = Several<A, M>;
-  template <int> static HD State start() { return {}; }
-  template <int> static DEVICE State join(const State& a, const State& b) {
-    return Added<A, M>{}(a, b);
-  }
-};
-
 // With a RESIDUAL the sum of both, as it is stored, takes the place of x and is a second output.
 template <class A, int COLUMNS, bool RESIDUAL> struct NormForward {
   static constexpr int loads = 1 + RESIDUAL, inputs = 1, columns = COLUMNS;

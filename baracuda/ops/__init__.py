@@ -6,6 +6,7 @@ from baracuda.op import registry
 from baracuda.ops.add_norm import *
 from baracuda.ops.clipped import *
 from baracuda.ops.cross_entropy import *
+from baracuda.ops.distance_loss import *
 from baracuda.ops.divergence import *
 from baracuda.ops.elementwise import *
 from baracuda.ops.exponential_units import *

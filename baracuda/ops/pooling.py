@@ -13,7 +13,7 @@ from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
 from baracuda.errors import value_error
 from baracuda.libraries import Array, library_of
-from baracuda.numerics import coverings, windows
+from baracuda.numerics import coverings, root, unit, windows
 from baracuda.op import op
 from baracuda.shapes import Axes
 from baracuda.spec import Case, Kernel, Normaliser
@@ -82,39 +82,23 @@ def _pool(x: Array, p: float, kernel: Any, stride: Any, ceil_mode: bool) -> Arra
     if p == 1:
         return reduce(add, slide(x * _sign(x)))
     size = xp.abs(x)
-    scale = _scale(reduce(xp.maximum, slide(size)))
+    scale = unit(reduce(xp.maximum, slide(size)))
     if p < 1:
         # The cells of a window may lie so far apart that their ratio underflows, its power not.
         zero = x == 0
         powers = slide(xp.where(zero, 0, xp.where(zero, 1, size) ** p))
-        return scale * _root(reduce(add, powers) / scale**p, p)
+        return scale * root(reduce(add, powers) / scale**p, p)
     if p == 2:
         powers = (xp.square(cells / scale) for cells in slide(x))
     else:
         powers = (_power(cells / scale, p) for cells in slide(size))
-    return scale * _root(reduce(add, powers), p)
+    return scale * root(reduce(add, powers), p)
 
 
 def _sign(x: Array) -> Array:
     """-1, 0 or 1; 0 at NaN. ``x * _sign(x)`` has slope 0 at 0, on which libraries' abs differ."""
     astype = library_of(x).xp.astype
     return astype(x > 0, x.dtype) - astype(x < 0, x.dtype)
-
-
-def _scale(largest: Array) -> Array:
-    """`largest` to 2^-12, finite and normal, as a constant to whoever differentiates."""
-    xp = library_of(largest).xp
-    finite = xp.where(xp.isfinite(largest), largest, 1)
-    tiny = xp.finfo(largest.dtype).smallest_normal
-    return 2.0 ** (xp.floor(xp.log2(xp.where(finite < tiny, tiny, finite)) * 4096) / 4096)
-
-
-def _root(total: Array, p: float) -> Array:
-    """The p-th root, with slope 0 at 0."""
-    xp = library_of(total).xp
-    zero = total == 0
-    safe = xp.where(zero, 1, total)
-    return xp.where(zero, 0, xp.sqrt(safe) if p == 2 else safe ** (1 / p))
 
 
 def _pool_backward(dy: Array, x: Array, y: Array, p: float, kernel: Any, stride: Any) -> Array:

@@ -277,7 +277,10 @@ def _drawn(
         if pattern.is_option:
             continue
         shape = pattern.shape(axes)
-        if pattern.name in spec.integers:
+        if pattern.name in spec.integers and pattern.name in spec.within:
+            low, high = map(int, spec.within[pattern.name])
+            out[pattern.name] = rng.integers(low, high, shape, np.int64, endpoint=True)
+        elif pattern.name in spec.integers:
             extent = spec.integers[pattern.name]
             top = axes[extent] if extent else 1_000_000
             out[pattern.name] = rng.integers(0, max(top, 1), shape).astype(np.int64)

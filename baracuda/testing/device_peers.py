@@ -29,7 +29,10 @@ def arrays_of(row: Row, dtype: torch.dtype) -> list[Array]:
     """The inputs of a row as fresh random tensors on the GPU."""
     spec, out = registry[row.op].spec, []
     for name, shape in zip(spec.arrays, row.shapes, strict=False):
-        if name in spec.integers:
+        if name in spec.integers and name in spec.within:
+            first, last = map(int, spec.within[name])
+            out.append(torch.randint(first, last + 1, shape, device="cuda"))
+        elif name in spec.integers:
             out.append(_index(row).expand(row.broadcast))
         elif name in spec.within:
             low, high = spec.within[name]

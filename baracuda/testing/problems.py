@@ -94,7 +94,10 @@ class Row:
         """Random inputs; saved outputs are those of the forward."""
         spec, out = registry[self.op].spec, []
         for name, shape in zip(spec.arrays, self.shapes, strict=False):
-            if name in spec.integers:
+            if name in spec.integers and name in spec.within:
+                low, high = map(int, spec.within[name])
+                out.append(rng.integers(low, high, shape, endpoint=True))
+            elif name in spec.integers:
                 index = self.index(rng)
                 same = index.shape == self.broadcast
                 out.append(index if same else np.broadcast_to(index, self.broadcast))
@@ -128,7 +131,7 @@ def host_rows(quick: bool) -> list[Row]:
     rows += _norms((n, n)) + _softmaxes((n, n))
     rows += _softmaxes((n, n), 0, ("softmax", "softmax_backward"))
     rows += _prelus(image, 64) + _prelus((n, n), n)
-    rows += _losses((n, n)) + _entropies(n // 4, 8 * n, ENTROPIES[:3])
+    rows += _losses((n, n)) + _rowwise((n, n)) + _entropies(n // 4, 8 * n, ENTROPIES[:3])
     rows += _likelihoods((n // 4, 8 * n)) + _soft_targets((n // 4, 2 * n))
     rows += _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16)
     square = (n, n)
@@ -169,6 +172,9 @@ def device_rows(dtype: str) -> list[Row]:
     rows += _softmaxes(square, 0, ("softmax", "softmax_backward"))
     rows += _prelus(image, 64) + _prelus((8192, 8192), 8192) + _prelus(flat, 1)
     rows += _losses(flat)
+    # Embeddings of a sentence, and of a face.
+    for n in (1024, 128):
+        rows += _rowwise((2**27 // n, n))
     for v in (32000, 128256):
         rows += _entropies(8192, v, ENTROPIES[:3]) + _likelihoods((8192, v))
     rows += _likelihoods((32, 21, 512, 512), 1) + _soft_targets((8192, 32000))
@@ -228,6 +234,8 @@ PAIRED = (
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "kl_div",
 )  # fmt: skip
+# Arrays of rows, and of one number for each.
+ROWWISE = {"cosine_embedding_loss": (2, 1), "triplet_margin_loss": (3, 0)}
 ENTROPIES = (
     "cross_entropy", "cross_entropy_backward", "cross_entropy_with_gradient",
     "linear_cross_entropy", "linear_cross_entropy_backward", "linear_cross_entropy_with_gradient",
@@ -253,6 +261,16 @@ def _losses(x: Shape) -> list[Row]:
         for loss in PAIRED
         for op, shapes in ((loss, (x, x)), (f"{loss}_backward", ((), x, x)))
     ]
+
+
+def _rowwise(x: Shape) -> list[Row]:
+    """The means of losses of rows, and their gradients."""
+    out = []
+    for loss, (rows, numbers) in ROWWISE.items():
+        shapes: Shapes = (x,) * rows + (x[:-1],) * numbers
+        out.append(Row(loss, f"{list(x)}", shapes, {}))
+        out.append(Row(f"{loss}_backward", f"{list(x)}", ((), *shapes), {}))
+    return out
 
 
 def _entropies(rows: int, v: int, ops: Sequence[str], d: int = 0) -> list[Row]:

@@ -24,6 +24,11 @@ template <class U> struct Extent {
   HD U divide(U n) const { return (multiply_high(n, magic) + n) >> shift; }
 };
 
+// An entry of an index of either width.
+HD i64 entry_of(const void* p, i64 at, bool wide) {
+  return wide ? static_cast<const i64*>(p)[at] : i64(static_cast<const i32*>(p)[at]);
+}
+
 // Splits items over dimensions, the innermost first, for K operands.
 //
 // DIMS 1: one run, in which all operands lie alike. DIMS 2: runs of `run` items with a stride

@@ -133,6 +133,8 @@ HD f32 coarse_root2(f32 x) {
 #endif
 }
 HD f64 root3(f64 x) { return cbrt(x); }
+HD f32 square_root(f32 x) { return sqrtf(x); }
+HD f64 square_root(f64 x) { return sqrt(x); }
 // 1/sqrt(x), rounded as two operations.
 HD f32 inverse_root(f32 x) { return 1.0f / sqrtf(x); }
 HD f64 inverse_root(f64 x) { return 1.0 / sqrt(x); }

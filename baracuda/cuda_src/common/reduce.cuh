@@ -40,11 +40,31 @@ DEVICE S join_block(S s, const S& start, Rooms<S>& rooms, int& turn, Join join) 
   return join_lanes(lane < warps ? room[lane] : start, 32, join);
 }
 
+// What all threads of a block bring, in the order of a tree; the first thread has it.
+template <class A> DEVICE A block_total(A x) {
+  __shared__ A part[32];
+  UNROLL for (int d = 16; d; d /= 2) x += __shfl_xor_sync(~0u, x, d);
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (u32 i = 1; i < blockDim.x / 32; ++i) x += part[i];
+  }
+  return x;
+}
+
 // The join that adds.
 template <class A, int M> struct Added {
   DEVICE Several<A, M> operator()(Several<A, M> a, const Several<A, M>& b) const {
     UNROLL for (int i = 0; i < M; ++i) a.at[i] += b.at[i];
     return a;
+  }
+};
+// What functors of rows have of it: sums, whatever the stage.
+template <class A, int M> struct Summed {
+  using State = Several<A, M>;
+  template <int> static HD State start() { return {}; }
+  template <int> static DEVICE State join(const State& a, const State& b) {
+    return Added<A, M>{}(a, b);
   }
 };
 

@@ -6,6 +6,8 @@
 // - `loads` and `inputs`: the rows that are read, and what is held of them (`merge`);
 // - `columns`: vectors along the row that all rows share, such as weights;
 // - `outputs`; `sums`: gradients of columns, to which each row has a `share`; `stages`.
+// Rows may be LOSSES. Such a functor says what the `cost` of a row is where it has no outputs, else
+// how the cotangent of that is to `pull` at them; `labelled` rows have an integer each.
 //
 // A thread holds HELD vectors of 16 bytes of each input; which elements, alignment does not say, but
 // in the longest rows. Rows of a few vectors take some
@@ -30,6 +32,20 @@ template <class P> struct Beside {
 };
 template <> struct Beside<void> {};
 
+// What rows that are losses have each: a label; the loss, its cotangent, or a sum for every block.
+template <bool> struct Each {};
+template <> struct Each<true> {
+  const void* labels;
+  void* costs;
+};
+// And together: what each has of one cotangent, and how the arrays are.
+enum : u32 { WIDE_LABELS = 1, REDUCED = 2 };
+template <bool> struct Together {};
+template <> struct Together<true> {
+  f64 part;
+  u32 flags, pad;
+};
+
 // Where an element is, from the beginning of its row.
 template <Access ACCESS> DEVICE i64 offset(i32 e, i64 step) {
   return ACCESS == STEPS ? e * step : i64(e);
@@ -48,7 +64,9 @@ DEVICE Vec<T, V> fetch(const T* p, i64 step, i32 e, i32 end) {
   return v;
 }
 
-template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD> struct Rows {
+template <
+    class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD, bool LOSSES = false>
+struct Rows {
   using A = Acc<T>;
   using State = typename F::State;
   using Known = typename F::Known;
@@ -58,30 +76,32 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
   static constexpr bool WIDE = ACCESS == VECTORS;
   static constexpr int LOADS = F::loads, IN = F::inputs, OUT = F::outputs;
   static constexpr int COLUMNS = F::columns, SUMS = F::sums;
-  static constexpr int K = LOADS + OUT + ((LEFT & MASKED) != 0);
+  static constexpr int K = LOADS + OUT + ((LEFT & MASKED) != 0), WALKED = K + 2 * LOSSES;
+  static constexpr bool COSTS = LOSSES && OUT == 0;
   // All elements of a vector that is read are kept.
   static constexpr bool WHOLE = WIDE && LEFT == NONE;
   static constexpr u32 FULL = (1u << V) - 1;
-  // 64 registers, 80 where more than rows is looked after, 128 for single elements.
+  // 64 registers, 80 where more than rows is looked after, 128 for single elements and for losses
+  // that are found in stages.
   static constexpr int RESIDENT =
-      WAY != LANES ? 1 : !WIDE ? 2 : SUMS || (LEFT & MASKED) ? 3 : 4;
+      WAY != LANES ? 1 : !WIDE || (LOSSES && F::stages > 1) ? 2 : SUMS || (LEFT & MASKED) ? 3 : 4;
   // Vectors of 16 bytes of the accumulate type in V of its elements.
   static constexpr int PARTS = V * sizeof(A) / 16, PART = 16 / sizeof(A);
 
-  struct Args : Operands<T, LOADS + COLUMNS, OUT>, Beside<Sums>, F {
+  struct Args : Operands<T, LOADS + COLUMNS, OUT>, Beside<Sums>, Each<LOSSES>, F, Together<LOSSES> {
     i64 rows, ahead;  // and how many rows later is one that the L2 is asked for, 0 for none
     i32 n, log_lanes;
     Extent<u32> queries;  // causal: rows of a diagonal
     i32 before;           // and the elements that its first row keeps, less one
     i64 step[K + COLUMNS];
-    Walk<0, K, i64> walk;
+    Walk<0, WALKED, i64> walk;
   };
 
   static_assert(HELD * V <= 32, "a word says which elements count");
 
   // Where the elements of a row are, and which of them count.
   struct Row {
-    i64 at[K];
+    i64 at[WALKED];
     i32 end, written;
     int rank, lanes;
   };
@@ -171,7 +191,7 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
     f.template settle<S>(s, A(args.n), known);
   }
 
-  static DEVICE void put_all(const Args& args, const Row& row, i32 e, A (&y)[OUT][V]) {
+  static DEVICE void put_all(const Args& args, const Row& row, i32 e, A (&y)[greater(OUT, 1)][V]) {
     UNROLL for (int k = 0; k < OUT; ++k) {
       T* p = args.out[k] + row.at[LOADS + k];
       if constexpr (WIDE) {
@@ -190,7 +210,7 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
       const Args& args, const Row& row, i32 e, const Vec<T, V> (&v)[IN], u32 keep,
       const Known& known, A (&t)[SUMS + 1][V]) {
     const F& f = args;
-    A x[IN][V], c[COLUMNS + 1][V], y[OUT][V];
+    A x[IN][V], c[COLUMNS + 1][V], y[greater(OUT, 1)][V];
     UNROLL for (int k = 0; k < IN; ++k) widen(v[k], x[k]);
     columns(args, e, c);
     f.finish(known, x, c, keep, y);
@@ -220,7 +240,7 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
 
   static DEVICE void one_row(
       const Args& args, i64 number, int lanes, int rank, Rooms<State>* rooms, int& turn,
-      f64* room) {
+      f64* room, A& cost) {
     Row row;
     row.lanes = lanes;
     row.rank = rank;
@@ -232,6 +252,11 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
       const u32 q = u32(number) - args.queries.divide(u32(number)) * args.queries.size;
       const i64 keeps = i64(q) + args.before + 1;
       row.end = keeps < row.end ? (keeps > 0 ? i32(keeps) : 0) : row.end;
+    }
+
+    [[maybe_unused]] i64 label = 0;
+    if constexpr (LOSSES) {
+      if constexpr (F::labelled) label = entry_of(args.labels, row.at[K], args.flags & WIDE_LABELS);
     }
 
     Held<LOADS> loaded;
@@ -254,7 +279,7 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
     if constexpr (WAY == BLOCK && WIDE) {
       // While this row is computed, so that few blocks keep the memory busy.
       if (args.ahead && number + args.ahead < args.rows) {
-        i64 next[K];
+        i64 next[WALKED];
         args.walk.template offsets<1>(number + args.ahead, next);
         UNROLL for (int h = 0; h < HELD; ++h) {
           const i32 e = (rank + h * lanes) * V;
@@ -269,9 +294,27 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
     stage<0>(args, row, held, rooms, turn, known);
     if constexpr (F::stages > 1) stage<1>(args, row, held, rooms, turn, known);
 
+    if constexpr (COSTS) {
+      if (!there || rank) return;
+      const F& f = args;
+      A own = f.cost(known, label);
+      if (args.flags & REDUCED) cost += own;
+      else narrow(own, static_cast<T*>(args.costs)[row.at[K + 1]]);
+    } else {
+      if constexpr (LOSSES) {
+        const F& f = args;
+        const A dloss = widen(static_cast<const T*>(args.costs)[row.at[K + 1]]);
+        f.pull(known, label, dloss * A(args.part));
+      }
+      finish_all(args, row, held, known, room);
+    }
+  }
+
+  static DEVICE void finish_all(
+      const Args& args, const Row& row, const Held<IN>& held, const Known& known, f64* room) {
     A t[SUMS + 1][V];
     UNROLL for (int h = 0; h < HELD; ++h) {
-      const i32 e = (rank + h * lanes) * V;
+      const i32 e = (row.rank + h * row.lanes) * V;
       Vec<T, V> v[IN];
       UNROLL for (int k = 0; k < IN; ++k) v[k] = held.x[k][h];
       if (e < row.written) {
@@ -280,7 +323,7 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
       }
     }
     if constexpr (WAY == LONG) {
-      for (i32 e = (rank + HELD * lanes) * V; e < row.written; e += lanes * V) {
+      for (i32 e = (row.rank + HELD * row.lanes) * V; e < row.written; e += row.lanes * V) {
         Vec<T, V> v[IN];
         fetch_all(args, row, e, v);
         finish(args, row, e, v, kept(args, row, e), known, t);
@@ -341,16 +384,22 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
       __shared__ Meet rooms;
       meet = &rooms;
     }
-    if constexpr (SUMS == 0) {
-      one_row(args, i64(blockIdx.x) * groups + group, lanes, rank, meet, turn, nullptr);
+    [[maybe_unused]] A cost = 0;
+    if constexpr (SUMS == 0 && !COSTS) {
+      one_row(args, i64(blockIdx.x) * groups + group, lanes, rank, meet, turn, nullptr, cost);
     } else {
       extern __shared__ __align__(16) f64 room[];
-      clear(args, lanes, rank, room);
+      if constexpr (SUMS > 0) clear(args, lanes, rank, room);
       for (i64 first = i64(blockIdx.x) * groups; first < args.rows;
            first += i64(gridDim.x) * groups) {
-        one_row(args, first + group, lanes, rank, meet, turn, room);
+        one_row(args, first + group, lanes, rank, meet, turn, room, cost);
       }
-      leave(args, lanes, room);
+      if constexpr (SUMS > 0) leave(args, lanes, room);
+    }
+    if constexpr (COSTS) {
+      if (!(args.flags & REDUCED)) return;
+      if constexpr (WAY == LANES) cost = block_total(cost);
+      if (threadIdx.x == 0) static_cast<A*>(args.costs)[blockIdx.x] = cost;
     }
   }
 };

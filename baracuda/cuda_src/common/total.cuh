@@ -4,21 +4,10 @@
 // these up. How many there are depends on the arrays alone, so every device gets the same bits.
 #pragma once
 #include "elementwise.cuh"
+#include "reduce.cuh"
 #ifdef __CUDACC__
 
 namespace baracuda {
-
-// What all threads of a block bring, in the order of a tree; the first thread has it.
-template <class A> DEVICE A block_total(A x) {
-  __shared__ A part[32];
-  UNROLL for (int d = 16; d; d /= 2) x += __shfl_xor_sync(~0u, x, d);
-  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    for (u32 i = 1; i < blockDim.x / 32; ++i) x += part[i];
-  }
-  return x;
-}
 
 // The first stage, F mapped over all elements.
 template <template <class> class F, class T, int V, int DEPTH, int DIMS, class I> struct Totals {

@@ -60,6 +60,9 @@ template <class T, int IN, int OUT> struct Operands {
   const T* in[IN];
   T* out[OUT];
 };
+template <class T, int IN> struct Operands<T, IN, 0> {
+  const T* in[IN];
+};
 
 HD constexpr int greater(int a, int b) { return a > b ? a : b; }
 HD constexpr int lesser(int a, int b) { return a < b ? a : b; }

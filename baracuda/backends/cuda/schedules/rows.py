@@ -1,7 +1,9 @@
 """Rows: along one axis something is found out, and every element is computed from it.
 
 Inputs with the axis alone are columns that all rows share; outputs with the axis alone are sums
-over all rows: each block leaves those of its own rows, which a second kernel adds up.
+over all rows: each block leaves those of its own rows, which a second kernel adds up. What has all
+axes but this one belongs to rows that are losses: labels and cotangents, or the losses themselves,
+whose sum blocks leave in the same way.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ from math import prod
 from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged
-from baracuda.backends.cuda.schedules import columns
+from baracuda.backends.cuda.schedules import columns, elementwise, reduce
 from baracuda.backends.cuda.steps import THREADS, WIDEST, Call, Step, Steps, flag
 from baracuda.dtypes import named
 from baracuda.layouts import Shape
-from baracuda.spec import Problem, Refusal
+from baracuda.spec import Refusal
 
 # common/rows.cuh: lanes of a warp, and threads of the largest block.
 _WARP, _MOST = 32, 1024
@@ -32,6 +34,7 @@ _LARGE, _SINGLE = 512, 512
 # Bytes on chip beside the sums, and threads of the kernel that adds them up.
 _JOINS, _ADDERS = 3 << 10, 1024
 _CAUSAL, _MASKED = 1, 2
+_WIDE_LABELS, _REDUCED = 1, 2
 # Columns are counted in 32 bits, with room for the steps of a block.
 _LONGEST = 2**31 - 2**22
 
@@ -72,7 +75,19 @@ def shares(n: int, width: int, held: int, most: int = _MOST) -> Shares:
 
 
 class Operands(NamedTuple):
-    """The arrays of a problem, by what they are to a row."""
+    """The arrays of a problem, by what they are to a row.
+
+    Attributes
+    ----------
+    axis : int
+        Along which rows lie.
+    loads, columns, masks, outs, sums : list of View
+    labels, costs : list of View
+        Of rows that are losses: an integer of each, where there is one, and the loss or its
+        cotangent.
+    reduced : bool
+        There is one loss of all.
+    """
 
     axis: int
     loads: list[View]
@@ -80,28 +95,57 @@ class Operands(NamedTuple):
     masks: list[View]
     outs: list[View]
     sums: list[View]
+    labels: list[View]
+    costs: list[View]
+    reduced: bool
 
-
-def axis_of(problem: Problem) -> int:
-    """The axis along which rows lie."""
-    axis: int = problem.options.get("axis", -1)
-    return axis % len(problem.outputs[0].shape)
+    @property
+    def added(self) -> bool:
+        """Whether blocks leave sums of losses."""
+        return self.reduced and not self.outs
 
 
 def operands(call: Call) -> Operands:
     """Which array is what."""
     problem = call.problem
-    form, hides = problem.signature, problem.spec.masks
-    row = next(p for p in form.outputs)
+    form, hides, integers = problem.signature, problem.spec.masks, problem.spec.integers
+    row = max(form.inputs, key=lambda p: len(p.names))
+    along = {t.name for t in row.terms if not t.group}
     whole = [p for p in form.inputs if p.names == row.names and p.name not in hides]
+    others = [p for p in form.inputs if p not in whole and p.name not in hides]
+    outs = [(call.out(i), p.names) for i, p in enumerate(form.outputs)]
+    each = [p for p in others if not p.names & along]
+    loads = [call.view(p.name) for p in whole]
     return Operands(
-        axis_of(problem),
-        [call.view(p.name) for p in whole],
-        [call.view(p.name) for p in form.inputs if p not in whole and p.name not in hides],
+        problem.options.get("axis", -1) % len(loads[0].shape),
+        loads,
+        [call.view(p.name) for p in others if p not in each],
         [call.view(p.name) for p in form.inputs if p.name in hides],
-        [call.out(i) for i, p in enumerate(form.outputs) if p.names == row.names],
-        [call.out(i) for i, p in enumerate(form.outputs) if p.names != row.names],
-    )
+        [x for x, names in outs if names == row.names],
+        [x for x, names in outs if names & along and names != row.names],
+        [call.view(p.name) for p in each if p.name in integers],
+        [*[call.view(p.name) for p in each if p.name not in integers],
+         *[x for x, names in outs if not names & along]],
+        problem.options.get("reduction", "none") != "none",
+    )  # fmt: skip
+
+
+class Kind(NamedTuple):
+    """What tells functors of one name apart, and what they hold beside run-time values.
+
+    That is how many columns there are or, of distances, whether they are Euclidean.
+    """
+
+    number: int
+    label: str
+    numbers: tuple[float, ...] = ()
+
+
+def _kind(call: Call, of: Operands) -> Kind:
+    p = call.problem.options.get("p")
+    if p is None:
+        return Kind(len(of.columns), f"c{len(of.columns)}")
+    return Kind(2, "p2") if p == 2 else Kind(0, "preal", (p, 1 / p))
 
 
 def holds(call: Call, of: Operands) -> int:
@@ -110,9 +154,9 @@ def holds(call: Call, of: Operands) -> int:
 
 
 def plan(call: Call) -> Steps:
-    """One kernel, and one more where columns have gradients; see `columns` for inner axes."""
+    """One kernel, one more where rows are added up; see `columns` for inner axes."""
     of = operands(call)
-    shape = of.outs[0].shape
+    shape = of.loads[0].shape
     n, rows = shape[of.axis], prod(_but(shape, of.axis))
     if n > _LONGEST:
         raise Refusal(f"counts at most {_LONGEST} elements along an axis")
@@ -123,7 +167,8 @@ def plan(call: Call) -> Steps:
     width, most = WIDEST // call.itemsize, _MOST
     lie, size = _lie(call, of), named(call.accumulate_dtype).itemsize
     held = 1 if lie.access == "STEPS" else holds(call, of)
-    if lie.access != "VECTORS":
+    kind = _kind(call, of)
+    if lie.access != "VECTORS" or kind.numbers:
         most = _SINGLE
     room = size * width * held * len(of.sums)
     if room:
@@ -141,8 +186,16 @@ def plan(call: Call) -> Steps:
     elif how.threads >= _LARGE:
         ahead = _PROCESSORS * (_MOST // how.threads)
     ahead = ahead if how.threads >= _LARGE else 0
-    step = _rows(call, of, how, lie, blocks, ahead)
-    steps = [step._replace(shared=shared)] if rows else []
+    if of.added:
+        blocks = -(-blocks // max(-(-blocks // reduce._MOST), 1))
+    steps = []
+    if rows:
+        steps.append(_rows(call, of, kind, how, lie, blocks, ahead)._replace(shared=shared))
+    if of.added:
+        sums = (call.workspace(), 0)
+        whole = elementwise.share(call.problem, shape[:-1])
+        steps.append(reduce.total(call, blocks, whole, sums, sums, (of.costs[0].slot, 0)))
+        return Steps(tuple(steps), (((max(blocks, 1),), call.accumulate_dtype),))
     if not of.sums:
         return Steps(tuple(steps))
     steps.append(adders(call, of.sums, n, blocks))
@@ -160,7 +213,7 @@ class Lie(NamedTuple):
     Attributes
     ----------
     walked : list of View
-        What has rows: loads, outputs, the mask.
+        What has rows: loads, outputs, the mask; then what belongs to rows that are losses.
     steps : list of int
         From one element of a row to the next, of these and of the columns.
     dims : list of Dim
@@ -176,14 +229,18 @@ class Lie(NamedTuple):
 
 
 def _lie(call: Call, of: Operands) -> Lie:
-    shape, axis = of.outs[0].shape, of.axis
-    walked = [*of.loads, *of.outs, *of.masks]
+    shape, axis = of.loads[0].shape, of.axis
+    walked, outer = [*of.loads, *of.outs, *of.masks], _but(of.loads[0].shape, of.axis)
     # A mask of extent 1 is that of all.
     strides = [
         tuple([s if x == y else 0 for s, x, y in zip(v.strides, v.shape, shape, strict=True)])
         for v in walked
     ]
-    dims = merged(_but(shape, axis), [_but(s, axis) for s in strides])
+    # One loss of all rows lies beside each, and a label that is not there anywhere.
+    shared = (0,) * len(outer)
+    labels = [v.strides for v in of.labels] or [shared] * len(of.costs)
+    each = [*labels, *[shared if of.reduced else v.strides for v in of.costs]]
+    dims = merged(outer, [*[_but(s, axis) for s in strides], *each])
     if len(dims) > MOST_DIMS:
         raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
     steps = [s[axis] for s in strides] + [v.strides[0] for v in of.columns]
@@ -195,10 +252,12 @@ def _lie(call: Call, of: Operands) -> Lie:
     return Lie(walked, steps, dims, access)
 
 
-def _rows(call: Call, of: Operands, how: Shares, lie: Lie, blocks: int, ahead: int) -> Step:
-    problem = call.problem
+def _rows(
+    call: Call, of: Operands, kind: Kind, how: Shares, lie: Lie, blocks: int, ahead: int
+) -> Step:
+    problem, scalars = call.problem, len(call.problem.spec.scalars)
     walked, steps, dims, access = lie
-    n, outer = of.outs[0].shape[of.axis], _but(of.outs[0].shape, of.axis)
+    n, outer = of.loads[0].shape[of.axis], _but(of.loads[0].shape, of.axis)
     causal = bool(problem.options.get("causal"))
     left = _CAUSAL * causal + _MASKED * bool(of.masks)
     queries = outer[-1] if causal else 1
@@ -206,18 +265,25 @@ def _rows(call: Call, of: Operands, how: Shares, lie: Lie, blocks: int, ahead: i
         raise Refusal("counts at most 2^32 rows where there is a diagonal")
     pointers = [v.slot for v in (*of.loads, *of.columns, *of.outs, *of.masks)]
     pointers += [call.workspace()] * bool(of.sums)
-    scalars = len(problem.spec.scalars)
-    packer = Packer(True).pointers(len(pointers)).add("d", *[0.0] * scalars)
+    if of.costs:
+        pointers.append((of.labels or of.loads)[0].slot)
+        pointers.append(call.workspace() if of.added else of.costs[0].slot)
+    packer = Packer(True).pointers(len(pointers)).add("d", *[0.0] * scalars, *kind.numbers)
+    if of.costs:
+        part = elementwise.share(problem, outer) if of.outs else 1.0
+        flags = _WIDE_LABELS * (problem.index_dtype == "int64") + _REDUCED * of.reduced
+        packer.add("d", part).add("I", flags, 0)
     packer.add("q", prod(outer), ahead).add("i", n, how.lanes.bit_length() - 1)
     packer.extents(queries, code="I").add("i", n - queries).add("q", *steps)
-    arguments = packer.walk(dims, len(walked)).done()
-    functor = f"{call.functor}<{call.accumulate}, {len(of.columns)}>"
+    arguments = packer.walk(dims, len(walked) + 2 * len(of.costs)).done()
+    functor = f"{call.functor}<{call.accumulate}, {kind.number}>"
     schedule = (
-        f"Rows<{functor}, {call.type}, {how.way}, {how.held}, {access}, {left}, {flag(call.add)}>"
+        f"Rows<{functor}, {call.type}, {how.way}, {how.held}, {access}, {left}, {flag(call.add)}"
+        f"{', true' * len(of.costs)}>"
     )
-    tags = (how.way.lower(), f"c{len(of.columns)}", access.lower())
+    tags = (how.way.lower(), kind.label, access.lower())
     left_out = [name for bit, name in ((_CAUSAL, "causal"), (_MASKED, "masked")) if left & bit]
-    single = access != "VECTORS" or (how.way == "LONG" and of.sums)
+    single = access != "VECTORS" or kind.numbers or (how.way == "LONG" and of.sums)
     bound = how.threads if how.way == "LANES" else _SINGLE if single else _MOST
     entry = call.entry(
         schedule, len(arguments), *tags, *left_out, *["add"] * call.add, threads=bound
