@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from math import prod
+from typing import Any
 
-from baracuda.check import real
+from baracuda.check import integer, real
+from baracuda.errors import value_error
 from baracuda.libraries import Array, library_of
 from baracuda.op import op
+from baracuda.shapes import Axes
 from baracuda.spec import Case, Kernel
 
 norm = partial(
@@ -27,6 +32,57 @@ def kernel(functor: str) -> Kernel:
     return Kernel("norm.cu", functor, schedule="rows")
 
 
+_PLANES = (
+    {"n": 3, "c": 4, "s": (5,)},
+    {"n": 2, "c": 6, "s": (2, 3)},
+    {"n": 5, "c": 6, "s": ()},
+    {"n": 1, "c": 2, "s": (4,)},
+)
+_EPS = ({}, {"eps": 0.5}, {}, {})
+
+channel_norm = partial(
+    op,
+    category="channel_norm",
+    scalars={"eps": real},
+    cases=tuple(Case(axes, **eps) for axes, eps in zip(_PLANES, _EPS, strict=True)),
+)
+"""Declares a norm whose parameters belong to the second axis, or its gradient."""
+
+
+def count(op: str, name: str, value: Any) -> int:
+    """A number of groups: an integer >= 1."""
+    number = integer(op, name, value)
+    if number < 1:
+        raise value_error(op, name, "an integer >= 1", value)
+    return number
+
+
+def divided(op: str, axes: Axes, options: dict[str, Any]) -> Mapping[str, int]:
+    """See that the channels fall into groups of one size: a resolver of no further axes."""
+    groups, channels = options["num_groups"], axes["c"]
+    if channels % groups:  # type: ignore[operator]
+        raise value_error(op, "num_groups", f"a divisor of c = {channels}", groups, axes)
+    return {}
+
+
+grouped = partial(
+    channel_norm,
+    options={"num_groups": count},
+    resolve=divided,
+    cases=tuple(
+        Case(axes, num_groups=groups, **eps)
+        for axes, eps, groups in zip(_PLANES, _EPS, (2, 3, 1, 2), strict=True)
+    ),
+    batches=("n",),
+)
+"""Declares a norm over groups of channels, or its gradient."""
+
+
+def planes(functor: str) -> Kernel:
+    """Where the kernel of a norm of planes is: of one channel of one member of a batch."""
+    return Kernel("channel_norm.cu", functor, schedule="planes")
+
+
 def _mean(x: Array) -> Array:
     """Along the last axis, which stays."""
     return library_of(x).xp.sum(x, axis=-1, keepdims=True) / max(x.shape[-1], 1)
@@ -34,8 +90,7 @@ def _mean(x: Array) -> Array:
 
 def _mean_product(x: Array, y: Array) -> Array:
     """The mean of the products along the last axis, which stays."""
-    product = library_of(x).xp.vecdot(x, y, axis=-1)
-    return product[..., None] / max(x.shape[-1], 1)
+    return _mean(x * y)
 
 
 def _summed(x: Array) -> Array:
@@ -64,11 +119,18 @@ def rms_norm_backward(dy: Array, x: Array, weight: Array | None, eps: float) -> 
     return (dx,) if weight is None else (dx, _summed(dy * (x * inverse)))
 
 
+def _deviations(x: Array) -> tuple[Array, Array]:
+    """What rows differ from their means, and the means."""
+    # Twice: the mean of a row far from 0 is rounded by more than its elements differ.
+    mean = _mean(x)
+    d = x - mean
+    rest = _mean(d)
+    return d - rest, mean + rest
+
+
 def _centred(x: Array, eps: float) -> tuple[Array, Array]:
     """The normalised rows, and one over their standard deviations."""
-    # Twice: the mean of a row far from 0 is rounded by more than its elements differ.
-    d = x - _mean(x)
-    d = d - _mean(d)
+    d, _ = _deviations(x)
     inverse = 1 / library_of(x).xp.sqrt(_mean_product(d, d) + eps)
     return d * inverse, inverse
 
@@ -87,3 +149,115 @@ def layer_norm_backward(dy: Array, x: Array, weight: Array | None, eps: float) -
     along = _mean_product(pulled, normal)
     dx = inverse * (pulled - _mean(pulled) - normal * along)
     return (dx,) if weight is None else (dx, _summed(dy * normal), _summed(dy))
+
+
+def _along_channels(parameter: Array, x: Array) -> Array:
+    """A parameter of the second axis, to broadcast with `x`."""
+    shape = (parameter.shape[0], *[1] * (x.ndim - 2))
+    return library_of(x).xp.reshape(parameter, shape)
+
+
+def _affine(y: Array, weight: Array | None, bias: Array | None) -> Array:
+    """Each channel by its weight, and its bias added."""
+    y = y if weight is None else y * _along_channels(weight, y)
+    return y if bias is None else y + _along_channels(bias, y)
+
+
+def _of_channels(dy: Array, normal: Array) -> tuple[Array, Array]:
+    """The gradients to weight and bias: sums over all axes but the second."""
+    xp, others = library_of(dy).xp, (0, *range(2, dy.ndim))
+    return xp.sum(dy * normal, axis=others), xp.sum(dy, axis=others)
+
+
+def _groups(x: Array, number: int) -> Array:
+    """`x` as rows, each a group of the channels of one member of the batch."""
+    shape = (x.shape[0], number, prod(x.shape[1:]) // number)
+    return library_of(x).xp.reshape(x, shape)
+
+
+def group_norm(
+    x: Array, weight: Array | None, bias: Array | None, eps: float, number: int
+) -> Array:
+    """`x` normalised over each of the groups of its channels."""
+    normal = _centred(_groups(x, number), eps)[0]
+    return _affine(library_of(x).xp.reshape(normal, x.shape), weight, bias)
+
+
+def group_norm_backward(
+    dy: Array, x: Array, weight: Array | None, eps: float, number: int
+) -> tuple[Array, ...]:
+    """The gradients of `group_norm` to x, and to weight and bias where there is a weight."""
+    reshape, rows = library_of(x).xp.reshape, _groups(x, number)
+    (dx,) = layer_norm_backward(_groups(_affine(dy, weight, None), number), rows, None, eps)
+    dx = reshape(dx, x.shape)
+    if weight is None:
+        return (dx,)
+    return (dx, *_of_channels(dy, reshape(_centred(rows, eps)[0], x.shape)))
+
+
+def _channels(x: Array) -> Array:
+    """`x` as rows, each a channel of the whole batch."""
+    xp = library_of(x).xp
+    rows = xp.permute_dims(x, (1, 0, *range(2, x.ndim)))
+    return xp.reshape(rows, (x.shape[1], prod(x.shape) // max(x.shape[1], 1)))
+
+
+def _batch(rows: Array, x: Array) -> Array:
+    """The inverse of `_channels`, in the shape of `x`."""
+    xp = library_of(x).xp
+    turned = xp.reshape(rows, (x.shape[1], x.shape[0], *x.shape[2:]))
+    return xp.permute_dims(turned, (1, 0, *range(2, x.ndim)))
+
+
+def batch_norm(
+    x: Array, weight: Array | None, bias: Array | None, eps: float
+) -> tuple[Array, Array, Array]:
+    """`x` normalised over each channel; the means and variances."""
+    d, mean = _deviations(_channels(x))
+    variance = _mean_product(d, d)
+    normal = d * (1 / library_of(x).xp.sqrt(variance + eps))
+    return _affine(_batch(normal, x), weight, bias), mean[:, 0], variance[:, 0]
+
+
+def batch_norm_backward(
+    dy: Array,
+    x: Array,
+    weight: Array | None,
+    dmean: Array | None,
+    dvar: Array | None,
+    eps: float,
+) -> tuple[Array, ...]:
+    """The gradients of `batch_norm` to x, and to weight and bias where there is a weight."""
+    rows = _channels(x)
+    (dx,) = layer_norm_backward(_channels(_affine(dy, weight, None)), rows, None, eps)
+    if dmean is not None and dvar is not None:
+        through = dmean[:, None] + 2 * dvar[:, None] * _deviations(rows)[0]
+        dx = dx + through / max(rows.shape[1], 1)
+    dx = _batch(dx, x)
+    if weight is None:
+        return (dx,)
+    return (dx, *_of_channels(dy, _batch(_centred(rows, eps)[0], x)))
+
+
+def _inverse(variance: Array, x: Array, eps: float) -> Array:
+    """One over the deviations of channels, to broadcast with `x`."""
+    return _along_channels(1 / library_of(x).xp.sqrt(variance + eps), x)
+
+
+def batch_norm_inference(
+    x: Array, mean: Array, var: Array, weight: Array | None, bias: Array | None, eps: float
+) -> Array:
+    """`x` normalised by means and variances of its channels that are known."""
+    normal = (x - _along_channels(mean, x)) * _inverse(var, x, eps)
+    return _affine(normal, weight, bias)
+
+
+def batch_norm_inference_backward(
+    dy: Array, x: Array, mean: Array, var: Array, weight: Array | None, eps: float
+) -> tuple[Array, ...]:
+    """The gradients of `batch_norm_inference` to x, and to weight and bias where there is one."""
+    inverse = _inverse(var, x, eps)
+    dx = _affine(dy, weight, None) * inverse
+    if weight is None:
+        return (dx,)
+    return (dx, *_of_channels(dy, (x - _along_channels(mean, x)) * inverse))

@@ -316,7 +316,7 @@ class _Call:
     def _spread(self, scalars: Sequence[float]) -> Function:
         """The custom call, and how it is divided over several devices."""
         problem = self._problem
-        shares = Shares(problem, summed(problem.signature))
+        shares = Shares(problem, summed(problem.spec, problem.signature))
         values = dict(zip(problem.spec.scalars, scalars, strict=True))
         attributes = {"scalars": np.asarray(scalars, np.float64)} if scalars else {}
 
