@@ -9,6 +9,7 @@ from typing import Any
 
 from baracuda.check import integer, real
 from baracuda.errors import value_error
+from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
 from baracuda.op import op
 from baracuda.shapes import Axes
@@ -32,19 +33,21 @@ def kernel(functor: str) -> Kernel:
     return Kernel("norm.cu", functor, schedule="rows")
 
 
-_PLANES = (
-    {"n": 3, "c": 4, "s": (5,)},
-    {"n": 2, "c": 6, "s": (2, 3)},
-    {"n": 5, "c": 6, "s": ()},
-    {"n": 1, "c": 2, "s": (4,)},
+_PLANES: tuple[tuple[dict[str, int | Shape], int], ...] = (
+    ({"n": 3, "c": 4, "s": (5,)}, 2),
+    ({"n": 2, "c": 6, "s": (2, 3)}, 3),
+    ({"n": 5, "c": 6, "s": ()}, 1),
+    ({"n": 1, "c": 2, "s": (4,)}, 2),
 )
-_EPS = ({}, {"eps": 0.5}, {}, {})
 
 channel_norm = partial(
     op,
     category="channel_norm",
     scalars={"eps": real},
-    cases=tuple(Case(axes, **eps) for axes, eps in zip(_PLANES, _EPS, strict=True)),
+    cases=(
+        *[Case(axes) for axes, _ in _PLANES],
+        Case({"n": 2, "c": 2, "s": (3, 2)}, eps=0.5),
+    ),
 )
 """Declares a norm whose parameters belong to the second axis, or its gradient."""
 
@@ -60,7 +63,7 @@ def count(op: str, name: str, value: Any) -> int:
 def divided(op: str, axes: Axes, options: dict[str, Any]) -> Mapping[str, int]:
     """See that the channels fall into groups of one size: a resolver of no further axes."""
     groups, channels = options["num_groups"], axes["c"]
-    if channels % groups:  # type: ignore[operator]
+    if channels % groups:
         raise value_error(op, "num_groups", f"a divisor of c = {channels}", groups, axes)
     return {}
 
@@ -69,10 +72,7 @@ grouped = partial(
     channel_norm,
     options={"num_groups": count},
     resolve=divided,
-    cases=tuple(
-        Case(axes, num_groups=groups, **eps)
-        for axes, eps, groups in zip(_PLANES, _EPS, (2, 3, 1, 2), strict=True)
-    ),
+    cases=tuple([Case(axes, num_groups=groups) for axes, groups in _PLANES]),
     batches=("n",),
 )
 """Declares a norm over groups of channels, or its gradient."""

@@ -22,7 +22,7 @@ __all__ = [
     "x[n c *s], weight[c] -> y[n c *s], mean[c], var[c]",
     "x[n c *s], weight[c], bias[c] -> y[n c *s], mean[c], var[c]",
     batches=("c",),
-    # kernel=planes("Normalised"),
+    kernel=planes("Normalised"),
 )
 def batch_norm(
     x: Array,
@@ -93,7 +93,7 @@ def batch_norm(
     "dy[n c *s], x[n c *s], weight[c], dmean[c], dvar[c] -> dx[n c *s], dweight[c], dbias[c]",
     adjoint_of="batch_norm",
     batches=("c",),
-    # kernel=planes("NormalisedBackward"),
+    kernel=planes("NormalisedBackward"),
 )
 def batch_norm_backward(
     dy: Array,
@@ -155,7 +155,7 @@ def batch_norm_backward(
     namesake="nn.functional.batch_norm",
     batches=("n", "c", "s"),
     within={"var": (0.25, 4.0)},
-    # kernel=planes("Known"),
+    kernel=planes("Known"),
 )
 def batch_norm_inference(
     x: Array,
@@ -212,7 +212,7 @@ def batch_norm_inference(
     adjoint_of="batch_norm_inference",
     batches=("n", "c", "s"),
     within={"var": (0.25, 4.0)},
-    # kernel=planes("KnownBackward"),
+    kernel=planes("KnownBackward"),
 )
 def batch_norm_inference_backward(
     dy: Array,

@@ -21,7 +21,7 @@ __all__ = [
     "x[n c *s] -> y[n c *s]",
     "x[n c *s], weight[c] -> y[n c *s]",
     "x[n c *s], weight[c], bias[c] -> y[n c *s]",
-    # kernel=planes("Normalised"),
+    kernel=planes("Normalised"),
 )
 def group_norm(
     x: Array,
@@ -81,7 +81,7 @@ def group_norm(
     "dy[n c *s], x[n c *s] -> dx[n c *s]",
     "dy[n c *s], x[n c *s], weight[c] -> dx[n c *s], dweight[c], dbias[c]",
     adjoint_of="group_norm",
-    # kernel=planes("NormalisedBackward"),
+    kernel=planes("NormalisedBackward"),
 )
 def group_norm_backward(
     dy: Array,
@@ -137,7 +137,7 @@ def group_norm_backward(
     "x[n c *s], weight[c] -> y[n c *s]",
     "x[n c *s], weight[c], bias[c] -> y[n c *s]",
     batches=("n", "c"),
-    # kernel=planes("Normalised"),
+    kernel=planes("Normalised"),
 )
 def instance_norm(
     x: Array,
@@ -186,7 +186,7 @@ def instance_norm(
     "dy[n c *s], x[n c *s], weight[c] -> dx[n c *s], dweight[c], dbias[c]",
     adjoint_of="instance_norm",
     batches=("n", "c"),
-    # kernel=planes("NormalisedBackward"),
+    kernel=planes("NormalisedBackward"),
 )
 def instance_norm_backward(
     dy: Array,

@@ -4,6 +4,7 @@ from baracuda.backends.cuda.schedules import (
     cross_entropy,
     elementwise,
     gather,
+    planes,
     reduce,
     rope,
     rows,
@@ -23,6 +24,7 @@ PLANNERS: dict[str, Planner] = {
     "gather": gather.plan,
     "scatter": scatter.plan,
     "rows": rows.plan,
+    "planes": planes.plan,
 }
 
 VARIANTS: dict[str, Variants] = {

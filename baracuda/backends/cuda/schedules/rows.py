@@ -145,7 +145,7 @@ def plan(call: Call) -> Steps:
     steps = [step._replace(shared=shared)] if rows else []
     if not of.sums:
         return Steps(tuple(steps))
-    steps.append(_sums(call, of, n, blocks))
+    steps.append(sum_rows(call, of.sums, n, blocks, call.workspace()))
     workspace = (max(blocks, 1), len(of.sums), n), call.accumulate_dtype
     return Steps(tuple(steps), (workspace,))
 
@@ -226,13 +226,13 @@ def _rows(call: Call, of: Operands, how: Shares, lie: Lie, blocks: int, ahead: i
     return Step(entry, (blocks, 1), arguments, front, scalars, fewer=how.threads)
 
 
-def _sums(call: Call, of: Operands, n: int, blocks: int) -> Step:
-    """Adds up what the blocks left."""
-    many = len(of.sums)
-    packer = Packer(True).pointers(1 + many).add("q", *[v.strides[0] for v in of.sums])
+def sum_rows(call: Call, sums: list[View], n: int, blocks: int, slot: int) -> Step:
+    """Adds up what `blocks` blocks left in a workspace, sums of `n` elements of each."""
+    many = len(sums)
+    packer = Packer(True).pointers(1 + many).add("q", *[v.strides[0] for v in sums])
     arguments = packer.add("i", n, blocks).done()
     schedule = f"SumRows<{call.type}, {many}, {flag(call.add)}>"
     tags = ("sum_rows", many, *["add"] * call.add)
     entry = call.entry(schedule, len(arguments), *tags, threads=_ADDERS)
-    front = [(call.workspace(), 0), *[(v.slot, 0) for v in of.sums]]
+    front = [(slot, 0), *[(v.slot, 0) for v in sums]]
     return Step(entry, (-(-n * many // _WARP), 1), arguments, front)
