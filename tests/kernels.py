@@ -113,7 +113,8 @@ INDEXING = (
 )
 # Rows for some lanes, a warp, a block, and more than a block; rows of too many for 32 bits.
 NORM = tuple(Case({"b": (3, 5), "n": n}) for n in (20, 4096, 1 << 18))
-# Planes of odd and of even length, of many parts; columns; more bytes than 32 bits count.
+# Sets for lanes, a block and more, of odd and of even length; columns; more bytes than 32 bits
+# count.
 CHANNEL_NORM = tuple(
     Case({"n": n, "c": c, "s": s}, num_groups=2)
     for n, c, s in (
@@ -121,7 +122,8 @@ CHANNEL_NORM = tuple(
         (20, 6, (64,)),
         (20, 8, (7,)),
         (40, 32, ()),
-        (2, 6, (128, 96)),
+        (2, 6, (20, 96)),
+        (2, 4, (40, 512)),
         (64, 32, (1024, 1024)),
     )
 )

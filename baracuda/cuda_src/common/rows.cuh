@@ -10,6 +10,7 @@
 // A thread holds HELD vectors of 16 bytes of each input; which elements, alignment does not say, but
 // in the longest rows. Rows of a few vectors take some
 // lanes of a warp (LANES), others a block (BLOCK); what a block does not hold it reads again (LONG).
+// Where rows are some planes each, columns are the channels' own, and a row leaves sums of its own.
 #pragma once
 #include "index.cuh"
 #include "reduce.cuh"
@@ -23,6 +24,17 @@ enum Way { LANES, BLOCK, LONG };
 enum Access { VECTORS, ELEMENTS, STEPS };
 // Of elements that a row may leave out: those behind the diagonal, and what a mask says.
 enum Left { NONE = 0, CAUSAL = 1, MASKED = 2 };
+
+// What columns belong to: elements of a row; the planes that make it up, vectors then lying within
+// one (PLANES) or not.
+enum Columned { BY_ELEMENTS, BY_PLANES, BY_MIXED_PLANES };
+
+// Elements of a plane, rows of one member of a batch, planes of a row; lanes that join a plane's sums.
+template <bool THERE> struct Planes {};
+template <> struct Planes<true> {
+  Extent<u32> plane, groups;
+  i32 channels, log_together;
+};
 
 // One more array: the mask, or the sums of a block's rows.
 template <class P> struct Beside {
@@ -48,7 +60,9 @@ DEVICE Vec<T, V> fetch(const T* p, i64 step, i32 e, i32 end) {
   return v;
 }
 
-template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD> struct Rows {
+template <
+    class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD, int BY = BY_ELEMENTS>
+struct Rows {
   using A = Acc<T>;
   using State = typename F::State;
   using Known = typename F::Known;
@@ -57,18 +71,20 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
   static constexpr int V = 16 / sizeof(T);
   static constexpr bool WIDE = ACCESS == VECTORS;
   static constexpr int LOADS = F::loads, IN = F::inputs, OUT = F::outputs;
-  static constexpr int COLUMNS = F::columns, SUMS = F::sums;
+  static constexpr int COLUMNS = F::columns;
+  // Over rows, and of each row's planes.
+  static constexpr int SUMS = BY == BY_ELEMENTS ? F::sums : 0, SHARES = F::sums - SUMS;
   static constexpr int K = LOADS + OUT + ((LEFT & MASKED) != 0);
   // All elements of a vector that is read are kept.
   static constexpr bool WHOLE = WIDE && LEFT == NONE;
   static constexpr u32 FULL = (1u << V) - 1;
   // 64 registers, 80 where more than rows is looked after, 128 for single elements.
   static constexpr int RESIDENT =
-      WAY != LANES ? 1 : !WIDE ? 2 : SUMS || (LEFT & MASKED) ? 3 : 4;
+      WAY != LANES ? 1 : !WIDE ? 2 : F::sums || (LEFT & MASKED) ? 3 : 4;
   // Vectors of 16 bytes of the accumulate type in V of its elements.
   static constexpr int PARTS = V * sizeof(A) / 16, PART = 16 / sizeof(A);
 
-  struct Args : Operands<T, LOADS + COLUMNS, OUT>, Beside<Sums>, F {
+  struct Args : Operands<T, LOADS + COLUMNS, OUT>, Beside<Sums>, F, Planes<BY != BY_ELEMENTS> {
     i64 rows, ahead;  // and how many rows later is one that the L2 is asked for, 0 for none
     i32 n, log_lanes;
     Extent<u32> queries;  // causal: rows of a diagonal
@@ -82,7 +98,7 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
   // Where the elements of a row are, and which of them count.
   struct Row {
     i64 at[K];
-    i32 end, written;
+    i32 end, written, channel;
     int rank, lanes;
   };
 
@@ -107,9 +123,22 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
     return bits;
   }
 
-  static DEVICE void columns(const Args& args, i32 e, A (&c)[COLUMNS + 1][V]) {
+  static DEVICE void columns(const Args& args, const Row& row, i32 e, A (&c)[COLUMNS + 1][V]) {
     UNROLL for (int k = 0; k < COLUMNS; ++k) {
-      widen(fetch<V, ACCESS>(args.in[LOADS + k], args.step[K + k], e, args.n), c[k]);
+      const T* from = args.in[LOADS + k];
+      if constexpr (BY == BY_ELEMENTS) {
+        widen(fetch<V, ACCESS>(from, args.step[K + k], e, args.n), c[k]);
+      } else {
+        UNROLL for (int i = 0; i < V; ++i) {
+          if (BY == BY_PLANES && i > 0) {
+            c[k][i] = c[k][0];
+          } else {
+            const i32 place = e + i < args.n ? e + i : args.n - 1;
+            const i64 channel = row.channel + args.plane.divide(u32(place));
+            c[k][i] = widen(from[channel * args.step[K + k]]);
+          }
+        }
+      }
     }
   }
 
@@ -135,11 +164,12 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
 
   template <int S>
   static DEVICE void take(
-      const Args& args, i32 e, const Vec<T, V> (&v)[IN], u32 keep, const Known& known, State& s) {
+      const Args& args, const Row& row, i32 e, const Vec<T, V> (&v)[IN], u32 keep,
+      const Known& known, State& s) {
     const F& f = args;
     A x[IN][V], c[COLUMNS + 1][V];
     UNROLL for (int k = 0; k < IN; ++k) widen(v[k], x[k]);
-    columns(args, e, c);
+    columns(args, row, e, c);
     f.template take<S>(s, known, x, c, keep);
   }
 
@@ -153,13 +183,13 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
       const i32 e = (row.rank + h * row.lanes) * V;
       Vec<T, V> v[IN];
       UNROLL for (int k = 0; k < IN; ++k) v[k] = held.x[k][h];
-      if (e < row.end) take<S>(args, e, v, kept(held, h), known, s);
+      if (e < row.end) take<S>(args, row, e, v, kept(held, h), known, s);
     }
     if constexpr (WAY == LONG) {
       for (i32 e = (row.rank + HELD * row.lanes) * V; e < row.end; e += row.lanes * V) {
         Vec<T, V> v[IN];
         fetch_all(args, row, e, v);
-        take<S>(args, e, v, kept(args, row, e), known, s);
+        take<S>(args, row, e, v, kept(args, row, e), known, s);
       }
     }
     const auto join = [](const State& a, const State& b) { return F::template join<S>(a, b); };
@@ -188,13 +218,13 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
   // The outputs of a vector, and its share of the sums.
   static DEVICE void finish(
       const Args& args, const Row& row, i32 e, const Vec<T, V> (&v)[IN], u32 keep,
-      const Known& known, A (&t)[SUMS + 1][V]) {
+      const Known& known, A (&t)[F::sums + 1][V]) {
     const F& f = args;
     A x[IN][V], c[COLUMNS + 1][V], y[OUT][V];
     UNROLL for (int k = 0; k < IN; ++k) widen(v[k], x[k]);
-    columns(args, e, c);
+    columns(args, row, e, c);
     f.finish(known, x, c, keep, y);
-    if constexpr (SUMS > 0) f.share(known, x, t);
+    if constexpr (F::sums > 0) f.share(known, x, t);
     put_all(args, row, e, y);
   }
 
@@ -203,7 +233,7 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
     const int at = ((sum * HELD + h) * PARTS + part) * int(blockDim.x) + int(threadIdx.x);
     return reinterpret_cast<Vec<A, PART>*>(room) + at;
   }
-  static DEVICE void add_held(f64* room, int h, const A (&t)[SUMS + 1][V]) {
+  static DEVICE void add_held(f64* room, int h, const A (&t)[F::sums + 1][V]) {
     UNROLL for (int s = 0; s < SUMS; ++s) {
       UNROLL for (int part = 0; part < PARTS; ++part) {
         Vec<A, PART>* p = place(room, s, h, part);
@@ -218,6 +248,41 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
     return args.beside + (i64(blockIdx.x) * SUMS + sum) * args.n;
   }
 
+  // The same of a vector of a plane.
+  static DEVICE A* place(f64* room, int sum) {
+    return reinterpret_cast<A*>(room) + sum * HELD * int(blockDim.x);
+  }
+  static DEVICE void keep_share(f64* room, int vector, const A (&t)[F::sums + 1][V]) {
+    UNROLL for (int s = 0; s < SHARES; ++s) {
+      A sum = 0;
+      UNROLL for (int i = 0; i < V; ++i) sum += t[s][i];
+      place(room, s)[vector] = sum;
+    }
+  }
+  // The sums of the planes of a row, some lanes for each.
+  static DEVICE void leave_shares(const Args& args, const Row& row, i64 number, int base, f64* room) {
+    if constexpr (WAY == LANES) __syncwarp();
+    else __syncthreads();
+    const int together = 1 << args.log_together, vectors = int(args.plane.size) / V;
+    const int lane = row.rank & (together - 1), step = row.lanes >> args.log_together;
+    const i64 all = i64(args.groups.size) * args.channels;
+    for (int first = 0; first < args.channels; first += step) {
+      const int channel = first + (row.rank >> args.log_together);
+      Several<A, SHARES> sums{};
+      if (channel < args.channels) {
+        for (int i = lane; i < vectors; i += together) {
+          UNROLL for (int s = 0; s < SHARES; ++s) {
+            sums.at[s] += place(room, s)[base + channel * vectors + i];
+          }
+        }
+      }
+      sums = join_lanes(sums, together, Added<A, SHARES>{});
+      if (lane || channel >= args.channels || number >= args.rows) continue;
+      A* to = args.beside + i64(args.groups.divide(u32(number))) * SHARES * all;
+      UNROLL for (int s = 0; s < SHARES; ++s) to[s * all + row.channel + channel] = sums.at[s];
+    }
+  }
+
   static DEVICE void one_row(
       const Args& args, i64 number, int lanes, int rank, Rooms<State>* rooms, int& turn,
       f64* room) {
@@ -227,6 +292,11 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
     const bool there = number < args.rows;
     args.walk.template offsets<1>(there ? number : 0, row.at);
     row.written = row.end = there ? args.n : 0;
+    row.channel = 0;
+    if constexpr (BY != BY_ELEMENTS) {
+      const u32 group = there ? u32(number) : 0;
+      row.channel = (group - args.groups.divide(group) * args.groups.size) * args.channels;
+    }
     if constexpr ((LEFT & CAUSAL) != 0) {
       // Rows are fewer than 2^32 where there is a diagonal.
       const u32 q = u32(number) - args.queries.divide(u32(number)) * args.queries.size;
@@ -269,7 +339,8 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
     stage<0>(args, row, held, rooms, turn, known);
     if constexpr (F::stages > 1) stage<1>(args, row, held, rooms, turn, known);
 
-    A t[SUMS + 1][V];
+    A t[F::sums + 1][V];
+    const int base = WAY == LANES ? int(threadIdx.x) / lanes * lanes * HELD : 0;
     UNROLL for (int h = 0; h < HELD; ++h) {
       const i32 e = (rank + h * lanes) * V;
       Vec<T, V> v[IN];
@@ -277,8 +348,10 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
       if (e < row.written) {
         finish(args, row, e, v, kept(held, h), known, t);
         if constexpr (SUMS > 0) add_held(room, h, t);
+        if constexpr (SHARES > 0) keep_share(room, base + rank + h * lanes, t);
       }
     }
+    if constexpr (SHARES > 0) leave_shares(args, row, number, base, room);
     if constexpr (WAY == LONG) {
       for (i32 e = (rank + HELD * lanes) * V; e < row.written; e += lanes * V) {
         Vec<T, V> v[IN];
@@ -341,8 +414,11 @@ template <class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD
       __shared__ Meet rooms;
       meet = &rooms;
     }
-    if constexpr (SUMS == 0) {
+    if constexpr (F::sums == 0) {
       one_row(args, i64(blockIdx.x) * groups + group, lanes, rank, meet, turn, nullptr);
+    } else if constexpr (SHARES > 0) {
+      extern __shared__ __align__(16) f64 room[];
+      one_row(args, i64(blockIdx.x) * groups + group, lanes, rank, meet, turn, room);
     } else {
       extern __shared__ __align__(16) f64 room[];
       clear(args, lanes, rank, room);

@@ -1,9 +1,10 @@
 """Planes: sets of the planes of [n, c, *s] have statistics, by which every element is scaled.
 
-One kernel leaves moments of parts of the data, one joins those of each set and makes coefficients
-for each channel of it, one computes the elements. Where each of the n has sets of its own, a fourth
-adds up what they leave for the gradients of parameters. What is summed in which order follows from
-the shape, and from which axes lie beside each other.
+A set that lies beside itself and fits on chip is a row, and read once. Else one kernel leaves
+moments of parts of the data, one joins those of each set and makes coefficients for each channel of
+it, one computes the elements. Where each of the n has sets of its own, what they leave for the
+gradients of parameters is added up at last. What is summed in which order follows from the shape,
+and from which axes lie beside each other.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged
-from baracuda.backends.cuda.schedules.rows import sum_rows
+from baracuda.backends.cuda.schedules.rows import Operands, Planes, sum_rows, whole
 from baracuda.backends.cuda.steps import THREADS, WIDEST, Call, Step, Steps, blocks, flag
 from baracuda.layouts import Shape
 from baracuda.spec import Refusal
@@ -119,6 +120,13 @@ def plan(call: Call) -> Steps:
     if of.n * of.c * of.s // (WIDEST // call.itemsize) >= _COUNTED or of.c * of.s >= _COUNTED:
         raise Refusal(f"counts at most {_COUNTED} vectors, and elements of each member of a batch")
     kind, moments, empty = call.accumulate_dtype, _NOTHING, of.n * of.s == 0
+    shares, on_chip = ((of.n or 1, 2, of.c or 1), kind), None
+    if of.groups and not empty:
+        on_chip = _on_chip(call, of)
+    if on_chip is not None:
+        if not of.shared:
+            return Steps((on_chip,))
+        return Steps((on_chip, _shared(call, of, of.n, 0)), (shares,))
     count = 5 if of.back else 3
     if of.sums and not empty:
         moments = _moments(call, of, count)
@@ -126,7 +134,7 @@ def plan(call: Call) -> Steps:
     if of.sums:
         workspaces.append(((count, moments.units or 1), kind))
     if of.shared:
-        workspaces.append(((of.n or 1, 2, of.c or 1), kind))
+        workspaces.append(shares)
     steps = [*moments.steps]
     # Of nothing the sums are 0.
     if of.number and not (empty and of.groups):
@@ -134,8 +142,7 @@ def plan(call: Call) -> Steps:
     if not empty and of.c:
         steps.append(_map(call, of))
     if of.shared and of.c:
-        sums, many = [call.out(1), call.out(2)], 0 if empty else of.n
-        steps.append(sum_rows(call, sums, of.c, many, call.workspace(2)))
+        steps.append(_shared(call, of, 0 if empty else of.n, 2))
     return Steps(tuple(steps), tuple(workspaces))
 
 
@@ -148,6 +155,31 @@ def _sets(call: Call) -> Sets:
     loads = [call.view(name) for name in ("dy", "x") if call.given(name) is not None]
     weighted = call.given("weight") is not None
     return Sets(n, c, prod(inner), groups * apart, loads, given, back, weighted)
+
+
+def _shared(call: Call, of: Sets, many: int, workspace: int) -> Step:
+    """Adds up what each of the n has left for the gradients of parameters."""
+    return sum_rows(call, [call.out(1), call.out(2)], of.c, many, call.workspace(workspace))
+
+
+def _on_chip(call: Call, of: Sets) -> Step | None:
+    """The kernel for sets as rows; None where they do not lie so, or are too long."""
+    inside = _lie(call, [*of.loads, call.out()], of.groups).inside
+    if len(inside) > 1:
+        return None
+
+    def rows(view: View, place: int) -> View:
+        step = inside[0].strides[place] if inside else 1
+        strides = view.strides[0], view.strides[1] * of.channels, step
+        return View(view.slot, 0, (of.n, of.groups, of.channels * of.s), strides)
+
+    loads = [rows(view, i) for i, view in enumerate(of.loads)]
+    columns = [v for v in map(call.given, ("weight", "bias")) if v is not None]
+    sums = [call.out(1), call.out(2)] if of.shared else []
+    out = rows(call.out(), len(loads))
+    functor = "LayerNormBackward" if of.back else "LayerNorm"
+    of_rows = Operands(2, loads, columns, [], [out], sums)
+    return whole(call, of_rows, Planes(functor, of.s, of.groups, of.channels))
 
 
 class Lie(NamedTuple):

@@ -150,6 +150,45 @@ def plan(call: Call) -> Steps:
     return Steps(tuple(steps), (workspace,))
 
 
+class Planes(NamedTuple):
+    """Rows that are whole planes of channels, whose parameters columns are then.
+
+    Attributes
+    ----------
+    functor : str
+        What rows are for, where the op's own functor is for something else.
+    size : int
+        Elements of a plane.
+    groups, channels : int
+        Rows of one member of a batch, and planes of a row.
+    """
+
+    functor: str
+    size: int
+    groups: int
+    channels: int
+
+    def together(self, lanes: int, width: int) -> int:
+        """The logarithm of how many of some lanes join the sums of a plane."""
+        return min(max(self.size // width, 1), lanes, _WARP).bit_length() - 1
+
+
+def whole(call: Call, of: Operands, planes: Planes) -> Step | None:
+    """One kernel for rows of planes, each read once; None where a block does not hold one."""
+    shape, width, most = of.outs[0].shape, WIDEST // call.itemsize, _MOST
+    n, rows, lie = shape[of.axis], prod(_but(shape, of.axis)), _lie(call, of)
+    held = 1 if lie.access == "STEPS" else holds(call, of)
+    how = shares(n, width, held, most if lie.access == "VECTORS" else _SINGLE)
+    if how.way == "LONG" or rows >= 2**31 or (of.sums and planes.size % width):
+        return None
+    if how.way == "BLOCK" and lie.access != "VECTORS":
+        how = how._replace(way="LONG")
+    ahead = _PROCESSORS * (_MOST // how.threads) if how.threads >= _LARGE else 0
+    room = how.threads * held * len(of.sums) * named(call.accumulate_dtype).itemsize
+    step = _rows(call, of, how, lie, -(-rows // how.groups), ahead, planes)
+    return step._replace(shared=room)
+
+
 def _but(shape: Shape, axis: int) -> Shape:
     return (*shape[:axis], *shape[axis + 1 :])
 
@@ -195,7 +234,15 @@ def _lie(call: Call, of: Operands) -> Lie:
     return Lie(walked, steps, dims, access)
 
 
-def _rows(call: Call, of: Operands, how: Shares, lie: Lie, blocks: int, ahead: int) -> Step:
+def _rows(
+    call: Call,
+    of: Operands,
+    how: Shares,
+    lie: Lie,
+    blocks: int,
+    ahead: int,
+    planes: Planes | None = None,
+) -> Step:
     problem = call.problem
     walked, steps, dims, access = lie
     n, outer = of.outs[0].shape[of.axis], _but(of.outs[0].shape, of.axis)
@@ -208,19 +255,32 @@ def _rows(call: Call, of: Operands, how: Shares, lie: Lie, blocks: int, ahead: i
     pointers += [call.workspace()] * bool(of.sums)
     scalars = len(problem.spec.scalars)
     packer = Packer(True).pointers(len(pointers)).add("d", *[0.0] * scalars)
+    width, by = WIDEST // call.itemsize, "BY_ELEMENTS"
+    if planes and of.columns:
+        by = "BY_MIXED_PLANES" if planes.size % width else "BY_PLANES"
+        packer.extents(planes.size, planes.groups, code="I")
+        packer.add("i", planes.channels, planes.together(how.lanes, width))
     packer.add("q", prod(outer), ahead).add("i", n, how.lanes.bit_length() - 1)
     packer.extents(queries, code="I").add("i", n - queries).add("q", *steps)
     arguments = packer.walk(dims, len(walked)).done()
-    functor = f"{call.functor}<{call.accumulate}, {len(of.columns)}>"
+    name = planes.functor if planes else call.functor
+    functor = f"{name}<{call.accumulate}, {len(of.columns)}>"
     schedule = (
-        f"Rows<{functor}, {call.type}, {how.way}, {how.held}, {access}, {left}, {flag(call.add)}>"
+        f"Rows<{functor}, {call.type}, {how.way}, {how.held}, {access}, {left}, "
+        f"{flag(call.add)}, {by}>"
     )
     tags = (how.way.lower(), f"c{len(of.columns)}", access.lower())
     left_out = [name for bit, name in ((_CAUSAL, "causal"), (_MASKED, "masked")) if left & bit]
     single = access != "VECTORS" or (how.way == "LONG" and of.sums)
     bound = how.threads if how.way == "LANES" else _SINGLE if single else _MOST
     entry = call.entry(
-        schedule, len(arguments), *tags, *left_out, *["add"] * call.add, threads=bound
+        schedule,
+        len(arguments),
+        *tags,
+        *left_out,
+        *[by.lower()] * (by != "BY_ELEMENTS"),
+        *["add"] * call.add,
+        threads=bound,
     )
     front = [(slot, 0) for slot in pointers]
     return Step(entry, (blocks, 1), arguments, front, scalars, fewer=how.threads)
