@@ -220,20 +220,13 @@ def batch_norm(
 
 
 def batch_norm_backward(
-    dy: Array,
-    x: Array,
-    weight: Array | None,
-    dmean: Array | None,
-    dvar: Array | None,
-    eps: float,
+    dy: Array, dmean: Array, dvar: Array, x: Array, weight: Array | None, eps: float
 ) -> tuple[Array, ...]:
     """The gradients of `batch_norm` to x, and to weight and bias where there is a weight."""
     rows = _channels(x)
     (dx,) = layer_norm_backward(_channels(_affine(dy, weight, None)), rows, None, eps)
-    if dmean is not None and dvar is not None:
-        through = dmean[:, None] + 2 * dvar[:, None] * _deviations(rows)[0]
-        dx = dx + through / max(rows.shape[1], 1)
-    dx = _batch(dx, x)
+    through = dmean[:, None] + 2 * dvar[:, None] * _deviations(rows)[0]
+    dx = _batch(dx + through / max(rows.shape[1], 1), x)
     if weight is None:
         return (dx,)
     return (dx, *_of_channels(dy, _batch(_centred(rows, eps)[0], x)))

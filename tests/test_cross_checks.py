@@ -274,8 +274,7 @@ def backward(op, dy, arrays, options):
     if op == "batch_norm":
         x, c = arrays[0], arrays[0].shape[1]
         dy, dmean, dvar = dy[: -2 * c].reshape(x.shape), dy[-2 * c : -c], dy[-c:]
-        weight = arrays[1] if len(arrays) > 1 else None
-        return many(call(dy, x, weight, dmean, dvar, **options))[: len(arrays)]
+        return many(call(dy, dmean, dvar, *arrays[:2], **options))[: len(arrays)]
     if op.endswith("_norm"):
         return many(call(dy, *arrays[:2], **options))[: len(arrays)]
     return many(call(dy, *arrays, **options))

@@ -87,20 +87,18 @@ def batch_norm(
 
 
 @channel_norm(
-    "dy[n c *s], x[n c *s] -> dx[n c *s]",
-    "dy[n c *s], x[n c *s], weight[c] -> dx[n c *s], dweight[c], dbias[c]",
-    "dy[n c *s], x[n c *s], dmean[c], dvar[c] -> dx[n c *s]",
-    "dy[n c *s], x[n c *s], weight[c], dmean[c], dvar[c] -> dx[n c *s], dweight[c], dbias[c]",
+    "dy[n c *s], dmean[c], dvar[c], x[n c *s] -> dx[n c *s]",
+    "dy[n c *s], dmean[c], dvar[c], x[n c *s], weight[c] -> dx[n c *s], dweight[c], dbias[c]",
     adjoint_of="batch_norm",
     batches=("c",),
     kernel=planes("NormalisedBackward"),
 )
 def batch_norm_backward(
     dy: Array,
+    dmean: Array,
+    dvar: Array,
     x: Array,
     weight: Array | None = None,
-    dmean: Array | None = None,
-    dvar: Array | None = None,
     /,
     *,
     eps: float = 1e-5,
@@ -109,17 +107,17 @@ def batch_norm_backward(
     """Gradient of `batch_norm`: ``r * (g - mean(g) - z * mean(g * z))``, ``g = dy * weight``.
 
     Here z is the normalised channel and r one over its deviation; ``dweight = sum(dy * z)`` and
-    ``dbias = sum(dy)`` over all axes but that of the channels. Of m elements each adds
-    ``(dmean + 2 * (x - mean) * dvar) / m`` where the statistics have gradients too.
+    ``dbias = sum(dy)`` over all axes but that of the channels. What the statistics add to each of m
+    elements is ``(dmean + 2 * (x - mean) * dvar) / m``.
 
     Parameters
     ----------
     dy : array of shape [n, c, *s]
         Gradient of the result.
+    dmean, dvar : arrays of shape [c]
+        Gradients of the statistics: zeros where these are only kept.
     x, weight, eps, **dispatch
         As in `batch_norm`; the bias does not matter.
-    dmean, dvar : arrays of shape [c], optional
-        Gradients of the statistics, both or none: zeros where they are only kept.
 
     Returns
     -------
@@ -140,11 +138,11 @@ def batch_norm_backward(
     --------
     >>> import numpy as np, baracuda as bc
     >>> dy, x, w = np.asarray([[1.0], [0.0]]), np.asarray([[-1.0], [1.0]]), np.ones(1)
-    >>> bc.batch_norm_backward(dy, x, w, eps=0.0)
+    >>> bc.batch_norm_backward(dy, 0 * w, 0 * w, x, w, eps=0.0)
     (array([[0.],
            [0.]]), array([-1.]), array([1.]))
     """
-    found = norms.batch_norm_backward(dy, x, weight, dmean, dvar, eps)
+    found = norms.batch_norm_backward(dy, dmean, dvar, x, weight, eps)
     return found[0] if weight is None else (found[0], found[1], found[2])
 
 

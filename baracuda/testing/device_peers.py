@@ -248,10 +248,15 @@ def _by_autograd(
     def recorded() -> Any:
         result = forward(*leaves, **row.options)
         results = result if isinstance(result, tuple) else (result,)
-        return [x for x, dy in zip(results, outputs, strict=True) if dy in known]
+        # Running statistics, as torch has them, have no gradient.
+        pairs = [(y, known[dy]) for y, dy in zip(results, outputs, strict=True) if y.requires_grad]
+        return tuple(zip(*pairs, strict=True))
 
-    given = [known[dy] for dy in outputs if dy in known]
-    return {name: lambda: torch.autograd.grad(recorded(), leaves, given, retain_graph=True)}
+    def gradients() -> Any:
+        made, given = recorded()
+        return torch.autograd.grad(made, leaves, given, retain_graph=True)
+
+    return {name: gradients}
 
 
 _LIGER = {

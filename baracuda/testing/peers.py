@@ -319,11 +319,19 @@ def batch_norm(
 
 
 def batch_norm_backward(
-    xp: Any, dy: Array, x: Array, weight: Array, *, eps: float = 1e-5
+    xp: Any,
+    dy: Array,
+    dmean: Array,
+    dvar: Array,
+    x: Array,
+    weight: Array,
+    *,
+    eps: float = 1e-5,
 ) -> tuple[Array, Array, Array]:
     rows, back = (a.swapaxes(0, 1).reshape(x.shape[1], -1) for a in (x, dy)), x.swapaxes(0, 1).shape
     x, g = rows
     dx, z = _standard_backward(xp, g * weight[:, None], x, eps)
+    dx = dx + (dmean[:, None] + 2 * dvar[:, None] * (x - _mean(x))) / x.shape[1]
     return dx.reshape(back).swapaxes(0, 1), *_sums(xp, g[None], z[None])
 
 
