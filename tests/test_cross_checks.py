@@ -185,6 +185,9 @@ def rows():
     yield "group_norm plain", "group_norm", [normal(4, 6)], {"num_groups": 2, "eps": 0.5}, (
         lambda x: F.group_norm(x, 2, eps=0.5)
     )  # fmt: skip
+    yield "group_norm weight", "group_norm", [normal(2, 6, 3), w], {"num_groups": 3}, (
+        lambda x, w: F.group_norm(x, 3, w)
+    )  # fmt: skip
     instance = lambda x, w=None, b=None: F.instance_norm(x, weight=w, bias=b)  # noqa: E731
     yield "instance_norm plain", "instance_norm", [x], {}, instance
     yield "instance_norm", "instance_norm", [normal(2, 6, 7) - 30, w, b], {}, instance
@@ -237,8 +240,8 @@ every_row = pytest.mark.parametrize("row", TABLE)
 SEVERAL = ["swiglu", "geglu apart", "F.glu axis", "reglu first", "geglu tanh", "lerp 0.3",
            "gather 1", "lp_pool1d even 2 3 None", "lp_pool1d any sign 2.5", "lp_pool2d ceil",
            "max_pool1d", "rope batched", "rope halves", "rms_norm", "layer_norm weight",
-           "add_rms_norm", "softmax axis 1", "log_softmax scale", "softmax causal", "group_norm 3",
-           "instance_norm plain", "batch_norm weight"]  # fmt: skip
+           "add_rms_norm", "softmax axis 1", "log_softmax scale", "softmax causal",
+           "group_norm weight", "instance_norm plain", "batch_norm weight"]  # fmt: skip
 several_rows = pytest.mark.parametrize("row", SEVERAL)
 
 
