@@ -83,14 +83,13 @@ def planes(functor: str) -> Kernel:
     return Kernel("channel_norm.cu", functor, schedule="planes")
 
 
-def _mean(x: Array) -> Array:
-    """Along the last axis, which stays."""
-    return library_of(x).xp.sum(x, axis=-1, keepdims=True) / max(x.shape[-1], 1)
+_LAST = (-1,)
 
 
-def _mean_product(x: Array, y: Array) -> Array:
-    """The mean of the products along the last axis, which stays."""
-    return _mean(x * y)
+def _mean(x: Array, axes: tuple[int, ...] = _LAST) -> Array:
+    """Along the axes, which stay."""
+    many = max(prod([x.shape[axis] for axis in axes]), 1)
+    return library_of(x).xp.sum(x, axis=axes, keepdims=True) / many
 
 
 def _summed(x: Array) -> Array:
@@ -101,7 +100,7 @@ def _summed(x: Array) -> Array:
 
 def _rms(x: Array, eps: float) -> Array:
     """One over the root of the mean square."""
-    return 1 / library_of(x).xp.sqrt(_mean_product(x, x) + eps)
+    return 1 / library_of(x).xp.sqrt(_mean(x * x) + eps)
 
 
 def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
@@ -114,25 +113,34 @@ def rms_norm_backward(dy: Array, x: Array, weight: Array | None, eps: float) -> 
     """The gradients of `rms_norm` to x, and to the weight where there is one."""
     inverse = _rms(x, eps)
     pulled = dy if weight is None else dy * weight
-    along = _mean_product(pulled, x) * inverse * inverse
+    along = _mean(pulled * x) * inverse * inverse
     dx = inverse * (pulled - x * along)
     return (dx,) if weight is None else (dx, _summed(dy * (x * inverse)))
 
 
-def _deviations(x: Array) -> tuple[Array, Array]:
-    """What rows differ from their means, and the means."""
-    # Twice: the mean of a row far from 0 is rounded by more than its elements differ.
-    mean = _mean(x)
+def _deviations(x: Array, axes: tuple[int, ...] = _LAST) -> tuple[Array, Array]:
+    """What elements differ from the mean along the axes, and the mean."""
+    # Twice: the mean of elements far from 0 is rounded by more than they differ.
+    mean = _mean(x, axes)
     d = x - mean
-    rest = _mean(d)
+    rest = _mean(d, axes)
     return d - rest, mean + rest
 
 
-def _centred(x: Array, eps: float) -> tuple[Array, Array]:
-    """The normalised rows, and one over their standard deviations."""
-    d, _ = _deviations(x)
-    inverse = 1 / library_of(x).xp.sqrt(_mean_product(d, d) + eps)
+def _centred(x: Array, eps: float, axes: tuple[int, ...] = _LAST) -> tuple[Array, Array]:
+    """What is normalised along the axes, and one over the standard deviations."""
+    d, _ = _deviations(x, axes)
+    inverse = 1 / library_of(x).xp.sqrt(_mean(d * d, axes) + eps)
     return d * inverse, inverse
+
+
+def _centred_backward(
+    pulled: Array, x: Array, eps: float, axes: tuple[int, ...] = _LAST
+) -> tuple[Array, Array]:
+    """The gradient of what is normalised to x, and what is normalised."""
+    normal, inverse = _centred(x, eps, axes)
+    along = _mean(pulled * normal, axes)
+    return inverse * (pulled - _mean(pulled, axes) - normal * along), normal
 
 
 def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
@@ -144,10 +152,7 @@ def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -
 
 def layer_norm_backward(dy: Array, x: Array, weight: Array | None, eps: float) -> tuple[Array, ...]:
     """The gradients of `layer_norm` to x, and to weight and bias where there is a weight."""
-    normal, inverse = _centred(x, eps)
-    pulled = dy if weight is None else dy * weight
-    along = _mean_product(pulled, normal)
-    dx = inverse * (pulled - _mean(pulled) - normal * along)
+    dx, normal = _centred_backward(dy if weight is None else dy * weight, x, eps)
     return (dx,) if weight is None else (dx, _summed(dy * normal), _summed(dy))
 
 
@@ -163,10 +168,15 @@ def _affine(y: Array, weight: Array | None, bias: Array | None) -> Array:
     return y if bias is None else y + _along_channels(bias, y)
 
 
+def _others(x: Array) -> tuple[int, ...]:
+    """All axes but the second."""
+    return (0, *range(2, x.ndim))
+
+
 def _of_channels(dy: Array, normal: Array) -> tuple[Array, Array]:
     """The gradients to weight and bias: sums over all axes but the second."""
-    xp, others = library_of(dy).xp, (0, *range(2, dy.ndim))
-    return xp.sum(dy * normal, axis=others), xp.sum(dy, axis=others)
+    total, others = library_of(dy).xp.sum, _others(dy)
+    return total(dy * normal, axis=others), total(dy, axis=others)
 
 
 def _groups(x: Array, number: int) -> Array:
@@ -187,49 +197,33 @@ def group_norm_backward(
     dy: Array, x: Array, weight: Array | None, eps: float, number: int
 ) -> tuple[Array, ...]:
     """The gradients of `group_norm` to x, and to weight and bias where there is a weight."""
-    reshape, rows = library_of(x).xp.reshape, _groups(x, number)
-    (dx,) = layer_norm_backward(_groups(_affine(dy, weight, None), number), rows, None, eps)
-    dx = reshape(dx, x.shape)
-    if weight is None:
-        return (dx,)
-    return (dx, *_of_channels(dy, reshape(_centred(rows, eps)[0], x.shape)))
-
-
-def _channels(x: Array) -> Array:
-    """`x` as rows, each a channel of the whole batch."""
-    xp = library_of(x).xp
-    rows = xp.permute_dims(x, (1, 0, *range(2, x.ndim)))
-    return xp.reshape(rows, (x.shape[1], prod(x.shape) // max(x.shape[1], 1)))
-
-
-def _batch(rows: Array, x: Array) -> Array:
-    """The inverse of `_channels`, in the shape of `x`."""
-    xp = library_of(x).xp
-    turned = xp.reshape(rows, (x.shape[1], x.shape[0], *x.shape[2:]))
-    return xp.permute_dims(turned, (1, 0, *range(2, x.ndim)))
+    pulled = _groups(_affine(dy, weight, None), number)
+    made = _centred_backward(pulled, _groups(x, number), eps)
+    dx, normal = (library_of(x).xp.reshape(rows, x.shape) for rows in made)
+    return (dx,) if weight is None else (dx, *_of_channels(dy, normal))
 
 
 def batch_norm(
     x: Array, weight: Array | None, bias: Array | None, eps: float
 ) -> tuple[Array, Array, Array]:
     """`x` normalised over each channel; the means and variances."""
-    d, mean = _deviations(_channels(x))
-    variance = _mean_product(d, d)
-    normal = d * (1 / library_of(x).xp.sqrt(variance + eps))
-    return _affine(_batch(normal, x), weight, bias), mean[:, 0], variance[:, 0]
+    xp, others = library_of(x).xp, _others(x)
+    d, mean = _deviations(x, others)
+    variance = _mean(d * d, others)
+    y = _affine(d * (1 / xp.sqrt(variance + eps)), weight, bias)
+    channels = x.shape[1:2]
+    return y, xp.reshape(mean, channels), xp.reshape(variance, channels)
 
 
 def batch_norm_backward(
     dy: Array, dmean: Array, dvar: Array, x: Array, weight: Array | None, eps: float
 ) -> tuple[Array, ...]:
     """The gradients of `batch_norm` to x, and to weight and bias where there is a weight."""
-    rows = _channels(x)
-    (dx,) = layer_norm_backward(_channels(_affine(dy, weight, None)), rows, None, eps)
-    through = dmean[:, None] + 2 * dvar[:, None] * _deviations(rows)[0]
-    dx = _batch(dx + through / max(rows.shape[1], 1), x)
-    if weight is None:
-        return (dx,)
-    return (dx, *_of_channels(dy, _batch(_centred(rows, eps)[0], x)))
+    others = _others(x)
+    dx, normal = _centred_backward(_affine(dy, weight, None), x, eps, others)
+    through = _affine(2 * _deviations(x, others)[0], dvar, dmean)
+    dx = dx + through / max(prod([x.shape[axis] for axis in others]), 1)
+    return (dx,) if weight is None else (dx, *_of_channels(dy, normal))
 
 
 def _inverse(variance: Array, x: Array, eps: float) -> Array:
