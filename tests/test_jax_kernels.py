@@ -160,7 +160,8 @@ def test_nested_batches_along_any_axis(op: str, launched: list[str]) -> None:
     arrays = [jnp.stack([jnp.stack([x, jnp.roll(x, 1)], -1)] * 3, 1) for x in g.arrays]
     way = jax.vmap(jax.vmap(g.op, 1), -1)
     same(jax.jit(way)(*arrays), jax.vmap(jax.vmap(g.plain, 1), -1)(*arrays), op)
-    assert launched == [op]
+    # Without a group that leads there is no room for a batch.
+    assert launched == [op] * (batch(g.problem, 3, [True] * len(g.arrays)) is not None)
 
 
 @every_pair
