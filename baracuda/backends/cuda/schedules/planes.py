@@ -117,9 +117,8 @@ _NOTHING = Moments(0, 0, 0, 0, 1, 0, 0, False, ())
 def plan(call: Call) -> Steps:
     """Two kernels or three, and one more for gradients of parameters that all of the n share."""
     of = _sets(call)
-    if of.n * of.c * of.s // (WIDEST // call.itemsize) >= _COUNTED or of.c * of.s >= _COUNTED:
-        raise Refusal(f"counts at most {_COUNTED} vectors, and elements of each member of a batch")
-    kind, moments, empty = call.accumulate_dtype, _NOTHING, of.n * of.s == 0
+    _counted(of.n, of.c * of.s, of.number)
+    kind, moments, empty = call.accumulate_dtype, _NOTHING, of.n * of.c * of.s == 0
     shares, on_chip = ((of.n or 1, 2, of.c or 1), kind), None
     if of.groups and not empty:
         on_chip = _on_chip(call, of)
@@ -144,6 +143,12 @@ def plan(call: Call) -> Steps:
     if of.shared and of.c:
         steps.append(_shared(call, of, 0 if empty else of.n, 2))
     return Steps(tuple(steps), tuple(workspaces))
+
+
+def _counted(*numbers: int) -> None:
+    """Kernels count in 32 bits, with room for the steps of a block."""
+    if max(numbers) >= _COUNTED:
+        raise Refusal(f"counts at most {_COUNTED} threads, sets, and elements of one of the n")
 
 
 def _sets(call: Call) -> Sets:
@@ -223,6 +228,7 @@ def _moments(call: Call, of: Sets, count: int) -> Moments:
     full = lanes * held * width
     parts, arrays = -(-length // full), len(of.loads)
     units = of.n * groups * parts
+    _counted(units * lanes)
     packer = Packer(True).pointers(arrays + 1).add("i", length, units, lanes.bit_length() - 1)
     packer.extents(parts, code="I").walk(lie.lines, arrays).walk(lie.inside, arrays)
     arguments = packer.done()
@@ -247,6 +253,7 @@ def _columns(call: Call, of: Sets, lie: Lie) -> Moments:
     chunks = -(-of.n // rows)
     width = width if lie.access == "VECTORS" else 1
     vectors = columns // width
+    _counted(chunks * vectors)
     steps = [lie.lines[0].strides[k] if lie.lines else 0 for k in range(len(of.loads))]
     packer = Packer(True).pointers(len(of.loads) + 1).add("q", *steps, columns)
     packer.add("i", of.n, rows, chunks, 0).extents(vectors, code="I")
@@ -306,6 +313,7 @@ def _map(call: Call, of: Sets) -> Step:
     vectors, same = -(-of.c * of.s // width), of.s % width == 0
     down = not (of.groups or same) and lie.access == "VECTORS"
     items = vectors * (-(-of.n // held) if down else of.n)
+    _counted(items)
     packer = Packer(True).pointers(arrays + 1).add("q", of.c if of.groups else 0)
     packer.add("i", of.c * of.s, of.n, items, 0).extents(vectors, of.s, code="I")
     arguments = packer.walk(lie.lines, arrays).walk(lie.inside, arrays).done()
