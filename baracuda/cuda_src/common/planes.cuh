@@ -42,7 +42,8 @@ template <class A> struct Channel {
 template <class F, class T, int HELD, Access ACCESS> struct LineMoments {
   using A = Acc<T>;
   static constexpr int V = 16 / sizeof(T), IN = F::inputs, X = IN - 1, M = F::sums;
-  static constexpr int RESIDENT = ACCESS == VECTORS ? 4 : 1;
+  // 64 registers, 80 for two arrays.
+  static constexpr int RESIDENT = ACCESS != VECTORS ? 1 : IN > 1 ? 3 : 4;
 
   struct Pointers {
     const T* in[IN];
