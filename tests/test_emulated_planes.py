@@ -156,16 +156,20 @@ def test_what_is_far_from_zero_keeps_its_digits(dtype: str, s: Shape) -> None:
 
 
 def test_bits_do_not_depend_on_alignment() -> None:
+    differ = set()
     for op in OPS:
         spec = registry[op].spec
         options = {"num_groups": 2} if "num_groups" in spec.options else {}
-        for n, c, s, _ in (SIZES[1], SIZES[4]):
+        for n, c, s in ((3, 4, (5, 16)), (133, 32, ()), (2, 2, (150, 120))):
             form = spec.signatures[-1]
             shapes = {p.name: p.shape({"n": n, "c": c, "s": s}) for p in form.inputs}
             one = positive(trial(op, shapes, "float32", **options))
             call = one.call._replace(alignment=4)
             odd = one._replace(call=call, steps=plan(call))
-            assert {e.entry for e in odd.steps.kernels} != {e.entry for e in one.steps.kernels}
+            # Planes of one element are read one by one anyway.
+            if [e.entry for e in odd.steps.kernels] == [e.entry for e in one.steps.kernels]:
+                continue
+            differ.add((op, s))
             every = tuple({e.entry for t in (one, odd) for e in t.steps.kernels})
             found = []
             for some in (one, odd):
@@ -174,3 +178,4 @@ def test_bits_do_not_depend_on_alignment() -> None:
                 emulator.run(every, some.steps, [*given, *outs], 0, [1e-5])
                 found.append([x.tobytes() for x in outs])
             assert found[0] == found[1], (op, s)
+    assert len(differ) > 2 * len(OPS)
