@@ -11,7 +11,7 @@ from baracuda.dispatch import Choices
 from baracuda.dtypes import FLOATS, named
 from baracuda.layouts import Shape, kind
 from baracuda.libraries import Array, Library
-from baracuda.shapes import Axes, Signature, parse
+from baracuda.shapes import Axes, Signature, Term, parse
 from baracuda.sku import PrecisionGuarantee
 
 Normaliser: TypeAlias = Callable[[str, str, Any], Any]
@@ -95,6 +95,8 @@ class OpSpec:
         Inputs that have the gradient of another one, since only the sum of both matters.
     located : mapping
         Flags that make elements depend on their place along the last axis of a group.
+    batches : tuple of str or None
+        The axes and groups along which a problem falls apart into smaller ones; None: all groups.
     counted : mapping
         Optional integer inputs that count 0, 1, ... along an axis when they are not given.
     elementwise : bool
@@ -119,6 +121,7 @@ class OpSpec:
     namesake: str | None = None
     alike: Mapping[str, str] = field(default_factory=dict)
     located: Mapping[str, str] = field(default_factory=dict)
+    batches: tuple[str, ...] | None = None
     elementwise: bool = False
     composite: bool = False
     inplace: bool = False
@@ -145,6 +148,10 @@ class OpSpec:
             return False
         patterns = (*self.signatures[0].inputs, *self.signatures[0].outputs)
         return len({p.terms for p in patterns}) == 1 and len(patterns[0].terms) == 1
+
+    def batch(self, term: Term) -> bool:
+        """Whether an axis or group is one along which a problem falls apart."""
+        return term.group if self.batches is None else term.name in self.batches
 
     @cached_property
     def discrete(self) -> frozenset[str]:
@@ -294,7 +301,8 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     """The axes and groups of all outputs along which no element depends on another.
 
     They are axes of every output. One that a cotangent lacks was summed over, perhaps to a mean,
-    for which the whole extent counts. Groups are batches. Of single axes, those along which
+    for which the whole extent counts. Groups are batches, or what `OpSpec.batches` says. Of single
+    axes, those along which
     positions are given, those of which every index is looked up on its own, and those of
     elementwise ops where no array holds two halves.
     """
@@ -312,19 +320,21 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
         t.name
         for p in form.outputs
         for t in p.terms
-        if t.group or t.name in counted | looked_up or (spec.elementwise and t.name not in packed)
+        if spec.batch(t)
+        or t.name in counted | looked_up
+        or (spec.elementwise and t.name not in packed)
     )
 
 
 def summed(spec: OpSpec, form: Signature) -> frozenset[str]:
     """What some results of a gradient have, and over which the others are sums.
 
-    Groups, and any axis of elementwise ops. What is no gradient may be a mean.
+    Batches, and any axis of elementwise ops. What is no gradient may be a mean.
     """
     if spec.adjoint_of is None:
         return frozenset()
     terms = [t for p in form.outputs for t in p.terms]
-    apart = frozenset(t.name for t in terms if t.group or spec.elementwise)
+    apart = frozenset(t.name for t in terms if spec.batch(t) or spec.elementwise)
     return apart - frozenset.intersection(*[p.names for p in form.outputs])
 
 

@@ -61,7 +61,7 @@ class Sharded:
         for label in pattern.labels(self.call.case.axes):
             group = label.term.name
             number = label.name.removeprefix(group)
-            own = label.term.group and f"{self.bounds.get(group, group)}{number}" == self.label
+            own = f"{self.bounds.get(group, group)}{number}" == self.label
             at.append("devices" if own else None)
         return PartitionSpec(*at)
 
@@ -95,10 +95,12 @@ class Sharded:
     def local(self) -> Sharded:
         """The same with the options of one device's share: shapes that are options."""
         axes = dict(self.call.case.axes)
-        group, number = self.label[0], int(self.label[1:])
+        group, number = self.label[0], int(self.label[1:] or 0)
         for name in (group, *(n for n, bound in self.bounds.items() if bound == group)):
             shape = axes[name]
-            assert isinstance(shape, tuple)
+            if not isinstance(shape, tuple):
+                axes[name] = shape // DEVICES
+                continue
             axes[name] = tuple(n // DEVICES if i == number else n for i, n in enumerate(shape))
         case = Case(axes, **self.call.case.options)
         call = Call(self.call.subject, case, self.call.form, self.call.arrays)
@@ -106,11 +108,16 @@ class Sharded:
 
 
 def sharded(op: str) -> Iterator[Sharded]:
-    """Every form, case and group that is in an output, by its last axis; extents of 4."""
+    """Every form, case and batch that is in an output, a group by its last axis; extents of 4."""
     subject = Subject(op, "array_api", "jax", "float32")
+    single = subject.spec.batches or ()
     for case in subject.spec.cases:
         axes = {
-            name: tuple(EXTENT for _ in at) if isinstance(at, tuple) else at
+            name: tuple(EXTENT for _ in at)
+            if isinstance(at, tuple)
+            else EXTENT
+            if name in single
+            else at
             for name, at in case.axes.items()
         }
         wide = Case(axes, **case.options)
@@ -119,12 +126,18 @@ def sharded(op: str) -> Iterator[Sharded]:
                 continue
             call = Call(subject, wide, form, draw(subject.spec, wide, form, "float32"))
             for name, shape in axes.items():
+                label = name
                 if isinstance(shape, tuple) and shape:
                     # Of a diagonal each element has to know its row.
                     which = 0 if case.options.get("causal") else len(shape) - 1
-                    this = Sharded(call, f"{name}{which}")
-                    if any("devices" in spec for spec in this.outs):
-                        yield this
+                    label = f"{name}{which}"
+                elif name not in single or isinstance(shape, tuple):
+                    continue
+                if single and name not in single:
+                    continue
+                this = Sharded(call, label)
+                if any("devices" in spec for spec in this.outs):
+                    yield this
 
 
 def near(got: Sequence[Any], want: Sequence[Any]) -> None:

@@ -124,6 +124,20 @@ INDEXING = (
 )
 # Rows for some lanes, a warp, a block, and more than a block; rows of too many for 32 bits.
 NORM = tuple(Case({"b": (3, 5), "n": n}) for n in (20, 4096, 1 << 18))
+# Sets for lanes, a block and more, of odd and of even length; columns; more bytes than 32 bits
+# count.
+CHANNEL_NORM = tuple(
+    Case({"n": n, "c": c, "s": s}, num_groups=2)
+    for n, c, s in (
+        (3, 6, (5, 7)),
+        (20, 6, (64,)),
+        (20, 8, (7,)),
+        (40, 32, ()),
+        (2, 6, (20, 96)),
+        (2, 4, (40, 512)),
+        (64, 32, (1024, 1024)),
+    )
+)
 SOFTMAX = tuple(
     Case({"b": (3, 5), "n": n, "c": c}, axis=2, causal=causal)
     for n, c, causal in (
@@ -159,6 +173,7 @@ CASES = {
     "lp_pool2d": POOL_2D,
     "indexing": INDEXING,
     "norm": NORM,
+    "channel_norm": CHANNEL_NORM,
     "softmax": SOFTMAX,
     "prelu": PRELU,
 }

@@ -44,6 +44,9 @@ def small(op: str) -> Row:
     elif spec.category in ("norm", "softmax"):
         shapes = {**dict.fromkeys(spec.arrays, (3, 4)), "weight": (4,), "bias": (4,)}
         shapes.pop("mask", None)
+    elif spec.category == "channel_norm":
+        shapes = {**dict.fromkeys(spec.arrays, (4,)), "dy": (2, 4, 3), "x": (2, 4, 3)}
+        options = {"num_groups": 2} if "num_groups" in spec.options else {}
     elif spec.category == "cross_entropy":
         shapes = {"dloss": (), "logits": (3, 4), "hidden": (3, 5), "weight": (4, 5), "target": (3,)}
         if op.startswith("soft"):

@@ -21,6 +21,8 @@ lerp        broadcasts, takes a tensor of weights                one shape, one 
 softmax     NaN where nothing counts, or all is -inf             0, and -inf as a logarithm
 softmax     a mask is added, or filled in, by the caller         a boolean array, or `causal`
 rms_norm    eps is by default that of the dtype                  1e-6
+batch_norm  updates running statistics in place, and returns no  returns those of the batch, which
+            others; refuses a channel of one element             then is its own mean
 ==========  ===================================================  ==================================
 
 The comparisons below stay where both agree: positive x or even p, windows that are whole.
@@ -175,6 +177,23 @@ def rows():
     for norm, theirs, parameters in (("rms", rms, [w]), ("layer", layer, [w, b])):
         yield f"add_{norm}_norm plain", f"add_{norm}_norm", [x, r], {}, added(theirs)
         yield f"add_{norm}_norm", f"add_{norm}_norm", [x, r, *parameters], {}, added(theirs)
+    x, w, b = normal(3, 6, 2, 5), normal(6), normal(6)
+    for groups in (1, 3, 6):
+        yield f"group_norm {groups}", "group_norm", [x + 100, w, b], {"num_groups": groups}, (
+            lambda x, w, b, g=groups: F.group_norm(x, g, w, b)
+        )  # fmt: skip
+    yield "group_norm plain", "group_norm", [normal(4, 6)], {"num_groups": 2, "eps": 0.5}, (
+        lambda x: F.group_norm(x, 2, eps=0.5)
+    )  # fmt: skip
+    yield "group_norm weight", "group_norm", [normal(2, 6, 3), w], {"num_groups": 3}, (
+        lambda x, w: F.group_norm(x, 3, w)
+    )  # fmt: skip
+    instance = lambda x, w=None, b=None: F.instance_norm(x, weight=w, bias=b)  # noqa: E731
+    yield "instance_norm plain", "instance_norm", [x], {}, instance
+    yield "instance_norm", "instance_norm", [normal(2, 6, 7) - 30, w, b], {}, instance
+    yield "batch_norm plain", "batch_norm", [x], {}, batch_statistics
+    yield "batch_norm weight", "batch_norm", [x, w], {}, batch_statistics
+    yield "batch_norm", "batch_norm", [normal(9, 6) + 100, w, b], {}, batch_statistics
     for name, theirs in (("softmax", F.softmax), ("log_softmax", F.log_softmax)):
         for axis in (-1, 0, 1):
             yield f"{name} axis {axis}", name, [x], {"axis": axis}, (
@@ -199,6 +218,13 @@ def hidden(act, x, kept):
     return y.masked_fill(~kept, 0 if act is F.softmax else -INF)
 
 
+def batch_statistics(x, w=None, b=None):
+    """The norm of a batch, its means and its biased variances, one behind the other."""
+    others = (0, *range(2, x.ndim))
+    y = F.batch_norm(x, None, None, w, b, training=True)
+    return torch.cat([y.ravel(), x.mean(others), x.var(others, unbiased=False)])
+
+
 def added(norm):
     """A norm of a sum, and the sum, as one tensor."""
 
@@ -214,7 +240,8 @@ every_row = pytest.mark.parametrize("row", TABLE)
 SEVERAL = ["swiglu", "geglu apart", "F.glu axis", "reglu first", "geglu tanh", "lerp 0.3",
            "gather 1", "lp_pool1d even 2 3 None", "lp_pool1d any sign 2.5", "lp_pool2d ceil",
            "max_pool1d", "rope batched", "rope halves", "rms_norm", "layer_norm weight",
-           "add_rms_norm", "softmax axis 1", "log_softmax scale", "softmax causal"]  # fmt: skip
+           "add_rms_norm", "softmax axis 1", "log_softmax scale", "softmax causal",
+           "group_norm weight", "instance_norm plain", "batch_norm weight"]  # fmt: skip
 several_rows = pytest.mark.parametrize("row", SEVERAL)
 
 
@@ -223,7 +250,10 @@ def forward(op, *arrays, **options):
     result = getattr(bc, op)(*arrays, **options)
     if not isinstance(result, tuple):
         return result
-    return {torch.Tensor: torch, np.ndarray: np}.get(type(result[0]), jnp).stack(result)
+    xp = {torch.Tensor: torch, np.ndarray: np}.get(type(result[0]), jnp)
+    if op == "batch_norm":
+        return xp.concatenate([x.reshape(-1) for x in result])
+    return xp.stack(result)
 
 
 def backward(op, dy, arrays, options):
@@ -244,6 +274,10 @@ def backward(op, dy, arrays, options):
     if op.startswith("add_"):
         found = many(call(dy[0], dy[1], arrays[0] + arrays[1], *arrays[2:3], **options))
         return (found[0], *found)[: len(arrays)]
+    if op == "batch_norm":
+        x, c = arrays[0], arrays[0].shape[1]
+        dy, dmean, dvar = dy[: -2 * c].reshape(x.shape), dy[-2 * c : -c], dy[-c:]
+        return many(call(dy, dmean, dvar, *arrays[:2], **options))[: len(arrays)]
     if op.endswith("_norm"):
         return many(call(dy, *arrays[:2], **options))[: len(arrays)]
     return many(call(dy, *arrays, **options))
@@ -453,7 +487,7 @@ def jaxed(arrays):
 @pytest.mark.parametrize(
     "row",
     ["swiglu", "geglu tanh", "lerp 0.3", "gather 1", "lp_pool1d any sign 2.5", "max_pool1d",
-     "rope batched", "add_rms_norm", "layer_norm weight", "softmax axis 1"],
+     "rope batched", "add_rms_norm", "layer_norm weight", "softmax axis 1", "batch_norm weight"],
 )  # fmt: skip
 def test_jax_gradients_through_our_forward_are_our_backward_jitted_and_batched(row):
     op, arrays, options, _ = TABLE[row]

@@ -69,6 +69,7 @@ def test_an_op_and_its_gradient_are_those_of_torch(name: str) -> None:
     op = registry[name]
     backward = adjoint.partner(op.spec)[0]
     assert backward is not None
+    results = {p.name for form in backward.signatures for p in form.outputs}
     for case in op.spec.cases:
         options = options_of(op.spec, case)
         structural = {k: v for k, v in options.items() if k in op.spec.options}
@@ -79,7 +80,11 @@ def test_an_op_and_its_gradient_are_those_of_torch(name: str) -> None:
             size = sum(np.abs(x.numpy()) if alone else float(x.abs().max())
                        for x in there.values() if x.numel())  # fmt: skip
             theirs = {n: x.clone() for n, x in there.items()}
-            watched = [x.requires_grad_() for x in theirs.values() if x.is_floating_point()]
+            watched = [
+                x.requires_grad_()
+                for n, x in theirs.items()
+                if x.is_floating_point() and adjoint.dual(op.spec, n) in results
+            ]
             want = namesake(op.spec)(*theirs.values(), **options)
             y = op(*there.values(), **options)
             same(y, want, size)

@@ -250,8 +250,8 @@ def test_every_form_is_planned_wide_and_narrow(name: str) -> None:
     if spec.kernel is None:
         return
     symbols = {entry.symbol for p in every for entry in warm.entries(p, warm.devices(ARCH))}
-    # Rows count in 64 bits, and their elements in 32.
-    if spec.kernel.schedule == "rows":
+    # Rows and planes count in 64 bits, and their elements in 32.
+    if spec.kernel.schedule in ("rows", "planes"):
         assert any("_vectors" in s for s in symbols)
         assert any("_steps" in s for s in symbols)
     elif spec.kernel.schedule != "cross_entropy" and name != "nll_loss":

@@ -153,6 +153,8 @@ def apart(call: Call, label: Label, extent: int) -> bool:
     base = op.removesuffix("_backward")
     if extent == 1 and term.or_one:
         return False
+    if call.subject.spec.batches is not None:
+        return call.subject.spec.batch(term)
     if term.group:
         # One group within another is cut with it where they are the same.
         axes, terms = (

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 from baracuda.op import registry
 from baracuda.ops.add_norm import *
+from baracuda.ops.batch_norm import *
+from baracuda.ops.channel_norm import *
 from baracuda.ops.clipped import *
 from baracuda.ops.cross_entropy import *
 from baracuda.ops.distance_loss import *

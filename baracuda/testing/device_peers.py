@@ -73,7 +73,7 @@ def peers(row: Row, arrays: list[Array], compiled: bool = True) -> dict[str, Tas
         out |= _jax(row, arrays)
     if row.indices == "equal" and arrays[0].element_size() < 4:
         out |= dict.fromkeys({"compile", "jax"} & out.keys(), _one_after_the_other)
-    if registry[row.op].spec.category in ("norm", "softmax"):
+    if registry[row.op].spec.category in ("norm", "channel_norm", "softmax"):
         out |= _by_autograd(row, arrays, "autograd", partial(expression_of(row), torch))
         out |= _liger_rows(row, arrays)
     if row.op in ("swiglu", "swiglu_backward", "geglu", "geglu_backward"):
@@ -239,20 +239,27 @@ def _by_autograd(
     # The row's own arrays but those of results; what a gradient does not take is drawn.
     like, known = arrays[0], dict(zip(spec.arrays, arrays, strict=False))
     outputs = [f"d{p.name}" for p in registry[spec.adjoint_of].spec.signatures[0].outputs]
-    leaves = []
+    leaves, axis = [], 1 if spec.category == "channel_norm" else -1
     for array in registry[spec.adjoint_of].spec.arrays:
         if array != "mask":
-            shape = like.shape[-1:] if array in ("weight", "bias") else like.shape
+            shape = (like.shape[axis],) if array in ("weight", "bias") else like.shape
             x = known.get(array)
             x = random_tensor(tuple(shape), like.dtype) if x is None else x
             leaves.append(x.detach().requires_grad_())
 
     @cache
     def recorded() -> Any:
-        return forward(*leaves, **row.options)
+        result = forward(*leaves, **row.options)
+        results = result if isinstance(result, tuple) else (result,)
+        # Running statistics, as torch has them, have no gradient.
+        pairs = [(y, known[dy]) for y, dy in zip(results, outputs, strict=True) if y.requires_grad]
+        return tuple(zip(*pairs, strict=True))
 
-    given = [known[dy] for dy in outputs]
-    return {name: lambda: torch.autograd.grad(recorded(), leaves, given, retain_graph=True)}
+    def gradients() -> Any:
+        made, given = recorded()
+        return torch.autograd.grad(made, leaves, given, retain_graph=True)
+
+    return {name: gradients}
 
 
 _LIGER = {

@@ -244,6 +244,97 @@ def add_layer_norm_backward(
     return ds + dx, dweight, dbias
 
 
+def _channel(v: Array, x: Array) -> Array:
+    return v.reshape(-1, *[1] * (x.ndim - 2))
+
+
+def _rows(x: Array, number: int) -> Array:
+    return x.reshape(x.shape[0], number, -1)
+
+
+def _affine(y: Array, weight: Array, bias: Array) -> Array:
+    return y * _channel(weight, y) + _channel(bias, y)
+
+
+def _standard(xp: Any, x: Array, eps: float) -> tuple[Array, Array]:
+    """Rows less their means over their deviations, and one over these."""
+    d = x - _mean(x)
+    inverse = 1 / xp.sqrt(_mean(d * d) + eps)
+    return d * inverse, inverse
+
+
+def _standard_backward(xp: Any, g: Array, x: Array, eps: float) -> tuple[Array, Array]:
+    """The gradient of `_standard` to x, and its result."""
+    z, inverse = _standard(xp, x, eps)
+    return inverse * (g - _mean(g) - z * _mean(g * z)), z
+
+
+def _sums(xp: Any, dy: Array, z: Array) -> tuple[Array, Array]:
+    others = (0, *range(2, dy.ndim))
+    return xp.sum(dy * z, others), xp.sum(dy, others)
+
+
+def group_norm(
+    xp: Any, x: Array, weight: Array, bias: Array, *, num_groups: int, eps: float = 1e-5
+) -> Array:
+    if hasattr(xp, "nn"):
+        return xp.nn.functional.group_norm(x, num_groups, weight, bias, eps)
+    z, _ = _standard(xp, _rows(x, num_groups), eps)
+    return _affine(z.reshape(x.shape), weight, bias)
+
+
+def group_norm_backward(
+    xp: Any, dy: Array, x: Array, weight: Array, *, num_groups: int, eps: float = 1e-5
+) -> tuple[Array, Array, Array]:
+    g, rows = _rows(dy * _channel(weight, dy), num_groups), _rows(x, num_groups)
+    dx, z = _standard_backward(xp, g, rows, eps)
+    return dx.reshape(x.shape), *_sums(xp, dy, z.reshape(x.shape))
+
+
+def instance_norm(xp: Any, x: Array, weight: Array, bias: Array, *, eps: float = 1e-5) -> Array:
+    if hasattr(xp, "nn"):
+        return xp.nn.functional.instance_norm(x, None, None, weight, bias, True, 0.1, eps)
+    return group_norm(xp, x, weight, bias, num_groups=x.shape[1], eps=eps)
+
+
+def instance_norm_backward(
+    xp: Any, dy: Array, x: Array, weight: Array, *, eps: float = 1e-5
+) -> tuple[Array, Array, Array]:
+    return group_norm_backward(xp, dy, x, weight, num_groups=x.shape[1], eps=eps)
+
+
+def batch_norm(
+    xp: Any, x: Array, weight: Array, bias: Array, *, eps: float = 1e-5
+) -> tuple[Array, Array, Array]:
+    many = math.prod(x.shape) // x.shape[1]
+    if hasattr(xp, "nn"):
+        # With a momentum of 1 the running statistics are those of the batch.
+        mean, var = xp.zeros_like(weight), xp.zeros_like(weight)
+        y = xp.nn.functional.batch_norm(x, mean, var, weight, bias, True, 1.0, eps)
+        return y, mean, var * ((many - 1) / many)
+    others = (0, *range(2, x.ndim))
+    mean, var = x.mean(others), x.var(others)
+    z = (x - _channel(mean, x)) / xp.sqrt(_channel(var, x) + eps)
+    return _affine(z, weight, bias), mean, var
+
+
+def batch_norm_backward(
+    xp: Any,
+    dy: Array,
+    dmean: Array,
+    dvar: Array,
+    x: Array,
+    weight: Array,
+    *,
+    eps: float = 1e-5,
+) -> tuple[Array, Array, Array]:
+    rows, back = (a.swapaxes(0, 1).reshape(x.shape[1], -1) for a in (x, dy)), x.swapaxes(0, 1).shape
+    x, g = rows
+    dx, z = _standard_backward(xp, g * weight[:, None], x, eps)
+    dx = dx + (dmean[:, None] + 2 * dvar[:, None] * (x - _mean(x))) / x.shape[1]
+    return dx.reshape(back).swapaxes(0, 1), *_sums(xp, g[None], z[None])
+
+
 def softmax(xp: Any, x: Array, *, axis: int = -1) -> Array:
     if hasattr(xp, "softmax"):
         return xp.softmax(x, axis)
@@ -367,7 +458,8 @@ EXPRESSIONS: dict[str, Expression] = {
         linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_with_gradient,
         rms_norm, rms_norm_backward, layer_norm, layer_norm_backward,
         add_rms_norm, add_rms_norm_backward, add_layer_norm, add_layer_norm_backward, softmax,
-        softmax_backward, log_softmax, log_softmax_backward,
+        softmax_backward, log_softmax, log_softmax_backward, group_norm, group_norm_backward,
+        instance_norm, instance_norm_backward, batch_norm, batch_norm_backward,
     )
 }  # fmt: skip
 """Of the ops that torch has no function for, or one that takes other arguments."""

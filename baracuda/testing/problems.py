@@ -128,6 +128,7 @@ def host_rows(quick: bool) -> list[Row]:
     image = (n // 256, 64, 112, 112)
     for k, s, p in ((2, 2, 2.0), (3, 2, 2.0), (3, 1, 3.0)):
         rows += _pools(image, k, s, p)
+    rows += _channel_norms(image, 8) + _batch_norms((n, n))
     rows += _norms((n, n)) + _softmaxes((n, n))
     rows += _softmaxes((n, n), 0, ("softmax", "softmax_backward"))
     rows += _prelus(image, 64) + _prelus((n, n), n)
@@ -163,6 +164,8 @@ def device_rows(dtype: str) -> list[Row]:
     image = (32, 64, 224, 224)
     for k, s, p in ((2, 2, 2.0), (3, 2, 2.0), (3, 1, 3.0)):
         rows += _pools(image, k, s, p)
+    rows += _channel_norms(image, 32) + _channel_norms((32, 512, 28, 28), 32)
+    rows += _batch_norms((8192, 4096))
     square = (8192, 8192)
     for axis in (1, 0):
         label = f"[8192, 8192] uniform, axis {axis}"
@@ -309,6 +312,31 @@ def _norms(x: Shape) -> list[Row]:
         Row(op, f"{list(x)}", tuple([shapes.get(name, x) for name in registry[op].spec.arrays]), {})
         for kind in kinds
         for op in (kind, f"{kind}_backward")
+    ]
+
+
+def _channel_norms(x: Shape, groups: int) -> list[Row]:
+    """The norms of planes with all of their parameters, and their gradients."""
+    apart = [
+        Row(op, f"{list(x)} {groups} groups", shapes, {"num_groups": groups})
+        for op, shapes in (
+            ("group_norm", (x, x[1:2], x[1:2])),
+            ("group_norm_backward", (x, x, x[1:2])),
+        )
+    ]
+    apart += [replace(r, op=r.op.replace("group", "instance"), label=f"{list(x)}", options={})
+              for r in apart]  # fmt: skip
+    return apart + _batch_norms(x)
+
+
+def _batch_norms(x: Shape) -> list[Row]:
+    """Batch norms of all kinds."""
+    label, c = f"{list(x)}", x[1:2]
+    return [
+        Row("batch_norm", label, (x, c, c), {}),
+        Row("batch_norm_backward", label, (x, c, c, x, c), {}),
+        Row("batch_norm_inference", label, (x, c, c, c, c), {}),
+        Row("batch_norm_inference_backward", label, (x, x, c, c), {}),
     ]
 
 

@@ -9,7 +9,9 @@
 // a vector of V of its elements. A block leaves one sum of each of its channels, which depends on
 // its number alone; `SumRows` adds these up.
 #pragma once
-#include "rows.cuh"
+#include "reduce.cuh"
+#include "row.cuh"
+#include "sum_rows.cuh"
 #ifdef __CUDACC__
 
 namespace baracuda {

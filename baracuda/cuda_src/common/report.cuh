@@ -33,10 +33,5 @@ template <class P> DEVICE bool valid(P i, i64 n, Report* to, u32 ticket, i64 pos
   return false;
 }
 
-// An entry of an index of either width.
-DEVICE i64 entry_of(const void* p, i64 at, bool wide) {
-  return wide ? static_cast<const i64*>(p)[at] : i64(static_cast<const i32*>(p)[at]);
-}
-
 }  // namespace baracuda
 #endif

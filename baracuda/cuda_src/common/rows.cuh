@@ -10,62 +10,20 @@
 // how the cotangent of that is to `pull` at them; `labelled` rows have an integer each.
 //
 // A thread holds HELD vectors of 16 bytes of each input; which elements, alignment does not say, but
-// in the longest rows. Rows of a few vectors take some
-// lanes of a warp (LANES), others a block (BLOCK); what a block does not hold it reads again (LONG).
+// in the longest rows. Rows of a few vectors take some lanes of a warp (LANES), others a block
+// (BLOCK); what a block does not hold it reads again (LONG).
+// Where rows are some planes each, columns are the channels' own, and a row leaves sums of its own.
 #pragma once
-#include "index.cuh"
 #include "reduce.cuh"
-#include "vec.cuh"
+#include "row.cuh"
+#include "sum_rows.cuh"
 #ifdef __CUDACC__
 
 namespace baracuda {
 
-enum Way { LANES, BLOCK, LONG };
-// How the elements of a row are read and written: in vectors, one by one, one by one in steps.
-enum Access { VECTORS, ELEMENTS, STEPS };
-// Of elements that a row may leave out: those behind the diagonal, and what a mask says.
-enum Left { NONE = 0, CAUSAL = 1, MASKED = 2 };
-
-// One more array: the mask, or the sums of a block's rows.
-template <class P> struct Beside {
-  P* beside;
-};
-template <> struct Beside<void> {};
-
-// What rows that are losses have each: a label; the loss, its cotangent, or a sum for every block.
-template <bool> struct Each {};
-template <> struct Each<true> {
-  const void* labels;
-  void* costs;
-};
-// And together: what each has of one cotangent, and how the arrays are.
-enum : u32 { WIDE_LABELS = 1, REDUCED = 2 };
-template <bool> struct Together {};
-template <> struct Together<true> {
-  f64 part;
-  u32 flags, pad;
-};
-
-// Where an element is, from the beginning of its row.
-template <Access ACCESS> DEVICE i64 offset(i32 e, i64 step) {
-  return ACCESS == STEPS ? e * step : i64(e);
-}
-// V elements of a row from the e-th on, 0 for those that are not there.
-template <int V, Access ACCESS, class T>
-DEVICE Vec<T, V> fetch(const T* p, i64 step, i32 e, i32 end) {
-  Vec<T, V> v{};
-  if constexpr (ACCESS == VECTORS) {
-    if (e < end) v = load<V>(p + e);
-  } else {
-    UNROLL for (int i = 0; i < V; ++i) {
-      if (e + i < end) v.set(i, p[offset<ACCESS>(e + i, step)]);
-    }
-  }
-  return v;
-}
-
 template <
-    class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD, bool LOSSES = false>
+    class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD, int BY = BY_ELEMENTS,
+    bool LOSSES = false>
 struct Rows {
   using A = Acc<T>;
   using State = typename F::State;
@@ -75,7 +33,9 @@ struct Rows {
   static constexpr int V = 16 / sizeof(T);
   static constexpr bool WIDE = ACCESS == VECTORS;
   static constexpr int LOADS = F::loads, IN = F::inputs, OUT = F::outputs;
-  static constexpr int COLUMNS = F::columns, SUMS = F::sums;
+  static constexpr int COLUMNS = F::columns;
+  // Over rows, and of each row's planes.
+  static constexpr int SUMS = BY == BY_ELEMENTS ? F::sums : 0, SHARES = F::sums - SUMS;
   static constexpr int K = LOADS + OUT + ((LEFT & MASKED) != 0), WALKED = K + 2 * LOSSES;
   static constexpr bool COSTS = LOSSES && OUT == 0;
   // All elements of a vector that is read are kept.
@@ -84,11 +44,19 @@ struct Rows {
   // 64 registers, 80 where more than rows is looked after, 128 for single elements and for losses
   // that are found in stages.
   static constexpr int RESIDENT =
-      WAY != LANES ? 1 : !WIDE || (LOSSES && F::stages > 1) ? 2 : SUMS || (LEFT & MASKED) ? 3 : 4;
+      WAY != LANES                           ? 1
+      : !WIDE || (LOSSES && F::stages > 1)   ? 2
+      : F::sums || (LEFT & MASKED)           ? 3
+                                             : 4;
   // Vectors of 16 bytes of the accumulate type in V of its elements.
   static constexpr int PARTS = V * sizeof(A) / 16, PART = 16 / sizeof(A);
 
-  struct Args : Operands<T, LOADS + COLUMNS, OUT>, Beside<Sums>, Each<LOSSES>, F, Together<LOSSES> {
+  struct Args : Operands<T, LOADS + COLUMNS, OUT>,
+                Beside<Sums>,
+                Each<LOSSES>,
+                F,
+                Together<LOSSES>,
+                Planes<BY != BY_ELEMENTS> {
     i64 rows, ahead;  // and how many rows later is one that the L2 is asked for, 0 for none
     i32 n, log_lanes;
     Extent<u32> queries;  // causal: rows of a diagonal
@@ -102,7 +70,7 @@ struct Rows {
   // Where the elements of a row are, and which of them count.
   struct Row {
     i64 at[WALKED];
-    i32 end, written;
+    i32 end, written, channel;
     int rank, lanes;
   };
 
@@ -127,9 +95,22 @@ struct Rows {
     return bits;
   }
 
-  static DEVICE void columns(const Args& args, i32 e, A (&c)[COLUMNS + 1][V]) {
+  static DEVICE void columns(const Args& args, const Row& row, i32 e, A (&c)[COLUMNS + 1][V]) {
     UNROLL for (int k = 0; k < COLUMNS; ++k) {
-      widen(fetch<V, ACCESS>(args.in[LOADS + k], args.step[K + k], e, args.n), c[k]);
+      const T* from = args.in[LOADS + k];
+      if constexpr (BY == BY_ELEMENTS) {
+        widen(fetch<V, ACCESS>(from, args.step[K + k], e, args.n), c[k]);
+      } else {
+        UNROLL for (int i = 0; i < V; ++i) {
+          if (BY == BY_PLANES && i > 0) {
+            c[k][i] = c[k][0];
+          } else {
+            const i32 place = e + i < args.n ? e + i : args.n - 1;
+            const i64 channel = row.channel + args.plane.divide(u32(place));
+            c[k][i] = widen(from[channel * args.step[K + k]]);
+          }
+        }
+      }
     }
   }
 
@@ -155,11 +136,12 @@ struct Rows {
 
   template <int S>
   static DEVICE void take(
-      const Args& args, i32 e, const Vec<T, V> (&v)[IN], u32 keep, const Known& known, State& s) {
+      const Args& args, const Row& row, i32 e, const Vec<T, V> (&v)[IN], u32 keep,
+      const Known& known, State& s) {
     const F& f = args;
     A x[IN][V], c[COLUMNS + 1][V];
     UNROLL for (int k = 0; k < IN; ++k) widen(v[k], x[k]);
-    columns(args, e, c);
+    columns(args, row, e, c);
     f.template take<S>(s, known, x, c, keep);
   }
 
@@ -173,13 +155,13 @@ struct Rows {
       const i32 e = (row.rank + h * row.lanes) * V;
       Vec<T, V> v[IN];
       UNROLL for (int k = 0; k < IN; ++k) v[k] = held.x[k][h];
-      if (e < row.end) take<S>(args, e, v, kept(held, h), known, s);
+      if (e < row.end) take<S>(args, row, e, v, kept(held, h), known, s);
     }
     if constexpr (WAY == LONG) {
       for (i32 e = (row.rank + HELD * row.lanes) * V; e < row.end; e += row.lanes * V) {
         Vec<T, V> v[IN];
         fetch_all(args, row, e, v);
-        take<S>(args, e, v, kept(args, row, e), known, s);
+        take<S>(args, row, e, v, kept(args, row, e), known, s);
       }
     }
     const auto join = [](const State& a, const State& b) { return F::template join<S>(a, b); };
@@ -208,13 +190,13 @@ struct Rows {
   // The outputs of a vector, and its share of the sums.
   static DEVICE void finish(
       const Args& args, const Row& row, i32 e, const Vec<T, V> (&v)[IN], u32 keep,
-      const Known& known, A (&t)[SUMS + 1][V]) {
+      const Known& known, A (&t)[F::sums + 1][V]) {
     const F& f = args;
     A x[IN][V], c[COLUMNS + 1][V], y[greater(OUT, 1)][V];
     UNROLL for (int k = 0; k < IN; ++k) widen(v[k], x[k]);
-    columns(args, e, c);
+    columns(args, row, e, c);
     f.finish(known, x, c, keep, y);
-    if constexpr (SUMS > 0) f.share(known, x, t);
+    if constexpr (F::sums > 0) f.share(known, x, t);
     put_all(args, row, e, y);
   }
 
@@ -223,7 +205,7 @@ struct Rows {
     const int at = ((sum * HELD + h) * PARTS + part) * int(blockDim.x) + int(threadIdx.x);
     return reinterpret_cast<Vec<A, PART>*>(room) + at;
   }
-  static DEVICE void add_held(f64* room, int h, const A (&t)[SUMS + 1][V]) {
+  static DEVICE void add_held(f64* room, int h, const A (&t)[F::sums + 1][V]) {
     UNROLL for (int s = 0; s < SUMS; ++s) {
       UNROLL for (int part = 0; part < PARTS; ++part) {
         Vec<A, PART>* p = place(room, s, h, part);
@@ -238,6 +220,41 @@ struct Rows {
     return args.beside + (i64(blockIdx.x) * SUMS + sum) * args.n;
   }
 
+  // The same of a vector of a plane.
+  static DEVICE A* place(f64* room, int sum) {
+    return reinterpret_cast<A*>(room) + sum * HELD * int(blockDim.x);
+  }
+  static DEVICE void keep_share(f64* room, int vector, const A (&t)[F::sums + 1][V]) {
+    UNROLL for (int s = 0; s < SHARES; ++s) {
+      A sum = 0;
+      UNROLL for (int i = 0; i < V; ++i) sum += t[s][i];
+      place(room, s)[vector] = sum;
+    }
+  }
+  // The sums of the planes of a row, some lanes for each.
+  static DEVICE void leave_shares(const Args& args, const Row& row, i64 number, int base, f64* room) {
+    if constexpr (WAY == LANES) __syncwarp();
+    else __syncthreads();
+    const int together = 1 << args.log_together, vectors = int(args.plane.size) / V;
+    const int lane = row.rank & (together - 1), step = row.lanes >> args.log_together;
+    const i64 all = i64(args.groups.size) * args.channels;
+    for (int first = 0; first < args.channels; first += step) {
+      const int channel = first + (row.rank >> args.log_together);
+      Several<A, SHARES> sums{};
+      if (channel < args.channels) {
+        for (int i = lane; i < vectors; i += together) {
+          UNROLL for (int s = 0; s < SHARES; ++s) {
+            sums.at[s] += place(room, s)[base + channel * vectors + i];
+          }
+        }
+      }
+      sums = join_lanes(sums, together, Added<A, SHARES>{});
+      if (lane || channel >= args.channels || number >= args.rows) continue;
+      A* to = args.beside + i64(args.groups.divide(u32(number))) * SHARES * all;
+      UNROLL for (int s = 0; s < SHARES; ++s) to[s * all + row.channel + channel] = sums.at[s];
+    }
+  }
+
   static DEVICE void one_row(
       const Args& args, i64 number, int lanes, int rank, Rooms<State>* rooms, int& turn,
       f64* room, A& cost) {
@@ -247,6 +264,11 @@ struct Rows {
     const bool there = number < args.rows;
     args.walk.template offsets<1>(there ? number : 0, row.at);
     row.written = row.end = there ? args.n : 0;
+    row.channel = 0;
+    if constexpr (BY != BY_ELEMENTS) {
+      const u32 group = there ? u32(number) : 0;
+      row.channel = (group - args.groups.divide(group) * args.groups.size) * args.channels;
+    }
     if constexpr ((LEFT & CAUSAL) != 0) {
       // Rows are fewer than 2^32 where there is a diagonal.
       const u32 q = u32(number) - args.queries.divide(u32(number)) * args.queries.size;
@@ -306,13 +328,15 @@ struct Rows {
         const A dloss = widen(static_cast<const T*>(args.costs)[row.at[K + 1]]);
         f.pull(known, label, dloss * A(args.part));
       }
-      finish_all(args, row, held, known, room);
+      finish_all(args, row, number, held, known, room);
     }
   }
 
   static DEVICE void finish_all(
-      const Args& args, const Row& row, const Held<IN>& held, const Known& known, f64* room) {
-    A t[SUMS + 1][V];
+      const Args& args, const Row& row, i64 number, const Held<IN>& held, const Known& known,
+      f64* room) {
+    A t[F::sums + 1][V];
+    const int base = WAY == LANES ? int(threadIdx.x) / row.lanes * row.lanes * HELD : 0;
     UNROLL for (int h = 0; h < HELD; ++h) {
       const i32 e = (row.rank + h * row.lanes) * V;
       Vec<T, V> v[IN];
@@ -320,8 +344,10 @@ struct Rows {
       if (e < row.written) {
         finish(args, row, e, v, kept(held, h), known, t);
         if constexpr (SUMS > 0) add_held(room, h, t);
+        if constexpr (SHARES > 0) keep_share(room, base + row.rank + h * row.lanes, t);
       }
     }
+    if constexpr (SHARES > 0) leave_shares(args, row, number, base, room);
     if constexpr (WAY == LONG) {
       for (i32 e = (row.rank + HELD * row.lanes) * V; e < row.written; e += row.lanes * V) {
         Vec<T, V> v[IN];
@@ -385,8 +411,11 @@ struct Rows {
       meet = &rooms;
     }
     [[maybe_unused]] A cost = 0;
-    if constexpr (SUMS == 0 && !COSTS) {
+    if constexpr (F::sums == 0 && !COSTS) {
       one_row(args, i64(blockIdx.x) * groups + group, lanes, rank, meet, turn, nullptr, cost);
+    } else if constexpr (SHARES > 0) {
+      extern __shared__ __align__(16) f64 room[];
+      one_row(args, i64(blockIdx.x) * groups + group, lanes, rank, meet, turn, room, cost);
     } else {
       extern __shared__ __align__(16) f64 room[];
       if constexpr (SUMS > 0) clear(args, lanes, rank, room);
@@ -400,45 +429,6 @@ struct Rows {
       if (!(args.flags & REDUCED)) return;
       if constexpr (WAY == LANES) cost = block_total(cost);
       if (threadIdx.x == 0) static_cast<A*>(args.costs)[blockIdx.x] = cost;
-    }
-  }
-};
-
-// Adds up what each block of `Rows` left of OUT sums of n elements, in their order, and rounds once.
-template <class T, int OUT, bool ADD> struct SumRows {
-  using A = Acc<T>;
-  static constexpr int RESIDENT = 1;
-
-  struct Args {
-    const A* sums;
-    T* out[OUT];
-    i64 step[OUT];
-    i32 n, blocks;
-  };
-
-  static DEVICE void run(const Args& args) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const i64 width = i64(args.n) * OUT, column = i64(blockIdx.x) * 32 + lane;
-    A sum = 0;
-    if (column < width) {
-      _Pragma("unroll 4") for (int b = warp; b < args.blocks; b += warps) {
-        sum += args.sums[b * width + column];
-      }
-    }
-    using Lines = Several<A, 32 * 33>;
-    __shared__ Lines lines;
-    lines.at[warp * 33 + lane] = sum;
-    __syncthreads();
-    // A warp joins the parts of a column, one in each lane.
-    for (int c = warp; c < 32; c += warps) {
-      const Several<A, 1> own{lane < warps ? lines.at[lane * 33 + c] : A(0)};
-      A total[1] = {join_lanes(own, 32, Added<A, 1>{}).at[0]};
-      const i64 at = i64(blockIdx.x) * 32 + c;
-      if (lane == 0 && at < width) {
-        UNROLL for (int k = 0; k < OUT; ++k) {
-          if (at / args.n == k) put<ADD>(args.out[k] + (at - i64(k) * args.n) * args.step[k], total);
-        }
-      }
     }
   }
 };

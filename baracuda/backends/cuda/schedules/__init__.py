@@ -6,6 +6,7 @@ from baracuda.backends.cuda.schedules import (
     elementwise,
     gather,
     nll_loss,
+    planes,
     reduce,
     rope,
     rows,
@@ -27,6 +28,7 @@ PLANNERS: dict[str, Planner] = {
     "rows": rows.plan,
     "channels": channels.plan,
     "nll_loss": nll_loss.plan,
+    "planes": planes.plan,
 }
 
 VARIANTS: dict[str, Variants] = {

@@ -81,7 +81,7 @@ def plan(call: Call) -> Steps:
     there = (step,) if prod(whole.shape) else ()
     if not sums:
         return Steps(there)
-    last = rows.adders(call, sums, channels, runs if there else 0)
+    last = rows.sum_rows(call, sums, channels, runs if there else 0, call.workspace())
     return Steps((*there, last), (((runs, channels), call.accumulate_dtype),))
 
 

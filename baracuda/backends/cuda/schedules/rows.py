@@ -8,6 +8,7 @@ whose sum blocks leave in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -82,7 +83,7 @@ class Operands(NamedTuple):
     axis : int
         Along which rows lie.
     loads, columns, masks, outs, sums : list of View
-    labels, costs : list of View
+    labels, costs : sequence of View
         Of rows that are losses: an integer of each, where there is one, and the loss or its
         cotangent.
     reduced : bool
@@ -95,9 +96,9 @@ class Operands(NamedTuple):
     masks: list[View]
     outs: list[View]
     sums: list[View]
-    labels: list[View]
-    costs: list[View]
-    reduced: bool
+    labels: Sequence[View] = ()
+    costs: Sequence[View] = ()
+    reduced: bool = False
 
     @property
     def added(self) -> bool:
@@ -198,9 +199,48 @@ def plan(call: Call) -> Steps:
         return Steps(tuple(steps), (((max(blocks, 1),), call.accumulate_dtype),))
     if not of.sums:
         return Steps(tuple(steps))
-    steps.append(adders(call, of.sums, n, blocks))
+    steps.append(sum_rows(call, of.sums, n, blocks, call.workspace()))
     workspace = (max(blocks, 1), len(of.sums), n), call.accumulate_dtype
     return Steps(tuple(steps), (workspace,))
+
+
+class Planes(NamedTuple):
+    """Rows that are whole planes of channels, whose parameters columns are then.
+
+    Attributes
+    ----------
+    functor : str
+        What rows are for, where the op's own functor is for something else.
+    size : int
+        Elements of a plane.
+    groups, channels : int
+        Rows of one member of a batch, and planes of a row.
+    """
+
+    functor: str
+    size: int
+    groups: int
+    channels: int
+
+    def together(self, lanes: int, width: int) -> int:
+        """The logarithm of how many of some lanes join the sums of a plane."""
+        return min(max(self.size // width, 1), lanes, _WARP).bit_length() - 1
+
+
+def whole(call: Call, of: Operands, planes: Planes) -> Step | None:
+    """One kernel for rows of planes, each read once; None where a block does not hold one."""
+    shape, width, most = of.outs[0].shape, WIDEST // call.itemsize, _MOST
+    n, rows, lie = shape[of.axis], prod(_but(shape, of.axis)), _lie(call, of)
+    held = 1 if lie.access == "STEPS" else holds(call, of)
+    how = shares(n, width, held, most if lie.access == "VECTORS" else _SINGLE)
+    if how.way == "LONG" or rows >= 2**31 or (of.sums and planes.size % width):
+        return None
+    if how.way == "BLOCK" and lie.access != "VECTORS":
+        how = how._replace(way="LONG")
+    ahead = _PROCESSORS * (_MOST // how.threads) if how.threads >= _LARGE else 0
+    room = how.threads * held * len(of.sums) * named(call.accumulate_dtype).itemsize
+    step = _rows(call, of, _kind(call, of), how, lie, -(-rows // how.groups), ahead, planes)
+    return step._replace(shared=room)
 
 
 def _but(shape: Shape, axis: int) -> Shape:
@@ -253,7 +293,14 @@ def _lie(call: Call, of: Operands) -> Lie:
 
 
 def _rows(
-    call: Call, of: Operands, kind: Kind, how: Shares, lie: Lie, blocks: int, ahead: int
+    call: Call,
+    of: Operands,
+    kind: Kind,
+    how: Shares,
+    lie: Lie,
+    blocks: int,
+    ahead: int,
+    planes: Planes | None = None,
 ) -> Step:
     problem, scalars = call.problem, len(call.problem.spec.scalars)
     walked, steps, dims, access = lie
@@ -273,32 +320,44 @@ def _rows(
         part = elementwise.share(problem, outer) if of.outs else 1.0
         flags = _WIDE_LABELS * (problem.index_dtype == "int64") + _REDUCED * of.reduced
         packer.add("d", part).add("I", flags, 0)
+    width, by = WIDEST // call.itemsize, "BY_ELEMENTS"
+    if planes and of.columns:
+        by = "BY_MIXED_PLANES" if planes.size % width else "BY_PLANES"
+        packer.extents(planes.size, planes.groups, code="I")
+        packer.add("i", planes.channels, planes.together(how.lanes, width))
     packer.add("q", prod(outer), ahead).add("i", n, how.lanes.bit_length() - 1)
     packer.extents(queries, code="I").add("i", n - queries).add("q", *steps)
     arguments = packer.walk(dims, len(walked) + 2 * len(of.costs)).done()
-    functor = f"{call.functor}<{call.accumulate}, {kind.number}>"
+    name = planes.functor if planes else call.functor
+    functor = f"{name}<{call.accumulate}, {kind.number}>"
     schedule = (
-        f"Rows<{functor}, {call.type}, {how.way}, {how.held}, {access}, {left}, {flag(call.add)}"
-        f"{', true' * len(of.costs)}>"
+        f"Rows<{functor}, {call.type}, {how.way}, {how.held}, {access}, {left}, "
+        f"{flag(call.add)}, {by}{', true' * len(of.costs)}>"
     )
     tags = (how.way.lower(), kind.label, access.lower())
     left_out = [name for bit, name in ((_CAUSAL, "causal"), (_MASKED, "masked")) if left & bit]
     single = access != "VECTORS" or kind.numbers or (how.way == "LONG" and of.sums)
     bound = how.threads if how.way == "LANES" else _SINGLE if single else _MOST
     entry = call.entry(
-        schedule, len(arguments), *tags, *left_out, *["add"] * call.add, threads=bound
+        schedule,
+        len(arguments),
+        *tags,
+        *left_out,
+        *[by.lower()] * (by != "BY_ELEMENTS"),
+        *["add"] * call.add,
+        threads=bound,
     )
     front = [(slot, 0) for slot in pointers]
     return Step(entry, (blocks, 1), arguments, front, scalars, fewer=how.threads)
 
 
-def adders(call: Call, sums: list[View], n: int, blocks: int) -> Step:
-    """Adds up what the blocks left in the first workspace: of each sum `n` elements."""
+def sum_rows(call: Call, sums: list[View], n: int, blocks: int, slot: int) -> Step:
+    """Adds up what `blocks` blocks left in a workspace, sums of `n` elements of each."""
     many = len(sums)
     packer = Packer(True).pointers(1 + many).add("q", *[v.strides[0] for v in sums])
     arguments = packer.add("i", n, blocks).done()
     schedule = f"SumRows<{call.type}, {many}, {flag(call.add)}>"
     tags = ("sum_rows", many, *["add"] * call.add)
     entry = call.entry(schedule, len(arguments), *tags, threads=_ADDERS)
-    front = [(call.workspace(), 0), *[(v.slot, 0) for v in sums]]
+    front = [(slot, 0), *[(v.slot, 0) for v in sums]]
     return Step(entry, (-(-n * many // _WARP), 1), arguments, front)

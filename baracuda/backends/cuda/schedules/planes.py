@@ -1,0 +1,327 @@
+"""Planes: sets of the planes of [n, c, *s] have statistics, by which every element is scaled.
+
+A set that lies beside itself and fits on chip is a row, and read once. Else one kernel leaves
+moments of parts of the data, one joins those of each set and makes coefficients for each channel of
+it, one computes the elements. Where each of the n has sets of its own, what they leave for the
+gradients of parameters is added up at last. What is summed in which order follows from the shape,
+and from which axes lie beside each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged
+from baracuda.backends.cuda.schedules.rows import Operands, Planes, sum_rows, whole
+from baracuda.backends.cuda.steps import THREADS, WIDEST, Call, Step, Steps, blocks, flag
+from baracuda.layouts import Shape
+from baracuda.spec import Refusal
+
+# common/planes.cuh: vectors that a thread holds of each input, in pairs of registers half as many,
+# and one of elements that lie apart; rows of a column at a time.
+_HELD, _ROWS = 4, {1: 8, 2: 4}
+_WARP, _MOST = 32, 1024
+# Threads that columns should be shared by, and rows that each takes at most.
+_SHARED, _LONGEST = 1 << 16, 64
+# Bytes of a plane up to which columns are read, and lines from which on.
+_NARROW, _FEW = 1024, 16
+# Parts that a thread joins.
+_JOINED = 4
+_WEIGHT, _BIAS, _PULLS = 1, 2, 4
+_COUNTED = 2**31 - 2**22
+
+
+class Sets(NamedTuple):
+    """What the statistics of a problem are over.
+
+    Attributes
+    ----------
+    n, c, s : int
+        The batch, the channels, and the elements of a plane.
+    groups : int
+        Sets of each of the n; 0 where a set is a channel of all of them.
+    loads : list of View
+        What is summed over: dy, x.
+    given : bool
+        Whether the statistics are given.
+    back : bool
+        Whether it is a gradient.
+    weighted : bool
+        Whether there is a weight.
+    """
+
+    n: int
+    c: int
+    s: int
+    groups: int
+    loads: list[View]
+    given: bool
+    back: bool
+    weighted: bool
+
+    @property
+    def sums(self) -> bool:
+        """Whether there is anything to sum."""
+        return not self.given or (self.back and self.weighted)
+
+    @property
+    def channels(self) -> int:
+        """Channels of a set."""
+        return self.c // self.groups if self.groups else 1
+
+    @property
+    def number(self) -> int:
+        """How many there are."""
+        return self.n * self.groups if self.groups else self.c
+
+    @property
+    def shared(self) -> bool:
+        """Whether each of the n leaves a share of the gradients of parameters."""
+        return self.back and self.weighted and self.groups > 0
+
+
+class Moments(NamedTuple):
+    """Moments of parts: how they lie, and what leaves them.
+
+    Attributes
+    ----------
+    units : int
+        Parts of all sets.
+    base, step : int
+        Parts from set to set, and from line to line of a set.
+    lines, parts : int
+        Of a set and of a line; the last line, or the last part of each, is the shorter one.
+    full, tail : int
+        Elements of a part, and of the shorter one.
+    by_lines : bool
+        Whether lines are what has a shorter last one.
+    steps : tuple of Step
+    """
+
+    units: int
+    base: int
+    step: int
+    lines: int
+    parts: int
+    full: int
+    tail: int
+    by_lines: bool
+    steps: tuple[Step, ...]
+
+
+_NOTHING = Moments(0, 0, 0, 0, 1, 0, 0, False, ())
+
+
+def plan(call: Call) -> Steps:
+    """Two kernels or three, and one more for gradients of parameters that all of the n share."""
+    of = _sets(call)
+    _counted(of.n, of.c * of.s, of.number)
+    kind, moments, empty = call.accumulate_dtype, _NOTHING, of.n * of.c * of.s == 0
+    shares, on_chip = ((of.n or 1, 2, of.c or 1), kind), None
+    if of.groups and not empty:
+        on_chip = _on_chip(call, of)
+    if on_chip is not None:
+        if not of.shared:
+            return Steps((on_chip,))
+        return Steps((on_chip, _shared(call, of, of.n, 0)), (shares,))
+    count = 5 if of.back else 3
+    if of.sums and not empty:
+        moments = _moments(call, of, count)
+    workspaces: list[tuple[Shape, str]] = [((of.number * of.channels or 1, 4), kind)]
+    if of.sums:
+        workspaces.append(((count, moments.units or 1), kind))
+    if of.shared:
+        workspaces.append(shares)
+    steps = [*moments.steps]
+    # Of nothing the sums are 0.
+    if of.number and not (empty and of.groups):
+        steps.append(_join(call, of, moments))
+    if not empty and of.c:
+        steps.append(_map(call, of))
+    if of.shared and of.c:
+        steps.append(_shared(call, of, 0 if empty else of.n, 2))
+    return Steps(tuple(steps), tuple(workspaces))
+
+
+def _counted(*numbers: int) -> None:
+    """Kernels count in 32 bits, with room for the steps of a block."""
+    if max(numbers) >= _COUNTED:
+        raise Refusal(f"counts at most {_COUNTED} threads, sets, and elements of one of the n")
+
+
+def _sets(call: Call) -> Sets:
+    problem = call.problem
+    n, c, *inner = problem.outputs[0].shape
+    given, back = call.given("mean") is not None, problem.spec.adjoint_of is not None
+    apart = "n" in (problem.spec.batches or ()) and not given
+    groups: int = problem.options.get("num_groups", c)
+    loads = [call.view(name) for name in ("dy", "x") if call.given(name) is not None]
+    weighted = call.given("weight") is not None
+    return Sets(n, c, prod(inner), groups * apart, loads, given, back, weighted)
+
+
+def _shared(call: Call, of: Sets, many: int, workspace: int) -> Step:
+    """Adds up what each of the n has left for the gradients of parameters."""
+    return sum_rows(call, [call.out(1), call.out(2)], of.c, many, call.workspace(workspace))
+
+
+def _on_chip(call: Call, of: Sets) -> Step | None:
+    """The kernel for sets as rows; None where they do not lie so, or are too long."""
+    inside = _lie(call, [*of.loads, call.out()], of.groups).inside
+    if len(inside) > 1:
+        return None
+
+    def rows(view: View, place: int) -> View:
+        step = inside[0].strides[place] if inside else 1
+        strides = view.strides[0], view.strides[1] * of.channels, step
+        return View(view.slot, 0, (of.n, of.groups, of.channels * of.s), strides)
+
+    loads = [rows(view, i) for i, view in enumerate(of.loads)]
+    columns = [v for v in map(call.given, ("weight", "bias")) if v is not None]
+    sums = [call.out(1), call.out(2)] if of.shared else []
+    out = rows(call.out(), len(loads))
+    functor = "LayerNormBackward" if of.back else "LayerNorm"
+    of_rows = Operands(2, loads, columns, [], [out], sums)
+    return whole(call, of_rows, Planes(functor, of.s, of.groups, of.channels))
+
+
+class Lie(NamedTuple):
+    """How arrays lie as lines: from one to the next, within one, and how that is read."""
+
+    lines: list[Dim]
+    inside: list[Dim]
+    access: str
+
+
+def _lie(call: Call, views: Sequence[View], groups: int) -> Lie:
+    """Arrays as lines of all channels, of some (`groups` a member of the batch)."""
+    n, c, *inner = views[0].shape
+    channels = c // groups
+    lines = merged((n, groups), [(v.strides[0], v.strides[1] * channels) for v in views])
+    within = (channels, *inner)
+    inside = merged(within, [v.strides[1:] for v in views])
+    if len(inside) > MOST_DIMS:
+        raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
+    beside = not inside or (len(inside) == 1 and all(s == 1 for s in inside[0].strides))
+    numbers = [prod(within), *(s for d in lines for s in d.strides)]
+    wide = beside and divisor(numbers, call.elements()) == WIDEST // call.itemsize
+    return Lie(lines, inside, "VECTORS" if wide else "ELEMENTS" if beside else "STEPS")
+
+
+def _held(call: Call, lie: Lie) -> int:
+    """Vectors of each array in a thread."""
+    return 1 if lie.access == "STEPS" else _HELD // (1 + (call.itemsize == 8))
+
+
+def _moments(call: Call, of: Sets, count: int) -> Moments:
+    if not of.groups and of.s * call.itemsize <= _NARROW and (of.s == 1 or of.n >= _FEW):
+        lie = _lie(call, of.loads, 1)
+        if lie.access != "STEPS":
+            return _columns(call, of, lie)
+    # Gradients of parameters take sums of planes, which else need not be told apart.
+    groups = of.groups if of.groups and not of.shared else of.c
+    lie, length = _lie(call, of.loads, groups), of.c // groups * of.s
+    held, width = _held(call, lie), WIDEST // call.itemsize
+    lanes = min(1 << (-(-length // (held * width)) - 1).bit_length(), _WARP)
+    full = lanes * held * width
+    parts, arrays = -(-length // full), len(of.loads)
+    units = of.n * groups * parts
+    _counted(units * lanes)
+    packer = Packer(True).pointers(arrays + 1).add("i", length, units, lanes.bit_length() - 1)
+    packer.extents(parts, code="I").walk(lie.lines, arrays).walk(lie.inside, arrays)
+    arguments = packer.done()
+    functor = f"{call.functor}<{call.accumulate}>"
+    schedule = f"LineMoments<{functor}, {call.type}, {held}, {lie.access}>"
+    entry = call.entry(schedule, len(arguments), "lines", lie.access.lower())
+    front = [*((v.slot, 0) for v in of.loads), (call.workspace(1), 0)]
+    step = Step(entry, (-(-units // (THREADS // lanes)), 1), arguments, front)
+    tail = length - (parts - 1) * full
+    lines = of.n if not of.groups else groups // of.groups
+    between = groups * parts if not of.groups else parts
+    base = parts if not of.groups else lines * parts
+    return Moments(units, base, between, lines, parts, full, tail, False, (step,))
+
+
+def _columns(call: Call, of: Sets, lie: Lie) -> Moments:
+    columns, width = of.c * of.s, WIDEST // call.itemsize
+    held = _ROWS[len(of.loads)]
+    # As if they were read in vectors: their alignment does not change the bits.
+    each = of.n * -(-columns // width) // _SHARED // _ROWS[1] * _ROWS[1]
+    rows = min(max(each, _ROWS[1]), _LONGEST)
+    chunks = -(-of.n // rows)
+    width = width if lie.access == "VECTORS" else 1
+    vectors = columns // width
+    _counted(chunks * vectors)
+    steps = [lie.lines[0].strides[k] if lie.lines else 0 for k in range(len(of.loads))]
+    packer = Packer(True).pointers(len(of.loads) + 1).add("q", *steps, columns)
+    packer.add("i", of.n, rows, chunks, 0).extents(vectors, code="I")
+    arguments = packer.done()
+    functor = f"{call.functor}<{call.accumulate}>"
+    schedule = f"ColumnMoments<{functor}, {call.type}, {held}, {width}>"
+    entry = call.entry(schedule, len(arguments), "columns", f"v{width}")
+    front = [*((v.slot, 0) for v in of.loads), (call.workspace(1), 0)]
+    step = Step(entry, (blocks(chunks * vectors), 1), arguments, front)
+    tail = of.n - (chunks - 1) * rows
+    return Moments(
+        chunks * columns, of.s, columns, chunks, of.s, rows, tail, True, (step,)
+    )  # fmt: skip
+
+
+def _join(call: Call, of: Sets, moments: Moments) -> Step:
+    names = ["mean", "var"] * of.given + ["weight", "bias", "dmean", "dvar"]
+    views = [v for v in map(call.given, names) if v is not None]
+    given = _WEIGHT * of.weighted
+    given |= _BIAS * (call.given("bias") is not None)
+    given |= _PULLS * (call.given("dmean") is not None)
+    outs = [call.out(i) for i in range(1, len(call.problem.outputs))]
+    slots = [call.workspace(1 if of.sums else 0), call.workspace()]
+    if of.shared:
+        slots += [call.workspace(2)] * 2
+    else:
+        slots += [v.slot for v in outs] or [call.workspace()] * 2
+    slots += [v.slot for v in views] or [call.workspace()]
+    count = of.channels * of.s * (1 if of.groups else of.n)
+    packer = Packer(True).pointers(len(slots)).add("d", 0.0, max(count, 1))
+    packer.add("q", moments.units, moments.base, moments.step)
+    packer.add("q", *([v.strides[0] for v in outs] or [0, 0]))
+    packer.add("q", *([v.strides[0] for v in views] or [0]))
+    packer.add("i", moments.lines, moments.full, moments.tail, moments.by_lines, of.channels)
+    packer.extents(moments.parts, max(of.groups, 1), code="I")
+    arguments = packer.done()
+    add = call.add and not of.groups and bool(outs)
+    schedule = (
+        f"JoinMoments<{call.functor}<{call.accumulate}>, {call.type}, {given}, "
+        f"{flag(not of.groups)}, {flag(of.sums)}, {flag(add)}>"
+    )
+    entry = call.entry(
+        schedule, len(arguments), "join", given, *["add"] * add, threads=_MOST
+    )  # fmt: skip
+    items = max(moments.lines * moments.parts // _JOINED, of.channels)
+    threads = min(-(-max(items, 1) // _WARP) * _WARP, _MOST)
+    front = [(slot, 0) for slot in slots]
+    scalars = len(call.problem.spec.scalars)
+    return Step(entry, (of.number, 1), arguments, front, scalars, fewer=threads)
+
+
+def _map(call: Call, of: Sets) -> Step:
+    reads = of.loads[:1] if of.given else of.loads
+    views = [*reads, call.out()]
+    lie, arrays, width = _lie(call, views, 1), len(views), WIDEST // call.itemsize
+    held = _held(call, lie)
+    vectors, same = -(-of.c * of.s // width), of.s % width == 0
+    down = not (of.groups or same) and lie.access == "VECTORS"
+    items = vectors * (-(-of.n // held) if down else of.n)
+    _counted(items)
+    packer = Packer(True).pointers(arrays + 1).add("q", of.c if of.groups else 0)
+    packer.add("i", of.c * of.s, of.n, items, 0).extents(vectors, of.s, code="I")
+    arguments = packer.walk(lie.lines, arrays).walk(lie.inside, arrays).done()
+    schedule = (
+        f"MapPlanes<{call.functor}<{call.accumulate}>, {call.type}, {held}, {lie.access}, "
+        f"{flag(same)}, {flag(down)}, {flag(call.add)}>"
+    )
+    tags = ["map", lie.access.lower(), *["same"] * same, *["down"] * down, *["add"] * call.add]
+    entry = call.entry(schedule, len(arguments), *tags)
+    front = [*((v.slot, 0) for v in views), (call.workspace(), 0)]
+    return Step(entry, (blocks(items, 1 if down else held), 1), arguments, front)

@@ -1,0 +1,65 @@
+// What a row is to kernels: how it is taken and read, and what is beside its elements.
+#pragma once
+#include "index.cuh"
+#include "vec.cuh"
+#ifdef __CUDACC__
+
+namespace baracuda {
+
+enum Way { LANES, BLOCK, LONG };
+// How the elements of a row are read and written: in vectors, one by one, one by one in steps.
+enum Access { VECTORS, ELEMENTS, STEPS };
+// Of elements that a row may leave out: those behind the diagonal, and what a mask says.
+enum Left { NONE = 0, CAUSAL = 1, MASKED = 2 };
+
+// What columns belong to: elements of a row; the planes that make it up, vectors then lying within
+// one (PLANES) or not.
+enum Columned { BY_ELEMENTS, BY_PLANES, BY_MIXED_PLANES };
+
+// Elements of a plane, rows of one member of a batch, planes of a row; lanes that join a plane's sums.
+template <bool THERE> struct Planes {};
+template <> struct Planes<true> {
+  Extent<u32> plane, groups;
+  i32 channels, log_together;
+};
+
+// One more array: the mask, or the sums of a block's rows.
+template <class P> struct Beside {
+  P* beside;
+};
+template <> struct Beside<void> {};
+
+// What rows that are losses have each: a label; the loss, its cotangent, or a sum for every block.
+template <bool> struct Each {};
+template <> struct Each<true> {
+  const void* labels;
+  void* costs;
+};
+// And together: what each has of one cotangent, and how the arrays are.
+enum : u32 { WIDE_LABELS = 1, REDUCED = 2 };
+template <bool> struct Together {};
+template <> struct Together<true> {
+  f64 part;
+  u32 flags, pad;
+};
+
+// Where an element is, from the beginning of its row.
+template <Access ACCESS> DEVICE i64 offset(i32 e, i64 step) {
+  return ACCESS == STEPS ? e * step : i64(e);
+}
+// V elements of a row from the e-th on, 0 for those that are not there.
+template <int V, Access ACCESS, class T>
+DEVICE Vec<T, V> fetch(const T* p, i64 step, i32 e, i32 end) {
+  Vec<T, V> v{};
+  if constexpr (ACCESS == VECTORS) {
+    if (e < end) v = load<V>(p + e);
+  } else {
+    UNROLL for (int i = 0; i < V; ++i) {
+      if (e + i < end) v.set(i, p[offset<ACCESS>(e + i, step)]);
+    }
+  }
+  return v;
+}
+
+}  // namespace baracuda
+#endif

@@ -1,0 +1,181 @@
+"""Norms of channels without a GPU: every way of reading planes, in two orders of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import emulator
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from test_emulated_rows import Shape, Trial, reference, trial
+
+from baracuda import check
+from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.schedules import plan
+from baracuda.dispatch import DEFAULT
+from baracuda.dtypes import named
+from baracuda.op import registry
+
+Array = NDArray[Any]
+OPS = [name for name, op in registry.items() if op.spec.category == "channel_norm"]
+DTYPES = ("float32", "bfloat16", "float64")
+# n, c, s, and the number of groups: planes of a few elements, odd ones, lines of several parts,
+# columns with a short last chunk, in vectors and not, and columns of which several are a channel.
+SIZES: tuple[tuple[int, int, Shape, int], ...] = (
+    (2, 6, (3,), 2),
+    (3, 4, (5, 16), 2),
+    (2, 4, (2, 1200), 2),
+    (2, 2, (150, 120), 1),
+    (1, 2, (147, 253), 2),
+    (133, 32, (), 4),
+    (21, 3, (), 3),
+    (20, 8, (7,), 2),
+    (1, 1, (1,), 1),
+)
+EMPTY: tuple[tuple[int, int, Shape, int], ...] = ((0, 4, (3,), 2), (2, 4, (0,), 2))
+
+
+def permuted(one: Trial, order: tuple[int, ...]) -> Trial:
+    """The same values in another order of memory."""
+    back = tuple(np.argsort(order))
+    arrays = [
+        emulator.placed(x.transpose(order)).transpose(back) if x is not None and x.ndim > 1 else x
+        for x in one.arrays
+    ]
+    problem = check.problem(registry[one.op].spec, arrays, one.call.problem.options, DEFAULT)
+    call = one.call._replace(problem=problem)
+    return one._replace(
+        arrays=tuple(arrays), call=call, steps=plan(call), label=f"{one.label} {order}"
+    )
+
+
+def positive(one: Trial) -> Trial:
+    """With variances."""
+    for name, x in zip(registry[one.op].spec.arrays, one.arrays, strict=True):
+        if name == "var" and x is not None:
+            x[...] = np.abs(x) + 0.25
+    return one
+
+
+def every(op: str, dtype: str) -> Iterator[Trial]:
+    spec = registry[op].spec
+    for n, c, s, groups in (*SIZES, *EMPTY):
+        options = {"num_groups": groups} if "num_groups" in spec.options else {}
+        for form in spec.signatures:
+            shapes = {p.name: p.shape({"n": n, "c": c, "s": s}) for p in form.inputs}
+            yield trial(op, shapes, dtype, **options)
+            if form is not spec.signatures[-1]:
+                continue
+            if spec.accumulates:
+                yield trial(op, shapes, dtype, add=True, **options)
+            if c > 1 and n * len(s) > 1 and 0 not in (n, *s):
+                hows = ("odd", "stepped", "padded") if s else ("odd",)
+                yield from (trial(op, shapes, dtype, how, **options) for how in hows)
+                yield permuted(trial(op, shapes, dtype, **options), (0, *range(2, 2 + len(s)), 1))
+
+
+@cache
+def trials(dtype: str) -> tuple[Trial, ...]:
+    return tuple(positive(one) for op in OPS for one in every(op, dtype))
+
+
+@cache
+def entries(dtype: str) -> tuple[Entry, ...]:
+    """Every kernel of these, compiled together."""
+    found = {s.entry.symbol: s.entry for one in trials(dtype) for s in one.steps.kernels}
+    return tuple(found.values())
+
+
+def computed(one: Trial, dtype: str, seed: int) -> list[Array]:
+    outs = [emulator.empty(x.shape, dtype) for x in one.call.problem.outputs]
+    if one.call.add:
+        for x in outs:
+            x[...] = 0.5
+    given = [x for x in one.arrays if x is not None]
+    emulator.run(entries(dtype), one.steps, [*given, *outs], seed, list(one.scalars.values()))
+    return outs
+
+
+def least(one: Trial) -> float:
+    """The smallest deviation by which something is divided."""
+    known = dict(zip(registry[one.op].spec.arrays, one.arrays, strict=True))
+    x = np.asarray(known["x"], np.float64)
+    if not x.size:
+        return 1.0
+    if known.get("var") is not None:
+        variances = np.asarray(known["var"], np.float64)
+    elif "batch" in one.op:
+        variances = x.var((0, *range(2, x.ndim)))
+    else:
+        number = one.call.problem.options.get("num_groups", x.shape[1])
+        variances = x.reshape(len(x), number, -1).var(-1)
+    return float(np.sqrt(np.min(variances) + 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_planes_are_the_body_in_any_order_of_threads(dtype: str) -> None:
+    kind = named(dtype)
+    eps, small = kind.eps, named(kind.accumulate).eps
+    for one in trials(dtype):
+        first, second = (computed(one, dtype, seed) for seed in (0, 1))
+        with np.errstate(all="ignore"):
+            wanted, scale = reference(one), 1 / least(one)
+        for x, again, want in zip(first, second, wanted, strict=True):
+            assert x.tobytes() == again.tobytes(), one.label
+            got, want = x.astype(np.float64), want + 0.5 * one.call.add
+            parameters = [a for a in one.arrays if a is not None and a.ndim == 1]
+            size = 8 * max([1.0, *(float(abs(a.astype(np.float64)).max()) for a in parameters)])
+            most = (0.51 * eps if kind.accumulate != dtype else eps) * np.abs(want)
+            many = one.arrays[0].size / max(want.size, 1)  # type: ignore[union-attr]
+            most = most + small * 8 * (1 + scale) * size * (1 + many**0.5)
+            error = np.abs(got - want)
+            assert np.all(error <= most), (one.label, float(error.max()), float(np.max(most)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("s", [(40, 40), ()])
+def test_what_is_far_from_zero_keeps_its_digits(dtype: str, s: Shape) -> None:
+    """As much as x itself has: a part's first elements and the others differ, too."""
+    shapes = {"x": (100, 2, *s)}
+    for op, options in (("batch_norm", {}), ("group_norm", {"num_groups": 1})):
+        one = trial(op, shapes, dtype, **options)
+        x = one.arrays[0]
+        assert x is not None
+        far = {"float32": 4096.0, "bfloat16": 32.0}[dtype]
+        late = (np.arange(100) > 50).reshape(-1, *[1] * (x.ndim - 1))
+        x[...] = (far + np.asarray(x, np.float64) + late).astype(x.dtype)
+        found = {e.symbol: e for e in (s.entry for s in one.steps.kernels)}
+        outs = [emulator.empty(o.shape, dtype) for o in one.call.problem.outputs]
+        emulator.run(tuple(found.values()), one.steps, [x, *outs], 0, [1e-5])
+        for got, want in zip(outs, reference(one), strict=True):
+            most = (named(dtype).eps if dtype != "float32" else 4e-7) * np.maximum(np.abs(want), 1)
+            assert np.all(np.abs(got.astype(np.float64) - want) <= most), (op, s)
+
+
+def test_bits_do_not_depend_on_alignment() -> None:
+    differ = set()
+    for op in OPS:
+        spec = registry[op].spec
+        options = {"num_groups": 2} if "num_groups" in spec.options else {}
+        for n, c, s in ((3, 4, (5, 16)), (133, 32, ()), (2, 2, (150, 120))):
+            form = spec.signatures[-1]
+            shapes = {p.name: p.shape({"n": n, "c": c, "s": s}) for p in form.inputs}
+            one = positive(trial(op, shapes, "float32", **options))
+            call = one.call._replace(alignment=4)
+            odd = one._replace(call=call, steps=plan(call))
+            # Planes of one element are read one by one anyway.
+            if [e.entry for e in odd.steps.kernels] == [e.entry for e in one.steps.kernels]:
+                continue
+            differ.add((op, s))
+            every = tuple({e.entry for t in (one, odd) for e in t.steps.kernels})
+            found = []
+            for some in (one, odd):
+                outs = [emulator.empty(x.shape, "float32") for x in call.problem.outputs]
+                given = [x for x in one.arrays if x is not None]
+                emulator.run(every, some.steps, [*given, *outs], 0, [1e-5])
+                found.append([x.tobytes() for x in outs])
+            assert found[0] == found[1], (op, s)
+    assert len(differ) > 2 * len(OPS)
