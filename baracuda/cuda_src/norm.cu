@@ -175,6 +175,8 @@ struct LayerNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 3> {
     } else {
       known.spread(s.at[0], s.at[1], n, A(eps));
       known.along = fused(-known.shift, known.pull, s.at[2] / n) * known.inverse;
+      // A single element is its own mean; a product and its rounding would not cancel.
+      if (n == 1) known.inverse = 0;
     }
   }
   template <int N>

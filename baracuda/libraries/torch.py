@@ -16,6 +16,8 @@ from baracuda.dtypes import name_of
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, Facts, Library
 
+_any_autocast = torch._C._is_any_autocast_enabled
+_AS_IT_IS = nullcontext()
 _compiling = torch.compiler.is_compiling
 _deterministic = torch._C._get_deterministic_algorithms
 modes = torch._C._len_torch_dispatch_stack
@@ -138,9 +140,11 @@ class Torch(Library):
 
     def running(self, device: str) -> AbstractContextManager[Any]:
         # Matrix products in a body are of the dtypes that it gives them.
+        if not _any_autocast():
+            return _AS_IT_IS
         kind = device.partition(":")[0]
-        narrows = torch.is_autocast_enabled(kind)
-        return torch.autocast(kind, enabled=False) if narrows else nullcontext()
+        narrows = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        return torch.autocast(kind, enabled=False) if narrows else _AS_IT_IS
 
     def sigmoid(self, x: Array) -> Array:
         return torch.sigmoid(x)
