@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple, Unpack
 
 from baracuda.check import between, choice, integer, optional, positive, sizes
@@ -65,11 +66,12 @@ class _Rows:
     def __init__(self, hidden: Array, weight: Array, target: Array, chunk: int | None) -> None:
         self.library: Library = library_of(hidden)
         self.xp, self.weight, self.shape = self.library.xp, weight, hidden.shape
-        self.target = self.xp.reshape(target, (-1,))
-        self.count = self.target.shape[0]
-        self.hidden = self.xp.reshape(hidden, (self.count, hidden.shape[-1]))
-        few = _LOGITS // max(weight.shape[0], 1)
+        self.count, few = prod(target.shape), _LOGITS // max(weight.shape[0], 1)
         self.chunk = chunk or max(few // _ROWS * _ROWS, few, 1)
+        # Axes that XLA may have spread over devices would be gathered to be one.
+        apart = target.ndim > 1 and self.count <= self.chunk and not self.library.writable
+        self.target = target if apart else self.xp.reshape(target, (-1,))
+        self.hidden = self.xp.reshape(hidden, (*self.target.shape, hidden.shape[-1]))
         # That in which sums are kept.
         self.wide = self.library.dtype(named(name_of(hidden.dtype)).accumulate)
 
@@ -77,8 +79,15 @@ class _Rows:
         product, across = self.library.product, self.xp.matrix_transpose(self.weight)
         for first in range(0, max(self.count, 1), self.chunk):
             rows = slice(first, min(first + self.chunk, self.count))
-            hidden = self.hidden[rows, :]
-            yield _Chunk(first, hidden, product(hidden, across), self.target[rows])
+            hidden = self.hidden[rows, ...]
+            yield _Chunk(first, hidden, product(hidden, across), self.target[rows, ...])
+
+    def added(self, dweight: Array | None, slopes: Array, hidden: Array) -> Array:
+        """The gradient of the weight, and what a chunk has of it."""
+        if slopes.ndim == 2:
+            return self.library.add_product(dweight, self.xp.matrix_transpose(slopes), hidden)
+        axes = tuple(range(slopes.ndim - 1))
+        return self.xp.tensordot(self.widened(slopes), self.widened(hidden), axes=(axes, axes))
 
     def widened(self, x: Array) -> Array:
         return self.xp.astype(x, self.wide, copy=False)
@@ -125,20 +134,20 @@ def _all(
         number = rows.number(options["ignore_index"])
         scale = 1 / number if scale is None else scale / number
     elif reduction == "none" and scale is not None:
-        scale, each = None, xp.reshape(scale, (-1, 1))
+        scale, each = None, xp.reshape(scale, (*rows.target.shape, 1))
     losses, dhidden, dweight = [], [], None
     for chunk in rows.chunks():
         loss, slopes = _with_slopes(chunk, library, options)
         losses.append(loss)
         back, hidden = library.product(slopes, rows.weight), chunk.hidden
         if each is not None:
-            part = each[chunk.first : chunk.first + hidden.shape[0], :]
+            part = each[chunk.first : chunk.first + hidden.shape[0], ...]
             back = rows.narrowed(rows.widened(back) * part)
             hidden = rows.narrowed(rows.widened(hidden) * part)
         elif scale is not None:
             back = rows.narrowed(rows.widened(back) * scale)
         dhidden.append(back)
-        dweight = library.add_product(dweight, xp.matrix_transpose(slopes), hidden)
+        dweight = rows.added(dweight, slopes, hidden)
     if scale is not None:
         dweight = dweight * scale
     every = xp.concat(dhidden) if len(dhidden) > 1 else dhidden[0]
