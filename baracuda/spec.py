@@ -312,10 +312,7 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     looked_up = {
         t.name for p in form.inputs if spec.integers.get(p.name) for t in p.terms if not t.group
     }
-    cotangents = [p for p in form.inputs if spec.adjoint_of and p.name.startswith("d")]
-    shared = frozenset.intersection(
-        *[p.names for p in form.outputs], *[p.names | p.bounds for p in cotangents]
-    )
+    shared = frozenset.intersection(*[p.names for p in form.outputs], *_cotangents(spec, form))
     return shared & frozenset(
         t.name
         for p in form.outputs
@@ -326,16 +323,23 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     )
 
 
-def summed(spec: OpSpec, form: Signature) -> frozenset[str]:
-    """What some results of a gradient have, and over which the others are sums.
+def _cotangents(spec: OpSpec, form: Signature) -> list[frozenset[str]]:
+    """What the results had of which an op takes the gradients."""
+    given = [p for p in form.inputs if spec.adjoint_of and p.name.startswith("d")]
+    return [p.names | p.bounds for p in given]
 
-    Batches, and any axis of elementwise ops. What is no gradient may be a mean.
+
+def summed(spec: OpSpec, form: Signature) -> frozenset[str]:
+    """What some results have, and over which those that lack it are sums.
+
+    Batches, and any axis of elementwise ops. The latter are gradients: other numbers may be means.
     """
-    if spec.adjoint_of is None:
-        return frozenset()
+    given = {p.name for p in form.inputs}
+    others = [p for p in form.outputs if not spec.adjoint_of and p.name[1:] not in given]
     terms = [t for p in form.outputs for t in p.terms]
     apart = frozenset(t.name for t in terms if spec.batch(t) or spec.elementwise)
-    return apart - frozenset.intersection(*[p.names for p in form.outputs])
+    whole = apart.intersection(*[p.names for p in others], *_cotangents(spec, form))
+    return whole - frozenset.intersection(*[p.names for p in form.outputs])
 
 
 def located(problem: Problem) -> frozenset[str]:
