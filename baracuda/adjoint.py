@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from baracuda.libraries import Array
 from baracuda.op import registry
 from baracuda.shapes import Signature
-from baracuda.spec import OpSpec, Problem, independent
+from baracuda.spec import OpSpec, Problem, added_up, independent
 
 
 def partner(spec: OpSpec) -> tuple[OpSpec | None, bool]:
@@ -36,13 +36,13 @@ def partner(spec: OpSpec) -> tuple[OpSpec | None, bool]:
 
 
 def summed(spec: OpSpec, form: Signature) -> frozenset[str]:
-    """The axes over which results of a gradient add up: its forward takes each place by itself.
+    """The axes over which gradients add up: the forward takes each place by itself.
 
     A part of such an axis gives a part of the sum. Some result lacks the axis; those that have it
     are apart there, and so are the cotangents: a mean over an axis depends on all of it.
     """
     if not spec.adjoint_of:
-        return frozenset()
+        return added_up(spec, form)
     forward = registry[spec.adjoint_of].spec
     apart = frozenset().union(*[independent(forward, form) for form in forward.signatures])
     kept = frozenset.intersection(*[p.names for form in spec.signatures for p in form.outputs])

@@ -329,7 +329,7 @@ def _cotangents(spec: OpSpec, form: Signature) -> list[frozenset[str]]:
     return [p.names | p.bounds for p in given]
 
 
-def summed(spec: OpSpec, form: Signature) -> frozenset[str]:
+def added_up(spec: OpSpec, form: Signature) -> frozenset[str]:
     """What some results have, and over which those that lack it are sums.
 
     Batches, and any axis of elementwise ops. The latter are gradients: other numbers may be means.

@@ -43,7 +43,6 @@ COVERED = () if kernels.ALL else ("sm_80", "sm_100")
 ALLOWED: dict[str, tuple[int, str]] = {
     "_tiles_": (96, "the way for ranges too wide for one scale is out of line, with a stack"),
     "_flat_": (128, "sm_100: four blocks at once outweigh a few registers of indices"),
-    "cross_entropy_bf16_long_strided": (8, "64 registers, so that a block of 1024 threads fits"),
     "16_columns_v8": (64, "as many threads as hold a long column outweigh a few registers"),
     "_f64_sum_parts": (96, "sm_80: two blocks at once outweigh a few registers of digits"),
 }

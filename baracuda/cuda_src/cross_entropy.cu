@@ -28,7 +28,7 @@ struct Entropy {
   static constexpr Access ACCESS = WIDE ? VECTORS : STEPS;
   static constexpr int V = 16 / sizeof(T);
   static constexpr bool BY_BLOCK = WAY == BLOCK || WAY == LONG, LOOPS = WAY == LONG || WAY == ALONE;
-  static constexpr bool FEW = sizeof(T) == 8 || WAY == ALONE || (SOFT && !WIDE);
+  static constexpr bool FEW = sizeof(T) == 8 || WAY == ALONE || !WIDE;
   static constexpr int RESIDENT = BY_BLOCK ? 1 : FEW ? 2 : 3;
 
   struct Args {

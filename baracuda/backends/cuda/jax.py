@@ -43,7 +43,7 @@ from baracuda.layouts import Shape
 from baracuda.libraries import TRACED, Array
 from baracuda.libraries.jax import ADAPTER, varies_along
 from baracuda.shares import Shares, batch
-from baracuda.spec import Problem, Runner, summed
+from baracuda.spec import Problem, Runner, added_up
 
 PLATFORM, TARGETS = "cuda", "CUDA"
 # Run-time values are constants of a program; so many of the programs of a plan are kept.
@@ -316,7 +316,7 @@ class _Call:
     def _spread(self, scalars: Sequence[float]) -> Function:
         """The custom call, and how it is divided over several devices."""
         problem = self._problem
-        shares = Shares(problem, summed(problem.spec, problem.signature))
+        shares = Shares(problem, added_up(problem.spec, problem.signature))
         values = dict(zip(problem.spec.scalars, scalars, strict=True))
         attributes = {"scalars": np.asarray(scalars, np.float64)} if scalars else {}
 

@@ -14,7 +14,8 @@ template <template <class> class F, class T, int V, int DEPTH, int DIMS, class I
   using A = Acc<T>;
   using Functor = F<A>;
   static constexpr int IN = Functor::inputs;
-  static constexpr int RESIDENT = sizeof(T) == 8 || sizeof(I) == 8 || DIMS == 0 ? 4 : 6;
+  static constexpr bool FEW = sizeof(T) == 8 || sizeof(I) == 8 || DIMS == 0;
+  static constexpr int RESIDENT = FEW ? 4 : DIMS > 1 ? 5 : 6;
 
   struct Sources {
     const T* in[IN];

@@ -118,10 +118,9 @@ def _way(call: Call, strides: list[Shape]) -> Way:
     whole = slice(None, 3, None if soft else 2)
     numbers = [n, *[s for d in dims for s in d.strides[whole]]]
     wide = steps == (1, 1, 1) and divisor(numbers, call.elements()) == width
-    # Two rows are held where a target is one too.
-    held = _HELD.get(call.itemsize, 4) // (1 + soft)
-    # Single elements of both take more registers.
-    most = rows._SINGLE if soft and not wide else _MOST.get(call.itemsize, rows._MOST)
+    # Two rows are held where a target is one too; single elements take more registers.
+    held = _HELD.get(call.itemsize, 4) // (1 + (soft or (call.itemsize == 2 and not wide)))
+    most = _MOST.get(call.itemsize, rows._MOST) if wide else rows._SINGLE
     how = rows.shares(n, width, held, most)
     if dims and abs(dims[0].strides[0]) < abs(steps[0]):
         # Rows side by side: threads side by side have one each.
