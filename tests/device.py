@@ -56,7 +56,7 @@ def close(call: Call, got: Any, times: float = 1.0, plus: float = 0.0) -> None:
             continue
         want = times * want + plus
         # A sum rounds once more.
-        rounded = 2 * eps * (np.abs(want) + plus) * (times != 1 or plus != 0)
+        rounded = 2 * eps * (np.abs(want) + plus) if times != 1 or plus else 0.0
         assert np.all(np.abs(apart(have, want)) <= times * most + rounded), what
 
 

@@ -95,6 +95,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
         def empty(shape: Any, strides: Any, dtype: str, ordinal: int) -> Any:
             return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
 
+        @staticmethod
+        def workspace(shape: Any, dtype: str, ordinal: int) -> Any:
+            return torch.empty(shape, dtype=getattr(torch, dtype))
+
     monkeypatch.setattr(Torch, "describe", on_device)
     monkeypatch.setattr(cuda, "unavailable", lambda: None)
     monkeypatch.setattr(cuda, "_arrays", lambda name: Arrays)

@@ -52,6 +52,7 @@ def test_operators_keep_their_promises(op: str) -> None:
         torch.library.opcheck(overload(call), tuple(watched(call)), options)
 
 
+@pytest.mark.filterwarnings("ignore:\\s*Online softmax is disabled:UserWarning")
 @pytest.mark.parametrize("how", ["graphs", "dynamic"])
 @each_op
 def test_compiled_programs_run_the_kernels(op: str, how: str) -> None:

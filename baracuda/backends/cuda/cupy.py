@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from math import prod
 from operator import attrgetter
 from typing import Any
 
@@ -53,3 +54,12 @@ def ordinal_of(device: str) -> int:
 def empty(shape: Shape, strides: Shape, dtype: str, ordinal: int) -> Array:
     """A new array; `ordinal` is the current device."""
     return new(shape, strides, numpy_dtype(dtype))
+
+
+def workspace(shape: Shape, dtype: str, ordinal: int) -> Array:
+    """A new array that no one sees; of the graph, where the current stream is captured into one."""
+    kind = numpy_dtype(dtype)
+    if cupy.cuda.get_current_stream(ordinal).is_capturing():
+        # The pool would have to ask the device for memory, and give it to others before a replay.
+        return cupy.ndarray(shape, kind, cupy.cuda.malloc_async(prod(shape) * kind.itemsize))
+    return cupy.ndarray(shape, kind)

@@ -104,6 +104,11 @@ class Memory:
 
 def empty(shape: Shape, strides: Shape, dtype: str, ordinal: int) -> Memory:
     """Memory for an array, on the current device."""
+    return workspace(shape, dtype, ordinal)
+
+
+def workspace(shape: Shape, dtype: str, ordinal: int) -> Memory:
+    """Memory that no one sees, on the current device."""
     return Memory(math.prod(shape) * named(dtype).itemsize)
 
 

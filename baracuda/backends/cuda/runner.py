@@ -129,10 +129,7 @@ class CudaRunner:
         words += [pointer(x) for x in results]
         key = (min(aligned(words), self._alignment), layout, accumulate)
         launches, workspaces = self._programs.get(key) or self._program(key)
-        held = [
-            self.arrays.empty(shape, layouts.contiguous(shape), dtype, self._ordinal)
-            for shape, dtype in workspaces
-        ]
+        held = [self.arrays.workspace(*each, self._ordinal) for each in workspaces]
         words += [pointer(x) for x in held]
         stream = stream_of(self.arrays.current_stream(self._ordinal))
         launch_all(launches, words, scalars.values(), stream)

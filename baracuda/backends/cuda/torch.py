@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from baracuda.layouts import Shape
+from baracuda.layouts import Shape, contiguous
 from baracuda.libraries import Array
 
 # As expressions, for code that is written out for one plan. What torch.compile's own code allocates
@@ -57,3 +57,8 @@ def empty(shape: Shape, strides: Shape, dtype: str, ordinal: int) -> Array:
     """A new array."""
     device = torch.device("cuda", ordinal)
     return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=device)
+
+
+def workspace(shape: Shape, dtype: str, ordinal: int) -> Array:
+    """A new array that no one sees."""
+    return empty(shape, contiguous(shape), dtype, ordinal)

@@ -59,7 +59,9 @@ def plan(call: Call) -> Steps:
     if not call.variant and not _affordable(call, steps):
         raise Refusal(_TOO_MUCH)
     # Variants round differently.
-    stable = steps.deterministic and (choices.deterministic or not choices.autotune)
+    sku = choices.sku
+    measured = choices.autotune if sku is None else not sku.precision.bit_stable
+    stable = steps.deterministic and (choices.deterministic or not measured)
     return steps._replace(variant=name, stable=bool(stable))
 
 
