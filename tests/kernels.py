@@ -168,6 +168,7 @@ CASES = {
     "cosine_embedding_loss": ROWWISE[:3],
     "triplet_margin_loss": ROWWISE,
     "cross_entropy": CROSS_ENTROPY,
+    "nll_loss": (*CROSS_ENTROPY, Case({"b": (1 << 20,), "v": 8, "c": ()})),
     "rope": ROPE,
     "lp_pool1d": POOL_1D,
     "lp_pool2d": POOL_2D,

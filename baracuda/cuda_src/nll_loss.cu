@@ -6,8 +6,9 @@
 
 namespace baracuda {
 
-// WIDE_TARGET: of 64 bits. EACH: of every row its own. COSTS: not its weight alone.
-enum : u32 { WIDE_TARGET = 1, EACH = 2, WEIGHTED = 4, COSTS = 8, MEAN = 16 };
+// WIDE_TARGET: of 64 bits. EACH: of every row its own. COSTS: not its weight alone. COUNTED: what
+// all count, where parts have that.
+enum : u32 { WIDE_TARGET = 1, EACH = 2, WEIGHTED = 4, COSTS = 8, MEAN = 16, COUNTED = 32 };
 
 // Targets, and what they count.
 template <class T> struct Targets {
@@ -84,7 +85,7 @@ template <class T> struct NllLoss {
   }
 };
 
-// One block adds up what the others left: what all rows cost, or that by what they count.
+// One block adds up what the others left: what all rows cost, that by what they count, or the count.
 template <class T> struct NllTotal {
   using A = Acc<T>;
   using Both = Several<A, 2>;
@@ -107,9 +108,9 @@ template <class T> struct NllTotal {
     __shared__ Meet rooms;
     int turn = 0;
     sum = join_block(sum, Both{}, rooms, turn, Added<A, 2>{});
-    if (threadIdx.x == 0) {
-      narrow(args.flags & MEAN ? sum.at[0] / sum.at[1] : sum.at[0], *args.loss);
-    }
+    if (threadIdx.x) return;
+    if (args.flags & COUNTED) return narrow(sum.at[1], args.loss[1]);
+    narrow(args.flags & MEAN ? sum.at[0] / sum.at[1] : sum.at[0], *args.loss);
   }
 };
 

@@ -338,21 +338,21 @@ template <class F, class T, int GIVEN, bool ACROSS, bool MOMENTS, bool ADD> stru
   }
 };
 
-// The elements of n lines of c planes. A thread has HELD vectors beside each other, or where the
-// coefficients are those of all lines (DOWN) below each other. SAME: a vector is within a plane.
+// The elements of n lines of c planes. A thread has HELD vectors beside each other or, where the
+// coefficients are those of all lines, some rounds of as many below each other (DOWN). SAME: a vector is within a plane.
 // Blocks go backwards: what was read last before is in the L2 still.
 template <class F, class T, int HELD, Access ACCESS, bool SAME, bool DOWN, bool ADD>
 struct MapPlanes {
   using A = Acc<T>;
-  static constexpr int V = 16 / sizeof(T), K = F::reads + 1;
+  static constexpr int V = 16 / sizeof(T), READS = F::reads, K = READS + 1;
   static constexpr int RESIDENT = ACCESS == VECTORS && SAME ? 4 : 2;
 
-  struct Pointers : Operands<T, F::reads, 1> {
+  struct Pointers : Operands<T, READS, 1> {
     const A* coefs;
   };
   struct Args : Pointers {
     i64 rows;  // of coefficients, from line to line
-    i32 n, lines, items, pad;
+    i32 n, lines, items, rounds;
     Extent<u32> vectors, plane;
     Walk<0, K, i64> walk, inside;
   };
@@ -373,53 +373,82 @@ struct MapPlanes {
     }
   }
 
-  static DEVICE void run(const Args& args) {
-    constexpr int ROWS = SAME ? 1 : V, SETS = DOWN ? 1 : HELD;
-    const u32 block = gridDim.x - 1 - blockIdx.x;
-    Vec<T, V> x[HELD][F::reads];
-    Place at[HELD];
-    i32 e[HELD], line[HELD];
-    UNROLL for (int h = 0; h < HELD; ++h) {
-      const u32 item = DOWN ? block * blockDim.x + threadIdx.x
-                            : (block * HELD + h) * blockDim.x + threadIdx.x;
-      const u32 row = args.vectors.divide(item);
-      line[h] = item < u32(args.items) ? i32(DOWN ? row * HELD + h : row) : args.lines;
-      e[h] = i32(item - row * args.vectors.size) * V;
-      place(args, line[h], e[h], at[h]);
-      UNROLL for (int k = 0; k < F::reads; ++k) {
-        x[h][k] = {};
-        if (line[h] >= args.lines) continue;
-        if constexpr (ACCESS == VECTORS) {
-          x[h][k] = load<V>(args.in[k] + at[h].of(k, 0));
-        } else {
-          UNROLL for (int i = 0; i < V; ++i) {
-            if (e[h] + i < args.n) x[h][k].set(i, args.in[k][at[h].of(k, i)]);
-          }
+  static DEVICE void fetch(const Args& args, i32 line, i32 e, const Place& at, Vec<T, V> (&x)[READS]) {
+    UNROLL for (int k = 0; k < READS; ++k) {
+      x[k] = {};
+      if (line >= args.lines) continue;
+      if constexpr (ACCESS == VECTORS) {
+        x[k] = load<V>(args.in[k] + at.of(k, 0));
+      } else {
+        UNROLL for (int i = 0; i < V; ++i) {
+          if (e + i < args.n) x[k].set(i, args.in[k][at.of(k, i)]);
         }
       }
     }
-    Coefficients<A> c[ROWS];
-    UNROLL for (int h = 0; h < HELD; ++h) {
-      if (line[h] >= args.lines) break;
-      if (h < SETS) {
-        UNROLL for (int i = 0; i < ROWS; ++i) {
-          const i32 last = args.n - 1, place = e[h] + i < last ? e[h] + i : last;
-          c[i] = coefficients(args.coefs, line[h] * args.rows + args.plane.divide(u32(place)));
-        }
-      }
-      A y[V];
+  }
+  template <int ROWS>
+  static DEVICE void know(const Args& args, i32 line, i32 e, Coefficients<A> (&c)[ROWS]) {
+    UNROLL for (int i = 0; i < ROWS; ++i) {
+      const i32 last = args.n - 1, place = e + i < last ? e + i : last;
+      c[i] = coefficients(args.coefs, line * args.rows + args.plane.divide(u32(place)));
+    }
+  }
+  template <int ROWS>
+  static DEVICE void finish(
+      const Args& args, i32 e, const Place& at, const Vec<T, V> (&x)[READS],
+      const Coefficients<A> (&c)[ROWS]) {
+    A y[V];
+    UNROLL for (int i = 0; i < V; ++i) {
+      A from[READS];
+      UNROLL for (int k = 0; k < READS; ++k) from[k] = widen(x[k], i);
+      y[i] = F::finish(from, c[SAME ? 0 : i]);
+    }
+    if constexpr (ACCESS == VECTORS) {
+      put<ADD>(args.out[0] + at.of(K - 1, 0), y);
+    } else {
       UNROLL for (int i = 0; i < V; ++i) {
-        A from[F::reads];
-        UNROLL for (int k = 0; k < F::reads; ++k) from[k] = widen(x[h][k], i);
-        y[i] = F::finish(from, c[SAME ? 0 : i]);
+        A one[1] = {y[i]};
+        if (e + i < args.n) put<ADD>(args.out[0] + at.of(K - 1, i), one);
       }
-      if constexpr (ACCESS == VECTORS) {
-        put<ADD>(args.out[0] + at[h].of(K - 1, 0), y);
-      } else {
-        UNROLL for (int i = 0; i < V; ++i) {
-          A one[1] = {y[i]};
-          if (e[h] + i < args.n) put<ADD>(args.out[0] + at[h].of(K - 1, i), one);
+    }
+  }
+
+  static DEVICE void run(const Args& args) {
+    const u32 block = gridDim.x - 1 - blockIdx.x;
+    Vec<T, V> x[HELD][READS];
+    Place at[HELD];
+    Coefficients<A> c[SAME ? 1 : V];
+    if constexpr (DOWN) {
+      const u32 item = block * blockDim.x + threadIdx.x;
+      if (item >= u32(args.items)) return;
+      const u32 row = args.vectors.divide(item);
+      const i32 e = i32(item - row * args.vectors.size) * V, many = args.rounds * HELD;
+      know(args, 0, e, c);
+      const i32 first = i32(row) * many, left = args.lines - first;
+      const i32 end = left < many ? args.lines : first + many;
+      ROLLED for (i32 line = first; line < end; line += HELD) {
+        UNROLL for (int h = 0; h < HELD; ++h) {
+          place(args, line + h, e, at[h]);
+          fetch(args, line + h, e, at[h], x[h]);
         }
+        UNROLL for (int h = 0; h < HELD; ++h) {
+          if (line + h < args.lines) finish(args, e, at[h], x[h], c);
+        }
+      }
+    } else {
+      i32 e[HELD], line[HELD];
+      UNROLL for (int h = 0; h < HELD; ++h) {
+        const u32 item = (block * HELD + h) * blockDim.x + threadIdx.x;
+        const u32 row = args.vectors.divide(item);
+        line[h] = item < u32(args.items) ? i32(row) : args.lines;
+        e[h] = i32(item - row * args.vectors.size) * V;
+        place(args, line[h], e[h], at[h]);
+        fetch(args, line[h], e[h], at[h], x[h]);
+      }
+      UNROLL for (int h = 0; h < HELD; ++h) {
+        if (line[h] >= args.lines) break;
+        know(args, line[h], e[h], c);
+        finish(args, e[h], at[h], x[h], c);
       }
     }
   }

@@ -14,8 +14,18 @@ _HELD = {1: 8, 2: 4}
 _WARP, _MOST, _AGAIN = 32, 1024, 512
 # Blocks that keep all multiprocessors busy, bytes beside each other that a block should read, and
 # that it has to.
-_BLOCKS, _SEGMENT, _SECTOR = 264, 64, 16
+_BLOCKS, _WIDE, _SEGMENT = 264, 128, 64
 _STATE = 2
+
+
+def _lanes(vectors: int, nbytes: int, outer: int, most: int) -> int:
+    """Vectors side by side of a block: no more than there are, and so few that blocks are many."""
+    lanes = min(1 << (vectors - 1).bit_length(), _WARP)
+    while lanes * nbytes > _SEGMENT and (
+        lanes > most or (lanes * nbytes > _WIDE and outer * -(-vectors // lanes) < _BLOCKS)
+    ):
+        lanes //= 2
+    return lanes
 
 
 def plan(call: Call, loads: list[View], outs: list[View], axis: int) -> Steps | None:
@@ -35,14 +45,10 @@ def plan(call: Call, loads: list[View], outs: list[View], axis: int) -> Steps | 
         width = 1
     held, nbytes = _HELD[len(loads)] // (1 + (call.itemsize == 8)), width * call.itemsize
     outer, vectors = prod(shape[:axis]), -(-inner // width)
-    lanes, least = _WARP, max(_SECTOR // nbytes, 1)
-    while lanes > least and (
-        lanes // 2 >= vectors
-        or n > held * (most // lanes)
-        or (lanes * nbytes > _SEGMENT and outer * -(-vectors // lanes) < _BLOCKS)
-    ):
-        lanes //= 2
+    lanes = _lanes(vectors, nbytes, outer, held * most // max(n, 1))
     again = n > held * (most // lanes)
+    if again:
+        lanes = _lanes(vectors, nbytes, outer, _WARP)
     rows = _AGAIN // lanes if again else -(-n // held)
     threads = -(-rows * lanes // _WARP) * _WARP
     tiles = -(-vectors // lanes)

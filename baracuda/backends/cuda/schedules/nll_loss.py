@@ -20,8 +20,8 @@ from baracuda.layouts import Shape
 from baracuda.spec import Refusal
 
 # Flags of cuda_src/nll_loss.cu.
-_WIDE_TARGET, _EACH, _WEIGHTED, _COSTS, _MEAN = 1, 2, 4, 8, 16
-# Sums that the last block adds up; those that every warp does, each of so many rows at least.
+_WIDE_TARGET, _EACH, _WEIGHTED, _COSTS, _MEAN, _COUNTED = 1, 2, 4, 8, 16, 32
+# Sums that one block adds up; those that every warp does, each of so many rows at least.
 _MOST, _PARTS, _RUN = 4096, 64, 4096
 # Vectors of a thread along classes; classes for which it keeps the targets of rows.
 _DEPTH, _CLASSES = {"i32": 4, "i64": 2}, 16
@@ -45,11 +45,15 @@ def _losses(call: Call) -> Steps:
         steps.append(_looked_up(call, dims, places, run, along, flags))
     if each:
         return Steps(tuple(steps))
-    packer = Packer(True).pointers(2).add("i", many).add("I", _MEAN * (reduction == "mean"))
-    arguments = packer.done()
-    entry = call.entry(f"NllTotal<{call.type}>", len(arguments), "total", threads=1024)
-    last = Step(entry, (1, 1), arguments, [sums, (out.slot, 0)])
+    last = _total(call, call.type, many, _MEAN * (reduction == "mean"), [sums, (out.slot, 0)])
     return Steps((*steps, last), (((max(many, 1), 2), call.accumulate_dtype),))
+
+
+def _total(call: Call, kind: str, many: int, flags: int, places: list[Place]) -> Step:
+    """Adds up what `many` blocks left."""
+    arguments = Packer(True).pointers(2).add("i", many).add("I", flags).done()
+    entry = call.entry(f"NllTotal<{kind}>", len(arguments), "total", threads=1024)
+    return Step(entry, (1, 1), arguments, places)
 
 
 def _gradient(call: Call) -> Steps:
@@ -69,10 +73,12 @@ def _gradient(call: Call) -> Steps:
     vectors = inner.extent // width if across else n // width
     runs = -(-n // _CLASSES) if across else 1
     items = rows // inner.extent * runs * vectors if across else rows * vectors
-    run = max(_RUN, -(-rows // _PARTS))
-    parts = -(-rows // run) if options["reduction"] == "mean" else 0
+    run = max(_RUN, -(-rows // _MOST))
+    counted = -(-rows // run) if options["reduction"] == "mean" else 0
+    # More than a warp should add up are added up before.
+    parts = counted if counted <= _PARTS else 1
 
-    sums = (call.workspace(), 0) if parts else (dx.slot, 0)
+    sums = (call.workspace(1 if parts < counted else 0), 0) if counted else (dx.slot, 0)
     packer = Packer(wide(n * rows, items, reach(dims) + n * abs(step)))
     _targets(call, packer, 0, call.listener)
     packer.add("i", parts, _CLASSES).indices(items, step, *inner.strides[:2])
@@ -84,11 +90,15 @@ def _gradient(call: Call) -> Steps:
     grid = blocks(items, 1 if across else _DEPTH[integer]), 1
     places = [(dloss.slot, 0), (dx.slot, 0), sums]
     last = Step(entry, grid, arguments, _front(call, places))
-    if not parts:
+    if not counted:
         return Steps((last,))
-    bare = _dims(target, None, None)
-    counted = _looked_up(call, bare, places, run, 0, 0)
-    return Steps((counted, last), (((parts, 2), call.accumulate_dtype),))
+    kind, left = call.accumulate_dtype, (call.workspace(), 0)
+    steps = [_looked_up(call, _dims(target, None, None), [*places[:2], left], run, 0, 0)]
+    workspaces: list[tuple[Shape, str]] = [((counted, 2), kind)]
+    if parts < counted:
+        steps.append(_total(call, call.accumulate, counted, _COUNTED, [left, sums]))
+        workspaces.append(((2,), kind))
+    return Steps((*steps, last), tuple(workspaces))
 
 
 def _but(strides: Shape, axis: int) -> Shape:

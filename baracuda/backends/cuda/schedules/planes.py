@@ -27,6 +27,8 @@ _WARP, _MOST = 32, 1024
 _SHARED, _LONGEST = 1 << 16, 64
 # Bytes of a plane up to which columns are read, and lines from which on.
 _NARROW, _FEW = 1024, 16
+# Times that a thread uses what it knows of its columns, at most.
+_ROUNDS = 16
 # Parts that a thread joins.
 _JOINED = 4
 _WEIGHT, _BIAS, _PULLS = 1, 2, 4
@@ -312,10 +314,11 @@ def _map(call: Call, of: Sets) -> Step:
     held = _held(call, lie)
     vectors, same = -(-of.c * of.s // width), of.s % width == 0
     down = not (of.groups or same) and lie.access == "VECTORS"
-    items = vectors * (-(-of.n // held) if down else of.n)
+    rounds = max(min(of.n * vectors // (held * _SHARED), _ROUNDS), 1) if down else 0
+    items = vectors * (-(-of.n // (held * rounds)) if down else of.n)
     _counted(items)
     packer = Packer(True).pointers(arrays + 1).add("q", of.c if of.groups else 0)
-    packer.add("i", of.c * of.s, of.n, items, 0).extents(vectors, of.s, code="I")
+    packer.add("i", of.c * of.s, of.n, items, rounds).extents(vectors, of.s, code="I")
     arguments = packer.walk(lie.lines, arrays).walk(lie.inside, arrays).done()
     schedule = (
         f"MapPlanes<{call.functor}<{call.accumulate}>, {call.type}, {held}, {lie.access}, "
