@@ -156,11 +156,12 @@ class Torch(Library):
         plain = type(a) in _PLAIN_TYPES and transforms() is None and not a.requires_grad
         if not plain:
             return super().add_product(total, a, b)
-        if a.is_cuda and a.itemsize == 2:
-            product = torch.mm(a, b, out_dtype=torch.float32)
-        else:
+        if not (a.is_cuda and a.itemsize == 2):
             product = self._widely(a, b)
-        return product if total is None else total.add_(product)
+            return product if total is None else total.add_(product)
+        if total is None:
+            return torch.mm(a, b, out_dtype=torch.float32)
+        return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         zeros = torch.zeros(shape, dtype=values.dtype, device=values.device)

@@ -12,17 +12,17 @@ from baracuda.spec import Refusal
 # registers half as many, by half the threads.
 _HELD = {1: 8, 2: 4}
 _WARP, _MOST, _AGAIN = 32, 1024, 512
-# Blocks that keep all multiprocessors busy, bytes beside each other that a block should read, and
-# that it has to.
-_BLOCKS, _WIDE, _SEGMENT = 264, 128, 64
+# Blocks that keep all multiprocessors busy, columns of a block, and bytes beside each other that it
+# has to read: of 64 memory is read twice in less time.
+_BLOCKS, _WIDE, _SEGMENT = 264, 64, 128
 _STATE = 2
 
 
-def _lanes(vectors: int, nbytes: int, outer: int, most: int) -> int:
+def _lanes(vectors: int, width: int, nbytes: int, outer: int, most: int) -> int:
     """Vectors side by side of a block: no more than there are, and so few that blocks are many."""
     lanes = min(1 << (vectors - 1).bit_length(), _WARP)
     while lanes * nbytes > _SEGMENT and (
-        lanes > most or (lanes * nbytes > _WIDE and outer * -(-vectors // lanes) < _BLOCKS)
+        lanes > most or (lanes * width > _WIDE and outer * -(-vectors // lanes) < _BLOCKS)
     ):
         lanes //= 2
     return lanes
@@ -45,10 +45,10 @@ def plan(call: Call, loads: list[View], outs: list[View], axis: int) -> Steps | 
         width = 1
     held, nbytes = _HELD[len(loads)] // (1 + (call.itemsize == 8)), width * call.itemsize
     outer, vectors = prod(shape[:axis]), -(-inner // width)
-    lanes = _lanes(vectors, nbytes, outer, held * most // max(n, 1))
+    lanes = _lanes(vectors, width, nbytes, outer, held * most // max(n, 1))
     again = n > held * (most // lanes)
     if again:
-        lanes = _lanes(vectors, nbytes, outer, _WARP)
+        lanes = _lanes(vectors, width, nbytes, outer, _WARP)
     rows = _AGAIN // lanes if again else -(-n // held)
     threads = -(-rows * lanes // _WARP) * _WARP
     tiles = -(-vectors // lanes)

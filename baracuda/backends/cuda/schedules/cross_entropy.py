@@ -18,6 +18,8 @@ from baracuda.spec import Refusal
 # Vectors of a row that a thread holds, and threads of the largest block, by the bytes of an
 # element: the formulas take twice the registers in float64.
 _HELD, _MOST = {8: 2}, {8: 512}
+# Blocks that a multiprocessor should have at once.
+_TOGETHER = (4, 2)
 # Blocks that count targets, and how many each has to have for another one.
 _COUNTERS, _RUN = 64, 4096
 # Run-time values of the kernel, the first of which an op has.
@@ -121,15 +123,29 @@ def _way(call: Call, strides: list[Shape]) -> Way:
     # Two rows are held where a target is one too; single elements take more registers.
     held = _HELD.get(call.itemsize, 4) // (1 + (soft or (call.itemsize == 2 and not wide)))
     most = _MOST.get(call.itemsize, rows._MOST) if wide else rows._SINGLE
-    how = rows.shares(n, width, held, most)
+    keeps = any(x.name == "dlogits" for x in problem.outputs)
+    how = rows.shares(n, width, held, _threads(call, n, held, most, keeps) if wide else most)
     if dims and abs(dims[0].strides[0]) < abs(steps[0]):
         # Rows side by side: threads side by side have one each.
         how = rows.Shares("ALONE", 1, THREADS, held)
     kept = 0
-    if how.way == "LONG":
+    if how.way == "LONG" and keeps:
         room = (call.facts.shared_per_block - _FIXED) // (how.threads * WIDEST)
         kept = max(min(room, -(-n // (how.threads * width)) - held), 0)
     return Way(how, wide, most, kept, dims, steps)
+
+
+def _threads(call: Call, n: int, held: int, most: int, keeps: bool) -> int:
+    """So few that one block loads while others compute, where all of them have room for a row."""
+    width = WIDEST // call.itemsize
+    if n <= width * held * most // 2:
+        return most
+    for blocks in _TOGETHER:
+        threads = most // blocks
+        kept = max(-(-n // (threads * width)) - held, 0) if keeps else 0
+        if kept * threads * WIDEST + _FIXED <= call.facts.shared_per_block // blocks:
+            return threads
+    return most
 
 
 def _rows(
@@ -138,9 +154,7 @@ def _rows(
     problem, how = call.problem, over.how
     options, count = problem.options, _count(call)
     n = call.view("logits").shape[options["axis"]]
-    ahead = 0
-    if how.way == "BLOCK" and how.threads >= rows._LARGE:
-        ahead = rows._PROCESSORS * (rows._MOST // how.threads)
+    ahead = rows._PROCESSORS * (how.way == "BLOCK" and how.threads == rows._MOST)
     scalars = len(problem.spec.scalars)
     packer = Packer(True).pointers(len(front)).add("d", *[0.0] * _SCALARS)
     ignored = options.get("ignore_index", 0)

@@ -23,8 +23,8 @@ from baracuda.spec import Refusal
 _WIDE_TARGET, _EACH, _WEIGHTED, _COSTS, _MEAN, _COUNTED = 1, 2, 4, 8, 16, 32
 # Sums that one block adds up; those that every warp does, each of so many rows at least.
 _MOST, _PARTS, _RUN = 4096, 64, 4096
-# Vectors of a thread along classes; classes for which it keeps the targets of rows.
-_DEPTH, _CLASSES = {"i32": 4, "i64": 2}, 16
+# Vectors of a thread along classes; bytes of each row for which it keeps the targets.
+_DEPTH, _KEPT = {"i32": 4, "i64": 2}, 32
 
 
 def plan(call: Call) -> Steps:
@@ -71,7 +71,8 @@ def _gradient(call: Call) -> Steps:
     width = divisor([inner.extent if across else n, step * across, *strides], most)
     width = width if across or step == 1 else 1
     vectors = inner.extent // width if across else n // width
-    runs = -(-n // _CLASSES) if across else 1
+    classes = _KEPT // call.itemsize
+    runs = -(-n // classes) if across else 1
     items = rows // inner.extent * runs * vectors if across else rows * vectors
     run = max(_RUN, -(-rows // _MOST))
     counted = -(-rows // run) if options["reduction"] == "mean" else 0
@@ -81,7 +82,7 @@ def _gradient(call: Call) -> Steps:
     sums = (call.workspace(1 if parts < counted else 0), 0) if counted else (dx.slot, 0)
     packer = Packer(wide(n * rows, items, reach(dims) + n * abs(step)))
     _targets(call, packer, 0, call.listener)
-    packer.add("i", parts, _CLASSES).indices(items, step, *inner.strides[:2])
+    packer.add("i", parts, classes).indices(items, step, *inner.strides[:2])
     packer.extents(vectors, runs).walk(dims, 3)
     arguments, integer = packer.done(), packer.type
     schedule = f"NllLossBackward<{call.type}, {width}, {flag(across)}, {integer}, {flag(call.add)}>"

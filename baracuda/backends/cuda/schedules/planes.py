@@ -24,7 +24,7 @@ from baracuda.spec import Refusal
 _HELD, _ROWS = 4, {1: 8, 2: 4}
 _WARP, _MOST = 32, 1024
 # Threads that columns should be shared by, and rows that each takes at most.
-_SHARED, _LONGEST = 1 << 16, 64
+_SHARED, _LONGEST = 1 << 16, 128
 # Bytes of a plane up to which columns are read, and lines from which on.
 _NARROW, _FEW = 1024, 16
 # Times that a thread uses what it knows of its columns, at most.

@@ -26,8 +26,8 @@ _WARP, _MOST = 32, 1024
 # registers, and a mask, leave room for half.
 _HELD = {1: 4, 2: 4, 3: 2}
 _LESS_HELD = {1: 2, 2: 2, 3: 1}
-# Blocks that leave sums are as many as the larger devices hold at once, but so few that the sums
-# have a sixteenth of the bytes of rows. Threads, and bytes of shared memory, of a multiprocessor.
+# Blocks that leave sums are as many as the larger devices hold at once, but so few that each sum
+# has a sixteenth of the bytes of rows. Threads, and bytes of shared memory, of a multiprocessor.
 _PROCESSORS, _RESIDENT, _ROOM, _PART = 132, 768, 227 << 10, 16
 # Threads from which a block is about all that a multiprocessor has, so that it asks ahead; those
 # beyond which there are no registers for single elements, or for sums of the longest rows.
@@ -179,14 +179,12 @@ def plan(call: Call) -> Steps:
         how = shares(n, width, held, min(most, _SINGLE))
     if how.way == "BLOCK" and lie.access != "VECTORS":
         how = how._replace(way="LONG")
-    blocks, shared, ahead = -(-rows // how.groups), how.threads * room, 0
+    blocks, shared = -(-rows // how.groups), how.threads * room
     if of.sums:
-        few = rows * (len(of.loads) + 1) * call.itemsize // (_PART * len(of.sums) * size)
+        few = rows * (len(of.loads) + 1) * call.itemsize // (_PART * size)
         resident = min(_RESIDENT // how.threads, _ROOM // (shared + _JOINS), few // _PROCESSORS)
-        blocks = ahead = min(blocks, _PROCESSORS * max(resident, 1))
-    elif how.threads >= _LARGE:
-        ahead = _PROCESSORS * (_MOST // how.threads)
-    ahead = ahead if how.threads >= _LARGE else 0
+        blocks = min(blocks, _PROCESSORS * max(resident, 1))
+    ahead = _ahead(of, how, blocks)
     if of.added:
         blocks = -(-blocks // max(-(-blocks // reduce._MOST), 1))
     steps = []
@@ -202,6 +200,14 @@ def plan(call: Call) -> Steps:
     steps.append(sum_rows(call, of.sums, n, blocks, call.workspace()))
     workspace = (max(blocks, 1), len(of.sums), n), call.accumulate_dtype
     return Steps(tuple(steps), (workspace,))
+
+
+def _ahead(of: Operands, how: Shares, blocks: int) -> int:
+    """How many rows later is one that the L2 is asked for: of more bytes it keeps too few."""
+    if of.sums:
+        asks = how.threads >= _LARGE and (len(of.sums) > 1 or how.threads < _MOST)
+        return blocks if asks else 0
+    return _PROCESSORS * (how.threads == _MOST and len(of.loads) == 1)
 
 
 class Planes(NamedTuple):
@@ -237,7 +243,7 @@ def whole(call: Call, of: Operands, planes: Planes) -> Step | None:
         return None
     if how.way == "BLOCK" and lie.access != "VECTORS":
         how = how._replace(way="LONG")
-    ahead = _PROCESSORS * (_MOST // how.threads) if how.threads >= _LARGE else 0
+    ahead = _ahead(of._replace(sums=[]), how, 0)
     room = how.threads * held * len(of.sums) * named(call.accumulate_dtype).itemsize
     step = _rows(call, of, _kind(call, of), how, lie, -(-rows // how.groups), ahead, planes)
     return step._replace(shared=room)
