@@ -26,6 +26,8 @@ transforms = torch._C._functorch.peek_interpreter_stack
 TensorGuards = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+# Elements of a product that are computed at a time.
+_PART = 1 << 26
 
 
 class Torch(Library):
@@ -161,7 +163,11 @@ class Torch(Library):
             return product if total is None else total.add_(product)
         if total is None:
             return torch.mm(a, b, out_dtype=torch.float32)
-        return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+        # In parts, since each takes memory of its own beside the total.
+        few = max(_PART // max(total.shape[1], 1), 1)
+        for x, y in zip(total.split(few), a.split(few), strict=True):
+            torch.addmm(x, y, b, out_dtype=torch.float32, out=x)
+        return total
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         zeros = torch.zeros(shape, dtype=values.dtype, device=values.device)

@@ -314,7 +314,9 @@ def _map(call: Call, of: Sets) -> Step:
     held = _held(call, lie)
     vectors, same = -(-of.c * of.s // width), of.s % width == 0
     down = not (of.groups or same) and lie.access == "VECTORS"
-    rounds = max(min(of.n * vectors // (held * _SHARED), _ROUNDS), 1) if down else 0
+    # What is known of a vector of 16 bits has twice the bytes of what a thread holds.
+    most = _ROUNDS if call.itemsize == 2 else 1
+    rounds = max(min(of.n * vectors // (held * _SHARED), most), 1)
     items = vectors * (-(-of.n // (held * rounds)) if down else of.n)
     _counted(items)
     packer = Packer(True).pointers(arrays + 1).add("q", of.c if of.groups else 0)
