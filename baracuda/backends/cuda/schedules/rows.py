@@ -204,10 +204,11 @@ def plan(call: Call) -> Steps:
 
 def _ahead(of: Operands, how: Shares, blocks: int) -> int:
     """How many rows later is one that the L2 is asked for: of more bytes it keeps too few."""
+    if how.threads < _LARGE:
+        return 0
     if of.sums:
-        asks = how.threads >= _LARGE and (len(of.sums) > 1 or how.threads < _MOST)
-        return blocks if asks else 0
-    return _PROCESSORS * (how.threads == _MOST and len(of.loads) == 1)
+        return blocks if len(of.sums) > 1 or how.threads < _MOST else 0
+    return _PROCESSORS * (_MOST // how.threads) if len(of.loads) == 1 else 0
 
 
 class Planes(NamedTuple):
