@@ -358,11 +358,6 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]]]], na
     return "\n".join([*out, "</svg>\n"])
 
 
-def _best(row: Mapping[str, Any]) -> tuple[float, str]:
-    """The fastest peer of a row."""
-    return min((seconds, name) for name, seconds in row["peers"].items())
-
-
 def _shown(seconds: float) -> str:
     return f"{seconds * 1e3:.3f}" if seconds < 0.01 else f"{seconds * 1e3:.2f}"
 
@@ -370,17 +365,19 @@ def _shown(seconds: float) -> str:
 def performance(record: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, str]:
     """The page of the figures, and pictures of them."""
     pictures, figures, ceiling = {}, [], record["ceiling"]
-    by_dtype: dict[str, list[tuple[str, list[tuple[float, str]]]]] = {}
+    families: dict[str, list[tuple[str, list[tuple[float, str]]]]] = {}
     for row in record["rows"]:
-        (seconds, other), ours, share = _best(row), row["ours"], row["share"]
+        seconds, other = min((seconds, name) for name, seconds in row["peers"].items())
+        ours, share = row["ours"], row["share"]
         its = row["ideal_bytes"] / seconds / ceiling
-        name, both = f"{row['op']} {row['label']}", [(share, f"{share:.2f}")]
-        by_dtype.setdefault(row["dtype"], []).append((name, [*both, (its, f"{its:#.2g} {other}")]))
+        family, short = registry[row["op"]].spec.category, named(row["dtype"]).short
+        both = [(share, f"{share:.2f}"), (its, f"{its:#.2g} {other}")]
+        families.setdefault(family, []).append((f"{row['op']} {row['label']} {short}", both))
         found = [_shown(ours), f"{share:.3f}", other, _shown(seconds), f"{seconds / ours:.2f}x"]
-        figures.append([_link(row["op"], "ops/"), row["label"], named(row["dtype"]).short, *found])
-    for dtype, rows in by_dtype.items():
-        title = f"{dtype}: ideal bytes over time, as a share of the copy ceiling"
-        pictures[f"_static/share-{dtype}.svg"] = bars(title, rows, ("baracuda", "best peer"), 1.0)
+        figures.append([_link(row["op"], "ops/"), row["label"], short, *found])
+    for family, rows in families.items():
+        title = f"{family}: share of the copy ceiling"
+        pictures[f"_static/share-{family}.svg"] = bars(title, rows, ("baracuda", "best peer"), 1.0)
     steps = [(v["name"], [(v["seconds"], f"{v['seconds'] * 1e3:.2f} ms, {v['peak']:.1f} GiB")])
              for v in block["block"]["variants"] if not v["missing"]]  # fmt: skip
     pictures["_static/block.svg"] = bars("A training step of a Llama-style block", steps, ("time",))
