@@ -41,7 +41,7 @@ struct Entropy {
     const i32* counts; // how many rows count, in parts; for means
     f64 label_smoothing, z_loss, softcap;
     Report* listener;
-    i64 classes, ignored, rows, ahead;
+    i64 classes, ignored, rows;
     i64 step[3];       // of logits, dlogits and, where SOFT, target
     i32 n, log_lanes, kept, parts;
     u32 ticket, flags;
@@ -200,18 +200,6 @@ struct Entropy {
       if (!SOFT && row.rank == 0) s.at[3] = capped(row, widen(row.x[target * args.step[0]]));
       const A first = !SOFT && row.smooth ? capped(row, widen(row.x[0])) : A(0);
       if (first - first == 0) row.from = first;
-    }
-    if constexpr (WAY == BLOCK && WIDE) {
-      // While this row is computed, so that few blocks keep the memory busy.
-      if (args.ahead && number + args.ahead < args.rows) {
-        i64 next[4];
-        args.walk.template offsets<1>(number + args.ahead, next);
-        UNROLL for (int h = 0; h < HELD; ++h) {
-          if (element(row, h) >= args.n) continue;
-          prefetch<V>(args.logits + next[0] + element(row, h));
-          if (SOFT) prefetch<V>(row.t - at[1] + next[1] + element(row, h));
-        }
-      }
     }
     UNROLL for (int h = 0; h < HELD; ++h) {
       if (element(row, h) < row.end) take(row, element(row, h), held[h], soft[h], s);

@@ -154,11 +154,10 @@ def _rows(
     problem, how = call.problem, over.how
     options, count = problem.options, _count(call)
     n = call.view("logits").shape[options["axis"]]
-    ahead = rows._PROCESSORS * (how.way == "BLOCK" and how.threads == rows._MOST)
     scalars = len(problem.spec.scalars)
     packer = Packer(True).pointers(len(front)).add("d", *[0.0] * _SCALARS)
     ignored = options.get("ignore_index", 0)
-    packer.add("Q", call.listener).add("q", n, ignored, count, ahead, *over.steps)
+    packer.add("Q", call.listener).add("q", n, ignored, count, *over.steps)
     packer.add("i", n, how.lanes.bit_length() - 1, over.kept, parts)
     flags = _WIDE_TARGET * (problem.index_dtype == "int64")
     flags |= _REDUCED * (options["reduction"] != "none")
