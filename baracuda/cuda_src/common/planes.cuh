@@ -339,7 +339,8 @@ template <class F, class T, int GIVEN, bool ACROSS, bool MOMENTS, bool ADD> stru
 };
 
 // The elements of n lines of c planes. A thread has HELD vectors beside each other or, where the
-// coefficients are those of all lines, some rounds of as many below each other (DOWN). SAME: a vector is within a plane.
+// coefficients are those of all lines, some rounds of as many below each other (DOWN). SAME: a
+// vector is within a plane.
 // Blocks go backwards: what was read last before is in the L2 still.
 template <class F, class T, int HELD, Access ACCESS, bool SAME, bool DOWN, bool ADD>
 struct MapPlanes {
