@@ -286,6 +286,7 @@ th[aria-sort=ascending] button::after { content: "\\2191"; opacity: 1; }
 th[aria-sort=descending] button::after { content: "\\2193"; opacity: 1; }
 td { padding: .3rem .7rem; border-top: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { position: sticky; left: 0; background: var(--back); }
+td:first-child { min-width: min(15rem, 36vw); white-space: normal; overflow-wrap: anywhere; }
 th:first-child { background: var(--head); z-index: 1; }
 td.n { font-variant-numeric: tabular-nums; }
 .n { text-align: right; }
