@@ -18,7 +18,7 @@ template <class F, class T, int HELD, int WIDTH, bool AGAIN, bool ADD> struct Co
   using Known = typename F::Known;
   static constexpr int IN = F::inputs, OUT = F::outputs, K = IN + OUT;
   static constexpr int RESIDENT = 1;
-  static_assert(F::stages == 1 && F::loads == IN && F::columns == 0 && F::sums == 0, "see above");
+  static_assert(F::stages == ONCE && F::loads == IN && !F::columns && !F::sums, "see above");
 
   struct Args : Operands<T, IN, OUT>, F {
     i64 step[K];  // along the axis
@@ -125,7 +125,7 @@ template <class F, class T, int HELD, int WIDTH, bool AGAIN, bool ADD> struct Co
       const State s = join_lanes(own, 32, join);
       if (part == 0) {
         Known k{};
-        f.template settle<0>(s, A(args.n), k);
+        f.template settle<0>(s, A(1) / A(args.n), k);
         known[c] = k;
       }
     }

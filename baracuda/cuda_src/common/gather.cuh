@@ -69,35 +69,46 @@ struct GatherTiles {
   static constexpr int RESIDENT = D == ACROSS ? 1 : 2;
 
   using Args = TileArgs<T, P, const T, I>;
+  using At = Tile<D, Args, I>;
 
-  static DEVICE void run(const Args& args) {
-    extern __shared__ __align__(16) T cells[];
-    const Tile<D, Args, I> tile(args);
-    // What is asked for out of range is found behind the bins of a lane: 0.
-    for (u32 i = threadIdx.x; i < args.room; i += blockDim.x) cells[i] = T{};
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < tile.held(); i += blockDim.x) {
-      I offset;
-      u32 bin;
-      if (!tile.template whole<VO>(i, offset, bin)) continue;
-      const Vec<T, VO> part = load<VO>(args.bins + offset);
-      UNROLL for (int v = 0; v < VO; ++v) cells[bin + v] = part.get(v);
-    }
-    __syncthreads();
-    u32 highest = 0;
-    ROLLED for (u32 i = threadIdx.x; i < tile.end; i += DEPTH * blockDim.x) {
-      Vec<P, V> index[DEPTH];
-      typename Tile<D, Args, I>::Place place[DEPTH];
+  struct Asked {
+    Vec<P, V> index[DEPTH];
+    typename At::Place place[DEPTH];
+
+    DEVICE void fetch(const At& tile, u32 i) {
       UNROLL for (int d = 0; d < DEPTH; ++d) {
         place[d] = tile.template element<V>(i + d * blockDim.x);
         tile.template indices<V, XI>(place[d], index[d]);
       }
+    }
+  };
+
+  static DEVICE void run(const Args& args) {
+    extern __shared__ __align__(16) T cells[];
+    const At tile(args);
+    Asked asked;
+    // The first indices come while the bins do.
+    asked.fetch(tile, threadIdx.x);
+    // What is asked for out of range is found behind the bins of a lane: 0.
+    for (u32 lane = threadIdx.x; lane < args.lanes; lane += blockDim.x) {
+      cells[tile.behind(lane)] = T{};
+    }
+    ROLLED for (u32 i = threadIdx.x; i < tile.held(); i += blockDim.x) {
+      I offset;
+      u32 bin;
+      if (tile.template whole<VO>(i, offset, bin)) copy<VO>(cells + bin, args.bins + offset);
+    }
+    copied();
+    __syncthreads();
+    u32 highest = 0;
+    ROLLED for (u32 i = threadIdx.x; i < tile.end; i += DEPTH * blockDim.x) {
+      if (i >= DEPTH * blockDim.x) asked.fetch(tile, i);
       UNROLL for (int d = 0; d < DEPTH; ++d) {
         u32 bin[V];
-        tile.bins_of(index[d], place[d].lane, highest, bin);
+        tile.bins_of(asked.index[d], asked.place[d].lane, highest, bin);
         Vec<T, V> out;
         UNROLL for (int v = 0; v < V; ++v) out.set(v, cells[bin[v]]);
-        if (place[d].there) store<V>(args.values + place[d].values, out);
+        if (asked.place[d].there) store<V>(args.values + asked.place[d].values, out);
       }
     }
     if (highest >= args.extent) look<D, V, I>(args);

@@ -27,7 +27,7 @@ template <class X, class P, class B, class I> struct TileArgs {
   I length, count;              // elements of a lane; lanes in all (ACROSS: of an outer item)
   I steps[3], beside;           // ACROSS: strides along the axis; index: from lane to lane
   Extent<typename Unsigned<I>::type> groups;  // ACROSS: tiles per outer item
-  typename Unsigned<I>::type pad;
+  typename Unsigned<I>::type pitch;           // ACROSS: from one line of bins to the next, on chip
   Walk<0, 3, I> walk;  // rows, or outer items
 };
 
@@ -70,7 +70,7 @@ template <Direction D, class Args, class I> struct Tile {
 
   // As many bins of a lane as fit into `room`; the tile with those from `begin` on.
   DEVICE u32 most(u32 room) const {
-    const u32 each = D == ACROSS ? room / pitch() : room / (D == ALONE ? 1 : lanes);
+    const u32 each = D == ACROSS ? room / u32(args.pitch) : room / (D == ALONE ? 1 : lanes);
     return D == ACROSS ? each - 1 : each / 4 * 4 - 4;
   }
   DEVICE Tile part_of(u32 begin, u32 size) const {
@@ -80,9 +80,6 @@ template <Direction D, class Args, class I> struct Tile {
     part.slice = size;
     return part;
   }
-
-  // From one line of bins to the next, ACROSS: odd, so that lines meet all banks.
-  DEVICE u32 pitch() const { return args.lanes | 1; }
 
   // Where the i-th vector of elements is. One that is not there is at the place of another.
   struct Place {
@@ -132,7 +129,7 @@ template <Direction D, class Args, class I> struct Tile {
     }
     const u32 line = args.whole.divide(i), at = (i - line * args.whole.size) * V;
     if constexpr (D == ACROSS) {
-      bin = line * pitch() + at;
+      bin = line * u32(args.pitch) + at;
       offset = base[2] + I(low + line) * args.steps[2] + I(at);
       return at < lanes;
     } else {
@@ -152,6 +149,12 @@ template <Direction D, class Args, class I> struct Tile {
     }
   }
 
+  // Where the bin behind the last of a lane is.
+  DEVICE u32 behind(u32 lane) const {
+    if constexpr (D == ACROSS) return bins * u32(args.pitch) + lane;
+    return D == ALONG ? lane * (slice + 4) + bins : bins;
+  }
+
   // The bins that a vector of indices means, the one behind the last of a lane for what has none
   // here. `highest` becomes the largest index.
   template <int V, class P>
@@ -160,7 +163,7 @@ template <Direction D, class Args, class I> struct Tile {
       const u32 i = narrowed(index.get(v)), local = i - low;
       highest = highest > i ? highest : i;
       bin[v] = local < bins ? local : bins;
-      if constexpr (D == ACROSS) bin[v] = bin[v] * pitch() + lane + v;
+      if constexpr (D == ACROSS) bin[v] = bin[v] * u32(args.pitch) + lane + v;
       if constexpr (D == ALONG) bin[v] += lane * (slice + 4);
     }
   }

@@ -94,6 +94,19 @@ template <int N, class T> DEVICE void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
+// N elements, from memory to where they are kept on chip; there once `copied` has been called, and a
+// barrier by whoever else reads them.
+template <int N, class T> DEVICE void copy(T* to, const T* from) {
+  constexpr int BYTES = int(sizeof(T)) * N;
+  if constexpr (BYTES < 4) {
+    store<N>(to, load<N>(from));
+  } else {
+    const u32 at = u32(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(BYTES));
+  }
+}
+DEVICE void copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Asks the L2 for the sector of an element.
 template <class T> DEVICE void prefetch(const T* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));

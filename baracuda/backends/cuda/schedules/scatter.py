@@ -183,7 +183,7 @@ def _tiles(call: Call) -> Steps | None:
         return None
     arguments = tiled.packer.add("I", _bits(call, lanes.length) or 0, 0).done()
     kind = named(call.problem.index_dtype or "").short
-    way = "ACROSS" if lanes.across else "ALONG" if tiling.lanes > 1 else "ALONE"
+    way = tiling.way(lanes)
     depth = min(_DEPTH.get((way, call.itemsize), 4), _HELD // tiled.values)
     depth = max(depth, _SAMPLE // tiled.values)
     schedule = (

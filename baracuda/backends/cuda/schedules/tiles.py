@@ -79,21 +79,35 @@ def lanes_of(axis: int, values: View, index: View, bins: View) -> Lanes | None:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How lanes are cut: lanes per tile, bins per slice."""
+    """How lanes are cut: lanes per tile, bins per slice.
+
+    Lines of bins are `aligned` on chip, so that they can be written in vectors, or have an odd
+    pitch, so that they meet all banks.
+    """
 
     lanes: int
     slice: int
+    aligned: bool = False
+
+    @property
+    def pitch(self) -> int:
+        """From one line of bins to the next, ACROSS."""
+        return self.lanes if self.aligned else self.lanes | 1
+
+    def way(self, lanes: Lanes) -> str:
+        """The direction, as the kernels call it."""
+        return "ACROSS" if lanes.across else "ALONG" if self.lanes > 1 else "ALONE"
 
     def groups(self, lanes: Lanes) -> int:
         """Tiles side by side."""
         return -(-lanes.count // self.lanes)
 
     def room(self, lanes: Lanes) -> int:
-        """Bins of a tile in shared memory, with those for what belongs nowhere: a line of them, of
-        an odd pitch, ACROSS, else some behind each row."""
+        """Bins of a tile in shared memory, with those for what belongs nowhere: a line of them
+        ACROSS, else some behind each row."""
         # At least so much that some bins fit at scales of their own.
         if lanes.across:
-            return (max(self.slice + 1, 6) * (self.lanes | 1) // 4 + 1) * 4
+            return (max(self.slice + 1, 6) * self.pitch // 4 + 1) * 4
         return self.lanes * max(-(-self.slice // 4) * 4 + 4, 16)
 
 
@@ -124,8 +138,9 @@ def packed(call: Call, lanes: Lanes, tiling: Tiling) -> Tiled:
     indices = divisor(numbers[1], min(values, call.elements(kind)))
     if lanes.across and lanes.beside != 1:
         indices = 1
-    # Four bins at a time meet all banks.
-    bins = divisor(numbers[2], min(call.elements(), 4))
+    # Four bins at a time meet all banks; rows on chip are aligned to as many.
+    aligned = tiling.aligned and tiling.way(lanes) != "ALONG"
+    bins = divisor(numbers[2], call.elements() if aligned else min(call.elements(), 4))
     line = tiling.lanes if lanes.across else lanes.length
     held = tiling.lanes if lanes.across else tiling.slice
     slices = -(-lanes.extent // tiling.slice)
@@ -136,6 +151,6 @@ def packed(call: Call, lanes: Lanes, tiling: Tiling) -> Tiled:
     packer.add("I", call.ticket, tiling.lanes, tiling.slice, room)
     packer.extents(line // values, -(-held // bins), code="I")
     packer.indices(lanes.length, lanes.count, *lanes.steps, lanes.beside)
-    packer.extents(groups).add(packer.unsigned, 0).walk(lanes.outer, 3)
+    packer.extents(groups).add(packer.unsigned, tiling.pitch).walk(lanes.outer, 3)
     grid = (groups * lanes.tiles_outside, slices)
     return Tiled(packer, values, indices, bins, grid, room)
