@@ -122,8 +122,9 @@ INDEXING = (
     Case({"b": (HUGE,), "n": 64, "c": (), "i": (HUGE,), "k": HUGE, "j": ()}, axis=1),
     Case({"b": (), "n": HUGE, "c": (HUGE,), "i": (), "k": HUGE, "j": (HUGE,)}, axis=0),
 )
-# Rows for some lanes, a warp, a block, and more than a block; rows of too many for 32 bits.
-NORM = tuple(Case({"b": (3, 5), "n": n}) for n in (20, 4096, 1 << 18))
+# Rows for some lanes, for a block near, for one that is left over, for one far, and for more than
+# a block.
+NORM = tuple(Case({"b": (3, 5), "n": n}) for n in (20, 4096, 5000, 8192, 16384, 1 << 18))
 # Sets for lanes, a block and more, of odd and of even length; columns; more bytes than 32 bits
 # count.
 CHANNEL_NORM = tuple(

@@ -24,7 +24,7 @@ from baracuda import check
 from baracuda.backends import cuda
 from baracuda.backends.cuda import BACKEND, compiler, geometry, unavailable
 from baracuda.backends.cuda.schedules import plan
-from baracuda.backends.cuda.steps import Call, DeviceFacts
+from baracuda.backends.cuda.steps import Call, DeviceFacts, strides_of
 from baracuda.dispatch import DEFAULT
 from baracuda.layouts import Shape
 from baracuda.op import registry
@@ -258,6 +258,16 @@ def test_an_index_of_any_length_is_inverted_where_a_block_has_room() -> None:
         call = Call(problem, DeviceFacts(0, "sm_90", 132, room), ((64, 1),))
         steps = plan(call)
         assert steps.variant == variant
+        assert all(step.shared <= room for step in steps.kernels)
+
+
+@pytest.mark.parametrize("n", [4096, 5000, 8192, 16384, 1 << 17])
+def test_sums_of_rows_ask_for_no_more_than_a_block_has(n: int) -> None:
+    x, weight = np.broadcast_to(np.zeros(1, np.float32), (64, n)).copy(), np.zeros(n, np.float32)
+    problem = check.problem(registry["layer_norm_backward"].spec, [x, x, weight], {}, DEFAULT)
+    outs = tuple(strides_of(y) for y in problem.outputs)
+    for room in (232448, 166912, 101376, 48 << 10):
+        steps = plan(Call(problem, DeviceFacts(0, "sm_90", 132, room), outs))
         assert all(step.shared <= room for step in steps.kernels)
 
 

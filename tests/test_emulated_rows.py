@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import emulator
 import ml_dtypes
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from baracuda import check
 from baracuda.backends.cuda.compiler import Entry
-from baracuda.backends.cuda.schedules import plan
+from baracuda.backends.cuda.schedules import kept_rows, plan
 from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
 from baracuda.dispatch import DEFAULT
 from baracuda.dtypes import named
@@ -85,6 +86,14 @@ def odd(one: Trial) -> Trial:
     return one
 
 
+def misled(one: Trial) -> Trial:
+    """With rows of which some begin far from their mean, and lie far from 0."""
+    x = next(x for x in reversed(one.arrays) if x is not None and x.ndim > 1)
+    x += np.asarray(20, x.dtype)
+    x[..., ::2, :4] += np.asarray(40, x.dtype)
+    return one
+
+
 def norm_trials(op: str, dtype: str) -> Iterator[Trial]:
     spec = registry[op].spec
     *usual, long = LENGTHS[dtype]
@@ -100,10 +109,29 @@ def norm_trials(op: str, dtype: str) -> Iterator[Trial]:
     if not spec.accumulates:
         shapes = {p.name: p.shape({"b": (2, 3), "n": 80}) for p in spec.signatures[-1].inputs}
         yield odd(trial(op, shapes, dtype))
+    if spec.accumulates and dtype != "float64":
+        yield from kept_trials(op, dtype)
+    if "layer" in op:
+        for n in (40, 300, 1000):
+            shapes = {p.name: p.shape({"b": (7,), "n": n}) for p in spec.signatures[-1].inputs}
+            yield misled(trial(op, shapes, dtype))
     # More rows than blocks that keep sums.
     if spec.accumulates and dtype == "bfloat16":
         shapes = {p.name: p.shape({"b": (1300,), "n": 20}) for p in spec.signatures[-1].inputs}
         yield trial(op, shapes, dtype)
+
+
+def kept_trials(op: str, dtype: str) -> Iterator[Trial]:
+    """Rows of just what a block holds, more than there are blocks: near, and as if far."""
+    form = registry[op].spec.signatures[-1]
+    shapes = {p.name: p.shape({"b": (2, 137), "n": 1024}) for p in form.inputs}
+    far = kept_rows._FAR_HELD | {(4, 2, 1): 4, (2, 3, 1): 2}
+    hows = (("dense", False), ("dense", True), ("odd", False), ("padded", False))
+    for way, near in (("_kept_", kept_rows._HELD), ("_far_", {})):
+        with patch.multiple(kept_rows, _HELD=near, _FAR_HELD=far, _MANY=0):
+            every = [trial(op, shapes, dtype, how, add) for how, add in hows]
+        assert all(way in one.steps.kernels[0].entry.symbol for one in every)
+        yield from every
 
 
 def softmax_trials(op: str, dtype: str) -> Iterator[Trial]:

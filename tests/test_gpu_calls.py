@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -138,6 +139,8 @@ def test_threads_that_miss_at_once_load_a_kernel_once(compiled: list[str]) -> No
 
 
 def captured(function: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    # Graphs that nobody holds any more must not be freed meanwhile: torch forbids that.
+    gc.collect()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         function()

@@ -44,6 +44,9 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "_tiles_": (96, "the way for ranges too wide for one scale is out of line, with a stack"),
     "_flat_": (128, "sm_100: four blocks at once outweigh a few registers of indices"),
     "16_columns_v8": (64, "as many threads as hold a long column outweigh a few registers"),
+    "_kept_c": (32, "sm_100: the next row in registers outweighs a few registers"),
+    "_far_c": (288, "as many threads as hold the longest rows outweigh a few registers"),
+    "layer_norm_backward_": (64, "the same; a second look at rows is rare"),
     "_f64_sum_parts": (96, "sm_80: two blocks at once outweigh a few registers of digits"),
 }
 

@@ -5,7 +5,7 @@
 namespace baracuda {
 
 template <class A> struct Angle : Summed<A, 3> {
-  static constexpr int loads = 2, inputs = 2, columns = 0, sums = 0, stages = 1;
+  static constexpr int loads = 2, inputs = 2, columns = 0, sums = 0, stages = ONCE;
   static constexpr bool labelled = true;
   using State = Several<A, 3>;
   struct Known {
@@ -97,7 +97,7 @@ template <class A> struct Triplet {
 
 // The usual norm. What is known are the distances, then what differences are multiplied by.
 template <class A> struct Euclidean : Triplet<A>, Summed<A, 3> {
-  static constexpr int stages = 1;
+  static constexpr int stages = ONCE;
   using State = Several<A, 3>;
   using Known = State;
 
@@ -148,7 +148,7 @@ APART Several<A, 3> relative_powers(Several<A, 3> x, Several<A, 3> most, A expon
 
 // Any norm: the largest difference first, then powers relative to it.
 template <class A> struct Powers : Triplet<A> {
-  static constexpr int stages = 2;
+  static constexpr int stages = TWICE;
   using State = Several<A, 3>;
   struct Known {
     State most, sum;  // and then what slopes are multiplied by

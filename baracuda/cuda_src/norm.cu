@@ -1,4 +1,5 @@
 // Normalisation of rows. Inputs are x, or dy and x; columns are the weight and the bias, where given.
+#include "common/kept_rows.cuh"
 #include "common/rows.cuh"
 
 namespace baracuda {
@@ -15,7 +16,7 @@ template <class A, int COLUMNS, bool RESIDUAL> struct NormForward {
 // Inputs are dy, the gradient of the stored sum where there is a RESIDUAL, and x.
 template <class A, int COLUMNS, bool RESIDUAL> struct NormBackward {
   static constexpr int loads = 2 + RESIDUAL, inputs = loads, columns = COLUMNS, outputs = 1;
-  static constexpr int X = loads - 1;
+  static constexpr int X = loads - 1, LATE = RESIDUAL ? 1 : -1;
   template <int N>
   static HD A pulled(const A (&x)[loads][N], const A (&c)[COLUMNS + 1][N], int i) {
     return COLUMNS ? x[0][i] * c[0][i] : x[0][i];
@@ -27,7 +28,7 @@ template <class A, int COLUMNS, bool RESIDUAL> struct NormBackward {
 
 template <class A, int COLUMNS, bool RESIDUAL>
 struct RmsNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 1> {
-  static constexpr int stages = 1;
+  static constexpr int stages = ONCE;
   using State = Several<A, 1>;
   struct Known {
     A inverse;
@@ -39,8 +40,8 @@ struct RmsNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 1> {
       State& s, const Known&, const A (&x)[1][N], const A (&)[COLUMNS + 1][N], u32) const {
     UNROLL for (int i = 0; i < N; ++i) s.at[0] = fused(x[0][i], x[0][i], s.at[0]);
   }
-  template <int S> HD void settle(const State& s, A n, Known& known) const {
-    known.inverse = inverse_root(s.at[0] / n + A(eps));
+  template <int S> HD void settle(const State& s, A part, Known& known) const {
+    known.inverse = inverse_root(s.at[0] * part + A(eps));
   }
   template <int N>
   HD void finish(
@@ -57,7 +58,7 @@ struct RmsNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 1> {
 template <class A, int COLUMNS, bool RESIDUAL>
 struct RmsNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
   using Base = NormBackward<A, COLUMNS, RESIDUAL>;
-  static constexpr int stages = 1, sums = COLUMNS, X = Base::X;
+  static constexpr int stages = ONCE, sums = COLUMNS, X = Base::X;
   using State = Several<A, 2>;
   struct Known {
     A inverse, along;
@@ -72,9 +73,9 @@ struct RmsNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
       s.at[1] = fused(Base::pulled(x, c, i), x[X][i], s.at[1]);
     }
   }
-  template <int S> HD void settle(const State& s, A n, Known& known) const {
-    known.inverse = inverse_root(s.at[0] / n + A(eps));
-    known.along = s.at[1] * known.inverse / n * known.inverse;
+  template <int S> HD void settle(const State& s, A part, Known& known) const {
+    known.inverse = inverse_root(s.at[0] * part + A(eps));
+    known.along = s.at[1] * known.inverse * part * known.inverse;
   }
   template <int N>
   HD void finish(
@@ -91,22 +92,32 @@ struct RmsNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
   }
 };
 
-// The mean as a number and what its rounding left, so that a large one costs no accuracy.
+// The mean as a number near it and what is left, so that a large one costs no accuracy.
 template <class A> struct Centre {
-  A mean, shift, inverse;
-  HD A deviation(A x) const { return x - mean; }
-  HD A normal(A x) const { return (x - mean - shift) * inverse; }
-  // From the sums of deviations and of their squares.
-  HD void spread(A first, A second, A n, A eps) {
-    shift = first / n;
-    const A variance = fused(-shift, shift, second / n);
-    inverse = inverse_root((variance < 0 ? A(0) : variance) + eps);
+  A near, shift, variance, inverse;
+  template <int N> HD void guess(const A (&x)[N], int there) {
+    A sum = 0;
+    UNROLL for (int i = 0; i < N; ++i) sum += x[i];
+    near = sum / A(there);
+  }
+  HD void correct() { near += shift; }
+  // Not so far off that the square of what is left takes bits of the variance. False for NaN.
+  HD bool good() const { return shift * shift <= A(4) * variance; }
+
+  HD A deviation(A x) const { return x - near; }
+  HD A normal(A x) const { return (x - near - shift) * inverse; }
+  // From the sums of deviations and of their squares, and the part of one element.
+  HD void spread(A first, A second, A part, A eps) {
+    shift = first * part;
+    variance = fused(-shift, shift, second * part);
+    if (variance < 0) variance = 0;
+    inverse = inverse_root(variance + eps);
   }
 };
 
 template <class A, int COLUMNS, bool RESIDUAL>
 struct LayerNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
-  static constexpr int stages = 2;
+  static constexpr int stages = CENTRED, X = 0;
   using State = Several<A, 2>;
   using Known = Centre<A>;
   f64 eps;
@@ -116,18 +127,14 @@ struct LayerNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
       State& s, const Known& known, const A (&x)[1][N], const A (&)[COLUMNS + 1][N],
       u32 keep) const {
     UNROLL for (int i = 0; i < N; ++i) {
-      if constexpr (S == 0) {
-        s.at[0] += x[0][i];
-      } else if (keep >> i & 1) {
-        const A d = known.deviation(x[0][i]);
-        s.at[0] += d;
-        s.at[1] = fused(d, d, s.at[1]);
-      }
+      if (!(keep >> i & 1)) continue;
+      const A d = known.deviation(x[0][i]);
+      s.at[0] += d;
+      s.at[1] = fused(d, d, s.at[1]);
     }
   }
-  template <int S> HD void settle(const State& s, A n, Known& known) const {
-    if constexpr (S == 0) known.mean = s.at[0] / n;
-    else known.spread(s.at[0], s.at[1], n, A(eps));
+  template <int S> HD void settle(const State& s, A part, Known& known) const {
+    known.spread(s.at[0], s.at[1], part, A(eps));
   }
   template <int N>
   HD void finish(
@@ -143,10 +150,10 @@ struct LayerNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
 };
 
 template <class A, int COLUMNS, bool RESIDUAL>
-struct LayerNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 3> {
+struct LayerNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 4> {
   using Base = NormBackward<A, COLUMNS, RESIDUAL>;
-  static constexpr int stages = 2, sums = 2 * COLUMNS, X = Base::X;
-  using State = Several<A, 3>;
+  static constexpr int stages = CENTRED, sums = 2 * COLUMNS, X = Base::X;
+  using State = Several<A, 4>;
   struct Known : Centre<A> {
     A pull, along;  // the means of the gradient, and of its product with the normalised row
   };
@@ -157,27 +164,20 @@ struct LayerNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 3> {
       State& s, const Known& known, const A (&x)[X + 1][N], const A (&c)[COLUMNS + 1][N],
       u32 keep) const {
     UNROLL for (int i = 0; i < N; ++i) {
-      if constexpr (S == 0) {
-        s.at[0] += x[X][i];
-        s.at[1] += Base::pulled(x, c, i);
-      } else if (keep >> i & 1) {
-        const A d = known.deviation(x[X][i]);
-        s.at[0] += d;
-        s.at[1] = fused(d, d, s.at[1]);
-        s.at[2] = fused(Base::pulled(x, c, i), d, s.at[2]);
-      }
+      if (!(keep >> i & 1)) continue;
+      const A d = known.deviation(x[X][i]), pulled = Base::pulled(x, c, i);
+      s.at[0] += d;
+      s.at[1] = fused(d, d, s.at[1]);
+      s.at[2] += pulled;
+      s.at[3] = fused(pulled, d, s.at[3]);
     }
   }
-  template <int S> HD void settle(const State& s, A n, Known& known) const {
-    if constexpr (S == 0) {
-      known.mean = s.at[0] / n;
-      known.pull = s.at[1] / n;
-    } else {
-      known.spread(s.at[0], s.at[1], n, A(eps));
-      known.along = fused(-known.shift, known.pull, s.at[2] / n) * known.inverse;
-      // A single element is its own mean; a product and its rounding would not cancel.
-      if (n == 1) known.inverse = 0;
-    }
+  template <int S> HD void settle(const State& s, A part, Known& known) const {
+    known.spread(s.at[0], s.at[1], part, A(eps));
+    known.pull = s.at[2] * part;
+    known.along = fused(-known.shift, known.pull, s.at[3] * part) * known.inverse;
+    // A single element is its own mean; a product and its rounding would not cancel.
+    if (part == 1) known.inverse = 0;
   }
   template <int N>
   HD void finish(

@@ -6,7 +6,7 @@ namespace baracuda {
 
 // The largest scaled element that is kept, and the sum of the exponentials of all beside it.
 template <class A> struct Exponentials {
-  static constexpr int loads = 1, inputs = 1, columns = 0, outputs = 1, sums = 0, stages = 1;
+  static constexpr int loads = 1, inputs = 1, columns = 0, outputs = 1, sums = 0, stages = ONCE;
   using State = Several<A, 2>;
   struct Known {
     A most, sum;
@@ -74,7 +74,7 @@ template <class A, int> struct LogSoftmax : Exponentials<A> {
 
 // Inputs are dy and y.
 template <class A> struct FromResult {
-  static constexpr int loads = 2, inputs = 2, columns = 0, outputs = 1, sums = 0, stages = 1;
+  static constexpr int loads = 2, inputs = 2, columns = 0, outputs = 1, sums = 0, stages = ONCE;
   using State = Several<A, 1>;
   struct Known {
     A along;

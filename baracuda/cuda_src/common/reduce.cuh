@@ -8,6 +8,9 @@
 
 namespace baracuda {
 
+// How often a row is gone through before it is known; see Rows.
+enum Stages { ONCE = 1, TWICE, CENTRED };
+
 // The same of the lane whose number differs in the bits of `by`.
 template <class A, int M> DEVICE Several<A, M> of_lane(const Several<A, M>& s, int by) {
   Several<A, M> other;
@@ -38,6 +41,35 @@ DEVICE S join_block(S s, const S& start, Rooms<S>& rooms, int& turn, Join join) 
   if (lane == 0) room[threadIdx.x / 32] = s;
   __syncthreads();
   return join_lanes(lane < warps ? room[lane] : start, 32, join);
+}
+
+// Sums M values, a power of two, over a block of whole warps, with one barrier; all threads have them.
+// Lanes hand each other what they do not go on with, so that each goes on with one value. The room
+// is taken in turns, as above.
+template <class A, int M>
+DEVICE Several<A, M> block_sums(Several<A, M> s, Several<A, 32 * M> (&rooms)[2], int& turn) {
+  static_assert((M & (M - 1)) == 0, "lanes have one value each");
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  int value = 0;
+  UNROLL for (int left = M / 2, by = 1; left; left /= 2, by *= 2) {
+    const bool high = lane & by;
+    value += high ? left : 0;
+    UNROLL for (int j = 0; j < left; ++j) {
+      const A mine = high ? s.at[j + left] : s.at[j], other = high ? s.at[j] : s.at[j + left];
+      s.at[j] = mine + __shfl_xor_sync(~0u, other, by);
+    }
+  }
+  A x = s.at[0];
+  UNROLL for (int by = M; by < 32; by *= 2) x += __shfl_xor_sync(~0u, x, by);
+  A* room = rooms[turn & 1].at;
+  turn ^= 1;
+  if (lane < M) room[threadIdx.x / 32 * M + value] = x;
+  __syncthreads();
+  x = 0;
+  ROLLED for (int i = lane; i < warps * M; i += 32) x += room[i];
+  UNROLL for (int by = M; by < 32; by *= 2) x += __shfl_xor_sync(~0u, x, by);
+  UNROLL for (int i = 0; i < M; ++i) s.at[i] = __shfl_sync(~0u, x, i);
+  return s;
 }
 
 // What all threads of a block bring, in the order of a tree; the first thread has it.

@@ -61,5 +61,21 @@ DEVICE Vec<T, V> fetch(const T* p, i64 step, i32 e, i32 end) {
   return v;
 }
 
+// Writes those of V elements that are there.
+template <Access ACCESS, bool ADD, int V, class T>
+DEVICE void put(T* p, i64 step, i32 e, i32 end, Acc<T> (&y)[V]) {
+  if constexpr (ACCESS == VECTORS) {
+    put<ADD>(p + e, y);
+  } else {
+    UNROLL for (int i = 0; i < V; ++i) {
+      Acc<T> one[1] = {y[i]};
+      if (e + i < end) put<ADD>(p + offset<ACCESS>(e + i, step), one);
+    }
+  }
+}
+
+// First elements of a row that tell its centre: as many as two registers take.
+template <class T> constexpr int FRONT = sizeof(T) == 2 ? 4 : 2;
+
 }  // namespace baracuda
 #endif

@@ -5,7 +5,8 @@
 // from then on; at last `finish` computes the outputs. It declares
 // - `loads` and `inputs`: the rows that are read, and what is held of them (`merge`);
 // - `columns`: vectors along the row that all rows share, such as weights;
-// - `outputs`; `sums`: gradients of columns, to which each row has a `share`; `stages`.
+// - `outputs`; `sums`: gradients of columns, to which each row has a `share`; `stages`: ONCE or TWICE,
+//   or CENTRED around what its first elements say (of input X), again where they mislead.
 // Rows may be LOSSES. Such a functor says what the `cost` of a row is where it has no outputs, else
 // how the cotangent of that is to `pull` at them; `labelled` rows have an integer each.
 //
@@ -16,6 +17,7 @@
 #pragma once
 #include "reduce.cuh"
 #include "row.cuh"
+#include "row_sums.cuh"
 #include "sum_rows.cuh"
 #ifdef __CUDACC__
 
@@ -44,12 +46,12 @@ struct Rows {
   // 64 registers, 80 where more than rows is looked after, 128 for single elements and for losses
   // that are found in stages.
   static constexpr int RESIDENT =
-      WAY != LANES                           ? 1
-      : !WIDE || (LOSSES && F::stages > 1)   ? 2
-      : F::sums || (LEFT & MASKED)           ? 3
-                                             : 4;
-  // Vectors of 16 bytes of the accumulate type in V of its elements.
-  static constexpr int PARTS = V * sizeof(A) / 16, PART = 16 / sizeof(A);
+      WAY != LANES                              ? 1
+      : !WIDE || (LOSSES && F::stages == TWICE) ? 2
+      : F::sums || (LEFT & MASKED)              ? 3
+                                                : 4;
+  using Adder =
+      typename Either<SUMS == 0, NoSums, SumsOnChip<A, greater(SUMS, 1), HELD, V>>::type;
 
   struct Args : Operands<T, LOADS + COLUMNS, OUT>,
                 Beside<Sums>,
@@ -170,20 +172,38 @@ struct Rows {
     } else {
       s = join_block(s, F::template start<S>(), *rooms, turn, join);
     }
-    f.template settle<S>(s, A(args.n), known);
+    f.template settle<S>(s, A(1) / A(args.n), known);
+  }
+
+  // The first elements of a row, for a guess at its centre.
+  static constexpr int G = FRONT<T>;
+  static DEVICE void guess(const Vec<T, G> (&front)[LOADS], i32 end, Known& known) {
+    A x[LOADS][G], y[IN][G];
+    UNROLL for (int k = 0; k < LOADS; ++k) widen(front[k], x[k]);
+    if constexpr (LOADS != IN) F::merge(x, y);
+    known.guess(LOADS != IN ? y[F::X] : x[F::X], greater(lesser(end, G), 1));
+  }
+  // Once more around the centre that was found, where the guess was bad. Rows of one warp go along
+  // with each other and keep what they know.
+  static DEVICE void again(
+      const Args& args, const Row& row, const Held<IN>& held, Rooms<State>* rooms, int& turn,
+      Known& known) {
+    const bool good = known.good();
+    if constexpr (WAY == LANES) {
+      if (__all_sync(~0u, good)) return;
+      Known better = known;
+      better.correct();
+      stage<0>(args, row, held, rooms, turn, better);
+      if (!good) known = better;
+    } else if (!good) {
+      known.correct();
+      stage<0>(args, row, held, rooms, turn, known);
+    }
   }
 
   static DEVICE void put_all(const Args& args, const Row& row, i32 e, A (&y)[greater(OUT, 1)][V]) {
     UNROLL for (int k = 0; k < OUT; ++k) {
-      T* p = args.out[k] + row.at[LOADS + k];
-      if constexpr (WIDE) {
-        put<ADD>(p + e, y[k]);
-      } else {
-        UNROLL for (int i = 0; i < V; ++i) {
-          A one[1] = {y[k][i]};
-          if (e + i < row.written) put<ADD>(p + offset<ACCESS>(e + i, args.step[LOADS + k]), one);
-        }
-      }
+      put<ACCESS, ADD>(args.out[k] + row.at[LOADS + k], args.step[LOADS + k], e, row.written, y[k]);
     }
   }
 
@@ -200,64 +220,12 @@ struct Rows {
     put_all(args, row, e, y);
   }
 
-  // Where a thread keeps its sums of a vector that it holds: nobody else comes there.
-  static DEVICE Vec<A, PART>* place(f64* room, int sum, int h, int part) {
-    const int at = ((sum * HELD + h) * PARTS + part) * int(blockDim.x) + int(threadIdx.x);
-    return reinterpret_cast<Vec<A, PART>*>(room) + at;
-  }
-  static DEVICE void add_held(f64* room, int h, const A (&t)[F::sums + 1][V]) {
-    UNROLL for (int s = 0; s < SUMS; ++s) {
-      UNROLL for (int part = 0; part < PARTS; ++part) {
-        Vec<A, PART>* p = place(room, s, h, part);
-        Vec<A, PART> v = *p;
-        UNROLL for (int i = 0; i < PART; ++i) v.at[i] += t[s][part * PART + i];
-        *p = v;
-      }
-    }
-  }
   // Where the sums of a block are in memory.
   static DEVICE A* line(const Args& args, int sum) {
     return args.beside + (i64(blockIdx.x) * SUMS + sum) * args.n;
   }
 
-  // The same of a vector of a plane.
-  static DEVICE A* place(f64* room, int sum) {
-    return reinterpret_cast<A*>(room) + sum * HELD * int(blockDim.x);
-  }
-  static DEVICE void keep_share(f64* room, int vector, const A (&t)[F::sums + 1][V]) {
-    UNROLL for (int s = 0; s < SHARES; ++s) {
-      A sum = 0;
-      UNROLL for (int i = 0; i < V; ++i) sum += t[s][i];
-      place(room, s)[vector] = sum;
-    }
-  }
-  // The sums of the planes of a row, some lanes for each.
-  static DEVICE void leave_shares(const Args& args, const Row& row, i64 number, int base, f64* room) {
-    if constexpr (WAY == LANES) __syncwarp();
-    else __syncthreads();
-    const int together = 1 << args.log_together, vectors = int(args.plane.size) / V;
-    const int lane = row.rank & (together - 1), step = row.lanes >> args.log_together;
-    const i64 all = i64(args.groups.size) * args.channels;
-    for (int first = 0; first < args.channels; first += step) {
-      const int channel = first + (row.rank >> args.log_together);
-      Several<A, SHARES> sums{};
-      if (channel < args.channels) {
-        for (int i = lane; i < vectors; i += together) {
-          UNROLL for (int s = 0; s < SHARES; ++s) {
-            sums.at[s] += place(room, s)[base + channel * vectors + i];
-          }
-        }
-      }
-      sums = join_lanes(sums, together, Added<A, SHARES>{});
-      if (lane || channel >= args.channels || number >= args.rows) continue;
-      A* to = args.beside + i64(args.groups.divide(u32(number))) * SHARES * all;
-      UNROLL for (int s = 0; s < SHARES; ++s) to[s * all + row.channel + channel] = sums.at[s];
-    }
-  }
-
-  static DEVICE void one_row(
-      const Args& args, i64 number, int lanes, int rank, Rooms<State>* rooms, int& turn,
-      f64* room, A& cost) {
+  static DEVICE Row row_of(const Args& args, i64 number, int lanes, int rank) {
     Row row;
     row.lanes = lanes;
     row.rank = rank;
@@ -275,49 +243,72 @@ struct Rows {
       const i64 keeps = i64(q) + args.before + 1;
       row.end = keeps < row.end ? (keeps > 0 ? i32(keeps) : 0) : row.end;
     }
+    return row;
+  }
 
+  // What a thread holds of a row, as it is read.
+  struct Loaded {
+    Held<LOADS> all;
+    Vec<T, G> front[LOADS];
+  };
+  static DEVICE Loaded load_row(const Args& args, const Row& row) {
+    Loaded loaded;
+    if constexpr (F::stages == CENTRED) {
+      UNROLL for (int k = 0; k < LOADS; ++k) {
+        loaded.front[k] = fetch<G, ACCESS>(args.in[k] + row.at[k], args.step[k], 0, row.end);
+      }
+    }
+    UNROLL for (int h = 0; h < HELD; ++h) {
+      const i32 e = (row.rank + h * row.lanes) * V;
+      UNROLL for (int k = 0; k < LOADS; ++k) {
+        loaded.all.x[k][h] = fetch<V, ACCESS>(args.in[k] + row.at[k], args.step[k], e, row.end);
+      }
+    }
+    return loaded;
+  }
+
+  static DEVICE void ask_ahead(const Args& args, const Row& row, i64 number) {
+    if (number >= args.rows) return;
+    i64 next[WALKED];
+    args.walk.template offsets<1>(number, next);
+    UNROLL for (int h = 0; h < HELD; ++h) {
+      const i32 e = (row.rank + h * row.lanes) * V;
+      UNROLL for (int k = 0; k < LOADS; ++k) {
+        if (e < row.end) prefetch<V>(args.in[k] + next[k] + e);
+      }
+    }
+  }
+
+  static DEVICE void one_row(
+      const Args& args, i64 number, const Row& row, const Loaded& loaded, Rooms<State>* rooms,
+      int& turn, f64* room, Adder& sums, A& cost) {
     [[maybe_unused]] i64 label = 0;
     if constexpr (LOSSES) {
       if constexpr (F::labelled) label = entry_of(args.labels, row.at[K], args.flags & WIDE_LABELS);
     }
 
-    Held<LOADS> loaded;
-    UNROLL for (int h = 0; h < HELD; ++h) {
-      const i32 e = (rank + h * lanes) * V;
-      UNROLL for (int k = 0; k < LOADS; ++k) {
-        loaded.x[k][h] = fetch<V, ACCESS>(args.in[k] + row.at[k], args.step[k], e, row.end);
-      }
-    }
     Held<IN> held;
     held.kept = 0;
     UNROLL for (int h = 0; h < HELD; ++h) {
       Vec<T, V> from[LOADS], to[IN];
-      UNROLL for (int k = 0; k < LOADS; ++k) from[k] = loaded.x[k][h];
+      UNROLL for (int k = 0; k < LOADS; ++k) from[k] = loaded.all.x[k][h];
       merge(from, to);
       UNROLL for (int k = 0; k < IN; ++k) held.x[k][h] = to[k];
-      if constexpr (!WHOLE) held.kept |= kept(args, row, (rank + h * lanes) * V) << h * V;
+      if constexpr (!WHOLE) held.kept |= kept(args, row, (row.rank + h * row.lanes) * V) << h * V;
     }
-
+    // While this row is computed, so that few blocks keep the memory busy.
     if constexpr (WAY == BLOCK && WIDE) {
-      // While this row is computed, so that few blocks keep the memory busy.
-      if (args.ahead && number + args.ahead < args.rows) {
-        i64 next[WALKED];
-        args.walk.template offsets<1>(number + args.ahead, next);
-        UNROLL for (int h = 0; h < HELD; ++h) {
-          const i32 e = (rank + h * lanes) * V;
-          UNROLL for (int k = 0; k < LOADS; ++k) {
-            if (e < row.end) prefetch<V>(args.in[k] + next[k] + e);
-          }
-        }
-      }
+      if (args.ahead) ask_ahead(args, row, number + args.ahead);
     }
 
     Known known{};
+    if constexpr (F::stages == CENTRED) guess(loaded.front, row.end, known);
     stage<0>(args, row, held, rooms, turn, known);
-    if constexpr (F::stages > 1) stage<1>(args, row, held, rooms, turn, known);
+    if constexpr (F::stages == TWICE) stage<1>(args, row, held, rooms, turn, known);
+    if constexpr (F::stages == CENTRED) again(args, row, held, rooms, turn, known);
 
     if constexpr (COSTS) {
-      if (!there || rank) return;
+      if (number >= args.rows || row.rank) return;
       const F& f = args;
       A own = f.cost(known, label);
       if (args.flags & REDUCED) cost += own;
@@ -328,14 +319,15 @@ struct Rows {
         const A dloss = widen(static_cast<const T*>(args.costs)[row.at[K + 1]]);
         f.pull(known, label, dloss * A(args.part));
       }
-      finish_all(args, row, number, held, known, room);
+      finish_all(args, row, number, held, known, room, sums);
     }
   }
 
   static DEVICE void finish_all(
       const Args& args, const Row& row, i64 number, const Held<IN>& held, const Known& known,
-      f64* room) {
+      f64* room, Adder& sums) {
     A t[F::sums + 1][V];
+    [[maybe_unused]] const PlaneShares<A, SHARES, HELD, V> shares{reinterpret_cast<A*>(room)};
     const int base = WAY == LANES ? int(threadIdx.x) / row.lanes * row.lanes * HELD : 0;
     UNROLL for (int h = 0; h < HELD; ++h) {
       const i32 e = (row.rank + h * row.lanes) * V;
@@ -343,11 +335,15 @@ struct Rows {
       UNROLL for (int k = 0; k < IN; ++k) v[k] = held.x[k][h];
       if (e < row.written) {
         finish(args, row, e, v, kept(held, h), known, t);
-        if constexpr (SUMS > 0) add_held(room, h, t);
-        if constexpr (SHARES > 0) keep_share(room, base + row.rank + h * row.lanes, t);
+        if constexpr (SUMS > 0) sums.add(h, t);
+        if constexpr (SHARES > 0) shares.keep(base + row.rank + h * row.lanes, t);
       }
     }
-    if constexpr (SHARES > 0) leave_shares(args, row, number, base, room);
+    if constexpr (SHARES > 0) {
+      if constexpr (WAY == LANES) __syncwarp();
+      else __syncthreads();
+      shares.leave(args, row, number, base);
+    }
     if constexpr (WAY == LONG) {
       for (i32 e = (row.rank + HELD * row.lanes) * V; e < row.written; e += row.lanes * V) {
         Vec<T, V> v[IN];
@@ -364,36 +360,11 @@ struct Rows {
     }
   }
 
-  static DEVICE void clear(const Args& args, int lanes, int rank, f64* room) {
+  // Of what no thread holds.
+  static DEVICE void clear(const Args& args, int lanes, int rank) {
     UNROLL for (int s = 0; s < SUMS; ++s) {
-      UNROLL for (int h = 0; h < HELD; ++h) {
-        UNROLL for (int part = 0; part < PARTS; ++part) *place(room, s, h, part) = {};
-      }
-      if constexpr (WAY == LONG) {
-        for (i32 e = (rank + HELD * lanes) * V; e < args.n; e += lanes * V) {
-          for (int i = 0; i < V && e + i < args.n; ++i) line(args, s)[e + i] = 0;
-        }
-      }
-    }
-  }
-
-  // The sums of the rows of a block, those of its groups added up in their order.
-  static DEVICE void leave(const Args& args, int lanes, f64* room) {
-    __syncthreads();
-    const int groups = int(blockDim.x) / lanes, items = SUMS * HELD * PARTS * lanes;
-    for (int item = threadIdx.x; item < items; item += blockDim.x) {
-      const int rank = item % lanes, slot = item / lanes;
-      const Vec<A, PART>* p = reinterpret_cast<const Vec<A, PART>*>(room) + slot * int(blockDim.x);
-      Vec<A, PART> sum = p[rank];
-      for (int g = 1; g < groups; ++g) {
-        const Vec<A, PART> v = p[g * lanes + rank];
-        UNROLL for (int i = 0; i < PART; ++i) sum.at[i] += v.at[i];
-      }
-      const int part = slot % PARTS, h = slot / PARTS % HELD;
-      const i32 e = (rank + h * lanes) * V + part * PART;
-      A* to = line(args, slot / PARTS / HELD);
-      UNROLL for (int i = 0; i < PART; ++i) {
-        if (e + i < args.n) to[e + i] = sum.at[i];
+      for (i32 e = (rank + HELD * lanes) * V; e < args.n; e += lanes * V) {
+        for (int i = 0; i < V && e + i < args.n; ++i) line(args, s)[e + i] = 0;
       }
     }
   }
@@ -410,21 +381,25 @@ struct Rows {
       __shared__ Meet rooms;
       meet = &rooms;
     }
-    [[maybe_unused]] A cost = 0;
-    if constexpr (F::sums == 0 && !COSTS) {
-      one_row(args, i64(blockIdx.x) * groups + group, lanes, rank, meet, turn, nullptr, cost);
-    } else if constexpr (SHARES > 0) {
-      extern __shared__ __align__(16) f64 room[];
-      one_row(args, i64(blockIdx.x) * groups + group, lanes, rank, meet, turn, room, cost);
-    } else {
-      extern __shared__ __align__(16) f64 room[];
-      if constexpr (SUMS > 0) clear(args, lanes, rank, room);
-      for (i64 first = i64(blockIdx.x) * groups; first < args.rows;
-           first += i64(gridDim.x) * groups) {
-        one_row(args, first + group, lanes, rank, meet, turn, room, cost);
-      }
-      if constexpr (SUMS > 0) leave(args, lanes, room);
+    f64* room = nullptr;
+    if constexpr (F::sums > 0) {
+      extern __shared__ __align__(16) f64 memory[];
+      room = memory;
     }
+    [[maybe_unused]] A cost = 0;
+    Adder sums(room);
+    i64 number = i64(blockIdx.x) * groups + group;
+    if constexpr (SUMS == 0 && !COSTS) {
+      const Row row = row_of(args, number, lanes, rank);
+      one_row(args, number, row, load_row(args, row), meet, turn, room, sums, cost);
+    } else {
+      if constexpr (WAY == LONG && SUMS > 0) clear(args, lanes, rank);
+      for (i64 first = number - group; first < args.rows; first += i64(gridDim.x) * groups) {
+        const Row row = row_of(args, first + group, lanes, rank);
+        one_row(args, first + group, row, load_row(args, row), meet, turn, room, sums, cost);
+      }
+    }
+    if constexpr (SUMS > 0) sums.leave(line(args, 0), args.n, lanes);
     if constexpr (COSTS) {
       if (!(args.flags & REDUCED)) return;
       if constexpr (WAY == LANES) cost = block_total(cost);

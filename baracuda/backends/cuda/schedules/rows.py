@@ -13,7 +13,7 @@ from math import prod
 from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged
-from baracuda.backends.cuda.schedules import columns, elementwise, reduce
+from baracuda.backends.cuda.schedules import columns, elementwise, kept_rows, reduce
 from baracuda.backends.cuda.steps import THREADS, WIDEST, Call, Step, Steps, flag
 from baracuda.dtypes import named
 from baracuda.layouts import Shape
@@ -174,6 +174,7 @@ def plan(call: Call) -> Steps:
     room = size * width * held * len(of.sums)
     if room:
         most = min(most, (call.facts.shared_per_block - _JOINS) // room // _WARP * _WARP)
+    kept = kept_rows.kept(call, of, lie, n, call.facts.shared_per_block - _JOINS)
     how = shares(n, width, held, most)
     if how.way == "LONG" and of.sums:
         how = shares(n, width, held, min(most, _SINGLE))
@@ -182,13 +183,17 @@ def plan(call: Call) -> Steps:
     blocks, shared = -(-rows // how.groups), how.threads * room
     if of.sums:
         few = rows * (len(of.loads) + 1) * call.itemsize // (_PART * size)
-        resident = min(_RESIDENT // how.threads, _ROOM // (shared + _JOINS), few // _PROCESSORS)
-        blocks = min(blocks, _PROCESSORS * max(resident, 1))
+        resident = min(_RESIDENT // how.threads, _ROOM // (shared + _JOINS))
+        if kept:
+            blocks, resident = rows, kept.resident
+        blocks = min(blocks, _PROCESSORS * max(min(resident, few // _PROCESSORS), 1))
     ahead = _ahead(of, how, blocks)
     if of.added:
         blocks = -(-blocks // max(-(-blocks // reduce._MOST), 1))
     steps = []
-    if rows:
+    if rows and kept:
+        steps.append(kept_rows.plan(call, of, kind, kept, lie, blocks))
+    elif rows:
         steps.append(_rows(call, of, kind, how, lie, blocks, ahead)._replace(shared=shared))
     if of.added:
         sums = (call.workspace(), 0)

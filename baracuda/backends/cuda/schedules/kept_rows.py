@@ -1,0 +1,92 @@
+"""Rows whose sums stay in registers, where a block holds just what a row has: kept_rows.cuh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from baracuda.backends.cuda.geometry import Packer, count
+from baracuda.backends.cuda.steps import WIDEST, Call, Step, flag
+from baracuda.dtypes import named
+
+if TYPE_CHECKING:
+    from baracuda.backends.cuda.schedules.rows import Kind, Lie, Operands
+
+_WARP = 32
+# Threads of a multiprocessor; of FAR rows, which are what more of them hold, in 64 registers.
+_THREADS, _FAR_THREADS = 512, 1024
+# Vectors of a thread that fit 128 registers beside sums and the next row: by the bytes of an
+# element, the number of rows read, and of the sums.
+_HELD = {(2, 2, 1): 2, (2, 2, 2): 2, (2, 3, 1): 2, (2, 3, 2): 2,
+         (4, 2, 1): 4, (4, 2, 2): 2, (4, 3, 1): 2, (4, 3, 2): 2}  # fmt: skip
+# The same of FAR rows. Four of three rows pay only where a block of `Rows` would read them again:
+# on an H200 [8192, 16384] takes 853 us with two sums and not 1519, 813 with one and not 869. Two of
+# three with one sum do not pay (296 us, and 287 by `Rows`).
+_FAR_HELD = {(2, 2, 1): 2, (2, 2, 2): 2, (2, 3, 2): 2,
+             (4, 2, 2): 2, (4, 3, 1): 4, (4, 3, 2): 4}  # fmt: skip
+_MANY = 4
+
+
+class Kept(NamedTuple):
+    """How rows are kept.
+
+    Attributes
+    ----------
+    threads : int
+        Of a block.
+    held : int
+        Vectors of a thread.
+    far : bool
+        Whether rows are too long for sums in registers.
+    resident : int
+        Blocks of a multiprocessor.
+    shared : int
+        Bytes on chip for sums.
+    """
+
+    threads: int
+    held: int
+    far: bool
+    resident: int
+    shared: int
+
+
+def kept(call: Call, of: Operands, lie: Lie, n: int, room: int) -> Kept | None:
+    """How rows of `n` elements are kept, with so many bytes on chip; None where they are not."""
+    if lie.access == "STEPS":
+        return None
+    kind = (call.itemsize, len(of.loads), len(of.sums))
+    size = len(of.sums) * n * named(call.accumulate_dtype).itemsize
+    near, far = _HELD.get(kind), _FAR_HELD.get(kind)
+    threads = _threads(call, n, near, _WARP, _THREADS)
+    if near and threads:
+        return Kept(threads, near, False, _THREADS // threads, 0)
+    threads = _threads(call, n, far, _THREADS if far == _MANY else _WARP, _FAR_THREADS)
+    if far and threads and size <= room:
+        return Kept(threads, far, True, min(_FAR_THREADS // threads, room // size), size)
+    return None
+
+
+def _threads(call: Call, n: int, held: int | None, least: int, most: int) -> int:
+    """How many have just what a row has, more than `least`; 0 where none do."""
+    threads, rest = divmod(n, (held or n + 1) * WIDEST // call.itemsize)
+    return threads if not rest and threads % _WARP == 0 and least < threads <= most else 0
+
+
+def plan(call: Call, of: Operands, kind: Kind, how: Kept, lie: Lie, blocks: int) -> Step:
+    """One kernel."""
+    n, rows = of.loads[0].shape[of.axis], count(lie.dims)
+    pointers = [v.slot for v in (*of.loads, *of.columns, *of.outs)] + [call.workspace()]
+    scalars = len(call.problem.spec.scalars)
+    packer = Packer(True).pointers(len(pointers)).add("d", *[0.0] * scalars, *kind.numbers)
+    packer.add("q", rows).add("i", n, 0).add("q", *lie.steps)
+    arguments = packer.walk(lie.dims, len(lie.walked)).done()
+    schedule = (
+        f"KeptRows<{call.functor}<{call.accumulate}, {kind.number}>, {call.type}, {how.held}, "
+        f"{lie.access}, {flag(how.far)}, {flag(call.add)}>"
+    )
+    tags = ("far" if how.far else "kept", kind.label, lie.access.lower(), *["add"] * call.add)
+    entry = call.entry(
+        schedule, len(arguments), *tags, threads=_FAR_THREADS if how.far else _THREADS
+    )
+    front = [(slot, 0) for slot in pointers]
+    return Step(entry, (blocks, 1), arguments, front, scalars, shared=how.shared, fewer=how.threads)
