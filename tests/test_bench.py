@@ -171,9 +171,17 @@ def test_quack_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
         y = f.rms_norm(both, w.shape, w, 1e-6)
         return (y, both) if prenorm else y
 
-    def layernorm_fwd(x: Any, w: Any, b: Any, eps: float) -> Any:
-        assert w.dtype == b.dtype == torch.float32
-        return f.layer_norm(x, w.shape, w, b, eps)
+    def layernorm_fwd(x: Any, w: Any, b: Any, eps: float, *known: bool) -> Any:
+        assert w.dtype == torch.float32
+        assert b is None or b.dtype == torch.float32
+        y = f.layer_norm(x, w.shape, w, b, eps)
+        var, mean = torch.var_mean(x, -1, correction=0)
+        return (y, (var + eps).rsqrt(), mean) if known else y
+
+    def layernorm_bwd(x: Any, w: Any, dy: Any, inverse: Any, mean: Any) -> Any:
+        z, g = (x - mean[:, None]) * inverse[:, None], dy * w
+        rest = g - g.mean(-1, True) - z * (g * z).mean(-1, True)
+        return inverse[:, None] * rest, (dy * z).sum(0), dy.sum(0)
 
     def fwd(x: Any, target: Any, return_lse: bool = False, return_dx: bool = False) -> Any:
         assert return_lse != return_dx
@@ -187,7 +195,11 @@ def test_quack_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
         return f.cross_entropy(x @ w.T, target)
 
     modules = {
-        "rmsnorm": {"rmsnorm": rmsnorm, "layernorm_fwd": layernorm_fwd},
+        "rmsnorm": {
+            "rmsnorm": rmsnorm,
+            "layernorm_fwd": layernorm_fwd,
+            "layernorm_bwd": layernorm_bwd,
+        },
         "softmax": {"softmax": lambda x: x.softmax(-1)},
         "cross_entropy": {
             "cross_entropy": f.cross_entropy,

@@ -317,7 +317,8 @@ def _liger_entropy(row: Row, arrays: list[Array]) -> dict[str, Task]:
 
 
 def quack(row: Row, arrays: list[Array]) -> dict[str, Task]:
-    """QuACK's functions of rows; its layer norm wants float32 parameters, and has no autograd."""
+    """QuACK's functions of rows; its layer norm wants float32 parameters, and has no autograd: its
+    gradient reads the means and deviations of the forward."""
     try:
         rmsnorm = import_module("quack.rmsnorm")
         softmax = import_module("quack.softmax").softmax
@@ -333,6 +334,15 @@ def quack(row: Row, arrays: list[Array]) -> dict[str, Task]:
 
     def layer_norm(x: Array, weight: Array, bias: Array) -> Any:
         return rmsnorm.layernorm_fwd(x, weight, bias, 1e-5)
+
+    @cache
+    def known() -> tuple[Array, Array]:
+        _, x, weight = arrays
+        _, inverse, mean = rmsnorm.layernorm_fwd(x, weight.float(), None, 1e-5, True, True)
+        return inverse, mean
+
+    def layer_norm_backward(dy: Array, x: Array, weight: Array) -> Any:
+        return rmsnorm.layernorm_bwd(x, weight, dy, *known())
 
     def with_gradient(logits: Array, target: Array) -> Any:
         return entropy.cross_entropy_fwd(logits, target, return_dx=True)
@@ -350,6 +360,7 @@ def quack(row: Row, arrays: list[Array]) -> dict[str, Task]:
         return _by_autograd(row, arrays, "quack", forward)
     function = recorded.get(row.op) or {
         "layer_norm": layer_norm,
+        "layer_norm_backward": layer_norm_backward,
         "cross_entropy": entropy.cross_entropy,
         "cross_entropy_backward": backward,
         "cross_entropy_with_gradient": with_gradient,
@@ -357,7 +368,8 @@ def quack(row: Row, arrays: list[Array]) -> dict[str, Task]:
     }.get(row.op)
     if function is None:
         return {}
-    given = [x.float() if row.op == "layer_norm" and x.ndim == 1 else x for x in arrays]
+    layer = row.op.startswith("layer_norm")
+    given = [x.float() if layer and x.ndim == 1 else x for x in arrays]
     if row.op.startswith("linear"):
         given = [x.detach().requires_grad_(x.is_floating_point()) for x in given]
     return {"quack": lambda: function(*given)}
