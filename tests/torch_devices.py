@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -344,3 +345,4 @@ if __name__ == "__main__":
         print(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
+    time.sleep(0.1)  # see `baracuda.examples.torch.joined`
