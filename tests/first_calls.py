@@ -1,0 +1,52 @@
+"""A program: what the first call of every form of every op costs a new process on a GPU.
+
+`python -m baracuda warmup` first; then `PYTHONPATH=. python tests/first_calls.py [DTYPE ...]`, a
+process for each dtype. Says which calls take longer than a warm cache should let them.
+"""
+
+import subprocess
+import sys
+import time
+from statistics import median
+
+LIMIT = 10.0  # ms
+
+
+def measure(dtype: str) -> None:
+    import torch
+
+    from baracuda.op import registry
+    from baracuda.testing.cases import Subject
+
+    # What torch itself loads for the first of its calls is not ours.
+    (torch.ones(8, device="cuda") @ torch.ones(8, device="cuda")).item()
+    found: dict[str, float] = {}
+    for name in registry:
+        if dtype not in registry[name].spec.dtypes:
+            continue
+        for call in Subject(name, "cuda", "torch", dtype, "cuda").calls():
+            arrays = call.given()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            registry[name](*arrays, **call.options)
+            torch.cuda.synchronize()
+            # A form's cases may have kernels of their own, so each is a first call.
+            found[f"{name}: {call.form.text} {dict(call.case.axes)} {call.options}"] = (
+                time.perf_counter() - start
+            ) * 1e3
+    for label, ms in sorted(found.items(), key=lambda item: -item[1]):
+        if ms > LIMIT:
+            print(f"{ms:8.1f} ms  {label}")
+    times = list(found.values())
+    print(
+        f"{dtype}: {len(times)} first calls, median {median(times):.2f} ms, largest "
+        f"{max(times):.1f}, {sum(t > LIMIT for t in times)} above {LIMIT:.0f}"
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--in-this-process"]:
+        measure(sys.argv[2])
+    else:
+        for dtype in sys.argv[1:] or ["float32", "bfloat16"]:
+            subprocess.run([sys.executable, __file__, "--in-this-process", dtype], check=True)
