@@ -53,6 +53,10 @@ def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
 def runner(problem: Problem) -> Runner:
     """The runner of the body over whole arrays."""
     evaluate, library = evaluator(problem), problem.library
+    # A program would round the scalars of lerp, or have to be made anew for each of its weights.
+    steered = problem.spec.elementwise and problem.spec.scalars
+    if not (problem.mode or problem.spec.composite or steered):
+        evaluate = library.compiled(evaluate)
     dtype = library.dtype(problem.dtype)
     checked = problem.options.get("mode") == "raise"
     # Whoever differentiates or traces keeps the layout that falls out; a copy would be recorded.

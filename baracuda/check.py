@@ -294,8 +294,9 @@ def indices(problem: Problem, arrays: Sequence[Array]) -> None:
         axis = problem.spec.integers.get(name)
         if axis is None or not problem.library.readable(x):
             continue
-        x = problem.library.values(x)
-        extent, xp = problem.axes[axis], library_of(x).xp
+        values = problem.library.values(x)
+        x, xp = library_of(values).once(values), library_of(values).xp
+        extent = problem.axes[axis]
         bad = outside(problem, x, extent)
         if bool(xp.any(bad)):
             raise out_of_range(problem, name, extent, x, xp.nonzero(bad))

@@ -260,11 +260,12 @@ def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:
     """
     library = library_of(values)
     xp, n = library.xp, shape[axis]
-    valid = (index >= 0) & (index < n)
+    once = library.once(index)
+    valid = (once >= 0) & (once < n)
     values = xp.where(valid, values, 0)
     if n == 0 or values.shape[axis] == 0:
         return xp.zeros(shape, dtype=values.dtype, device=library.device_of(values))
-    index = xp.where(valid, index, 0)
+    index = xp.broadcast_to(xp.where(valid, once, 0), index.shape)
     out = library.scatter_add(values, index, axis, shape)
     return _segment_sums(values, index, axis, shape) if out is None else out
 

@@ -16,7 +16,10 @@ from functools import cached_property, partial
 from typing import Any
 
 if sys.argv[2] != "gpus":
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+    # Seen is what XLA spreads, not how well it compiles that, which takes most of the time.
+    os.environ["XLA_FLAGS"] = (
+        "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+    )
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax

@@ -350,6 +350,36 @@ def test_options_stay_what_they_are_while_traced() -> None:
 # devices
 
 
+def _compilations(calls: Callable[[], Any]) -> int:
+    """How many programs XLA makes for some calls."""
+    made: list[str] = []
+
+    def note(event: str, *_: Any, **__: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            made.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        calls()
+    finally:
+        jax.monitoring.clear_event_listeners()
+    return len(made)
+
+
+def test_an_eager_call_is_one_program_whatever_its_values() -> None:
+    x, target = jnp.linspace(-2, 2, 35).reshape(5, 7), jnp.arange(5)
+    norm, entropy = bc.rms_norm.plan(x, eps=1e-5), bc.cross_entropy.plan(x, target)
+    negative = -x
+    assert _compilations(lambda: norm(x, eps=1e-5)) == 1
+    assert _compilations(lambda: (norm(x, eps=1e-3), norm(negative, eps=0.5))) == 0
+    # What the body decides by is part of the program.
+    entropy(x, target)
+    assert _compilations(lambda: entropy(x, target, softcap=3.0)) == 1
+    assert _compilations(lambda: entropy(negative, target, softcap=3.0)) == 0
+    bc.lerp(x, negative, weight=0.25), bc.lerp(x, negative, weight=0.75)
+    assert _compilations(lambda: [bc.lerp(x, negative, weight=i / 9) for i in range(9)]) == 0
+
+
 @one_of_each_kind
 def test_over_four_devices(op: str) -> None:
     works(op, "host")

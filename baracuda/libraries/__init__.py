@@ -136,15 +136,45 @@ class Library:
         """The logistic function. Where exp overflows the quotient is 0, as it should be."""
         return 1 / (1 + self.xp.exp(-x))
 
+    def less_largest(self, x: Array, axis: int) -> Array:
+        """`x` less the largest along an axis; as it is where that is -inf."""
+        if x.shape[axis] == 0:
+            return x
+        most = self.xp.max(x, axis=axis, keepdims=True)
+        return x - self.xp.where(most == -self.xp.inf, 0, most)
+
     def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:
         """Exponentials of `x` as parts of their sum, 0 where they are not kept.
 
-        `x` is at most 0, -inf where it is not kept, and no longer needed.
+        `x` is no longer needed.
         """
-        powers = self.xp.exp(x)
-        total = self.xp.sum(powers, axis=axis, keepdims=True)
-        y = powers / self.xp.where(total == 0, 1, total)
-        return y if keep is None else self.xp.where(keep, y, 0)
+        xp = self.xp
+        x = x if keep is None else xp.where(keep, x, -xp.inf)
+        powers = xp.exp(self.less_largest(x, axis))
+        total = xp.sum(powers, axis=axis, keepdims=True)
+        y = powers / xp.where(total == 0, 1, total)
+        return y if keep is None else xp.where(keep, y, 0)
+
+    def turned(self, x: Array, cos: Array, sin: Array) -> Array:
+        """Neighbouring pairs of the last axis, each turned by its angle."""
+        pairs = self.xp.reshape(x, (*x.shape[:-1], x.shape[-1] // 2, 2))
+        first, second = pairs[..., 0], pairs[..., 1]
+        pair = (first * cos - second * sin, first * sin + second * cos)
+        return self.xp.reshape(self.xp.stack(pair, axis=-1), x.shape)
+
+    def once(self, x: Array) -> Array:
+        """A readable `x` without what broadcasting repeats; any other as it is."""
+        strides = self.strides(x) if self.readable(x) else None
+        if strides is None or 0 not in strides:
+            return x
+        return x[tuple(slice(1) if step == 0 else slice(None) for step in strides)]
+
+    def take(self, x: Array, index: Array, axis: int) -> Array:
+        """The elements of `x` that `index` points to along an axis, all in range."""
+        # What the namespace itself indexes with: libraries differ in which integers they take.
+        native = self.xp.__array_namespace_info__().default_dtypes()["indexing"]
+        at = self.xp.astype(index, native, copy=False)
+        return self.xp.take_along_axis(x[near(index.shape, axis)], at, axis=axis)
 
     def dot(self, x: Array, y: Array) -> Array:
         """The sums of products along the last axis, which stays."""
@@ -166,6 +196,10 @@ class Library:
     def _widely(self, a: Array, b: Array) -> Array:
         wide = self.dtype(named(name_of(a.dtype)).accumulate)
         return self.xp.matmul(*[self.xp.astype(x, wide, copy=False) for x in (a, b)])
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``(arrays, scalars)`` of concrete arrays, as one program where the library makes such."""
+        return function
 
     def arch(self, device: str) -> str:
         """The architecture that computes on `device`, for the SKU."""
@@ -199,6 +233,11 @@ def facts_of(arrays: Sequence[Array]) -> tuple[tuple[str, bool] | None, tuple[Ha
     state_of = STATES.get(type(arrays[0]))
     state = None if state_of is None else state_of(arrays)
     return state, tuple([FACTS[type(x)](x) for x in arrays])
+
+
+def near(shape: Shape, axis: int) -> tuple[slice, ...]:
+    """The corner of an array where an index of this shape points into."""
+    return tuple(slice(None) if i == axis else slice(n) for i, n in enumerate(shape))
 
 
 def library(name: str) -> Library:

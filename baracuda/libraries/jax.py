@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -54,6 +54,25 @@ class Jax(Library):
         return str(
             chosen if isinstance(chosen, jax.Device) else jax.local_devices(backend=chosen)[0]
         )
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def of_constants(arrays: Sequence[Array], scalars: tuple[tuple[str, Any], ...]) -> Any:
+            return function(arrays, dict(scalars))
+
+        program, fixed = jax.jit(function), jax.jit(of_constants, static_argnums=1)
+        decides = False
+
+        def run(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> Any:
+            nonlocal decides
+            if not decides:
+                try:
+                    return program(arrays, scalars)
+                except jax.errors.ConcretizationTypeError:
+                    # The body does other things for other scalars, so a program has its own.
+                    decides = True
+            return fixed(arrays, tuple(scalars.items()))
+
+        return run
 
     def sigmoid(self, x: Array) -> Array:
         return jax.nn.sigmoid(x)

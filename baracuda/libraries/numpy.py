@@ -60,6 +60,11 @@ class NumPy(Library):
         return not x.flags.writeable
 
     def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:
+        if keep is not None:
+            np.copyto(x, -np.inf, where=~keep)
+        if x.shape[axis]:
+            most = np.max(x, axis=axis, keepdims=True)
+            x -= np.where(most == -np.inf, 0, most)
         np.exp(x, out=x)
         total = np.sum(x, axis=axis, keepdims=True)
         x /= np.where(total == 0, 1, total)
@@ -67,6 +72,11 @@ class NumPy(Library):
         if keep is not None and np.isnan(total).any():
             np.copyto(x, 0, where=~keep)
         return x
+
+    def turned(self, x: Array, cos: Array, sin: Array) -> Array:
+        turns = np.empty(cos.shape, np.result_type(x.dtype, np.complex64))
+        turns.real, turns.imag = cos, sin
+        return (np.ascontiguousarray(x).view(turns.dtype) * turns).view(x.dtype)
 
     def dot(self, x: Array, y: Array) -> Array:
         return np.vecdot(x, y)[..., None]

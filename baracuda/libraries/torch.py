@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from baracuda.dtypes import name_of
 from baracuda.layouts import Shape
-from baracuda.libraries import Array, Facts, Library
+from baracuda.libraries import Array, Facts, Library, near
 
 _any_autocast = torch._C._is_any_autocast_enabled
 _AS_IT_IS = nullcontext()
@@ -151,6 +151,33 @@ class Torch(Library):
     def sigmoid(self, x: Array) -> Array:
         return torch.sigmoid(x)
 
+    def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:
+        if self.readable(x):
+            y = torch.softmax(x if keep is None else x.masked_fill(~keep, -torch.inf), axis)
+            # NaN has spread over its row, and fills a row of which nothing counts.
+            if not y.detach().sum().isnan():
+                return y
+        return super().softmax(x, axis, keep)
+
+    def turned(self, x: Array, cos: Array, sin: Array) -> Array:
+        if not self.readable(x):
+            return super().turned(x, cos, sin)
+        pairs = torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
+
+    def take(self, x: Array, index: Array, axis: int) -> Array:
+        line = self._line(index, axis)
+        if line is None:
+            return torch.gather(x, axis, index.long())
+        return x[near(index.shape, axis)].index_select(axis, line)
+
+    def _line(self, index: Array, axis: int) -> Array | None:
+        """The entries of a readable index that varies along `axis` alone, None for any other."""
+        if not self.readable(index):
+            return None
+        once = self.once(index)
+        return once.reshape(-1) if once.numel() == index.shape[axis] else None
+
     def product(self, a: Array, b: Array) -> Array:
         return torch.matmul(a, b)
 
@@ -170,8 +197,12 @@ class Torch(Library):
         return total
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
-        zeros = torch.zeros(shape, dtype=values.dtype, device=values.device)
-        return zeros.scatter_add(axis, index.long(), values)
+        out = torch.zeros(shape, dtype=values.dtype, device=values.device)
+        line = self._line(index, axis)
+        if line is None:
+            return out.scatter_add(axis, index.long(), values)
+        out[near(index.shape, axis)].index_add_(axis, line, values)
+        return out
 
 
 _dtype_name = cache(name_of)

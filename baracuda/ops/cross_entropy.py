@@ -60,8 +60,10 @@ class _Rows(NamedTuple):
         How many count.
     shifted, slope
         The logits as they are capped, less their largest; the slope of the cap, 1 without one.
-    largest, total
-        Of the capped logits, and the sum of the exponentials of `shifted`.
+    largest
+        Of the capped logits.
+    powers, total
+        The exponentials of `shifted`, and their sum.
     """
 
     counts: Array
@@ -70,6 +72,7 @@ class _Rows(NamedTuple):
     shifted: Array
     slope: Any
     largest: Array
+    powers: Array
     total: Array
 
     @property
@@ -90,8 +93,9 @@ def _rows(logits: Array, target: Array, axis: int, ignore_index: int, softcap: f
         logits, slope = curve * softcap, 1 - curve * curve
     largest = xp.max(logits, axis=axis, keepdims=True)
     shifted = logits - largest
-    total = xp.sum(xp.exp(shifted), axis=axis, keepdims=True)
-    return _Rows(counts, at, number, shifted, slope, largest, total)
+    powers = xp.exp(shifted)
+    total = xp.sum(powers, axis=axis, keepdims=True)
+    return _Rows(counts, at, number, shifted, slope, largest, powers, total)
 
 
 def _losses(rows: _Rows, axis: int, label_smoothing: float, z_loss: float, reduction: str) -> Array:
@@ -123,7 +127,7 @@ def _gradient(
     pull = xp.astype(hits(rows.at, axis, n), rows.shifted.dtype) * (1 - label_smoothing)
     if label_smoothing:
         pull = pull + label_smoothing / n
-    return xp.where(rows.counts, xp.exp(rows.shifted) * weight - pull * dloss, 0) * rows.slope
+    return xp.where(rows.counts, rows.powers * weight - pull * dloss, 0) * rows.slope
 
 
 @_entropy(

@@ -60,15 +60,10 @@ def _rotate(
     if back:
         sin = -sin
     if interleaved:
-        pairs = xp.reshape(x[..., :size], (*x.shape[:-1], size // 2, 2))
-        first, second = pairs[..., 0], pairs[..., 1]
+        y = library.turned(x[..., :size], cos, sin)
     else:
         first, second = x[..., : size // 2], x[..., size // 2 : size]
-    pair = (first * cos - second * sin, first * sin + second * cos)
-    if interleaved:
-        y = xp.reshape(xp.stack(pair, axis=-1), (*x.shape[:-1], size))
-    else:
-        y = xp.concat(pair, axis=-1)
+        y = xp.concat([first * cos - second * sin, first * sin + second * cos], axis=-1)
     return y if size == x.shape[-1] else xp.concat([y, x[..., size:]], axis=-1)
 
 

@@ -71,20 +71,6 @@ def _kept(x: Array, mask: Array | None, causal: bool) -> Array | None:
     return keep if mask is None else keep & mask
 
 
-def _shifted(
-    x: Array, mask: Array | None, axis: int, scale: float, causal: bool
-) -> tuple[Array, Array | None]:
-    """Scaled elements less the largest of their row, -inf where one does not count; which count."""
-    xp, keep = library_of(x).xp, _kept(x, mask, causal)
-    z = x * scale
-    if keep is not None:
-        z = xp.where(keep, z, -xp.inf)
-    if x.shape[axis] == 0:
-        return z, keep
-    most = xp.max(z, axis=axis, keepdims=True)
-    return z - xp.where(most == -xp.inf, 0, most), keep
-
-
 @_forward(kernel=_kernel("Softmax"))
 def softmax(
     x: Array,
@@ -138,8 +124,7 @@ def softmax(
     array([[1. , 0. ],
            [0.5, 0.5]])
     """
-    shifted, keep = _shifted(x, mask, axis, scale, causal)
-    return library_of(x).softmax(shifted, axis, keep)
+    return library_of(x).softmax(x * scale, axis, _kept(x, mask, causal))
 
 
 @_backward(adjoint_of="softmax", kernel=_kernel("SoftmaxBackward"))
@@ -227,8 +212,9 @@ def log_softmax(
     >>> bc.log_softmax(np.asarray([1e4, 1e4])).round(4)
     array([-0.6931, -0.6931])
     """
-    shifted, keep = _shifted(x, mask, axis, scale, causal)
-    xp = library_of(x).xp
+    library, keep, z = library_of(x), _kept(x, mask, causal), x * scale
+    xp = library.xp
+    shifted = library.less_largest(z if keep is None else xp.where(keep, z, -xp.inf), axis)
     total = xp.sum(xp.exp(shifted), axis=axis, keepdims=True)
     y = shifted - xp.log(xp.where(total == 0, 1, total))
     return y if keep is None else xp.where(keep, y, -xp.inf)

@@ -9,7 +9,7 @@ import numpy as np
 
 from baracuda import body
 from baracuda.check import out_of_range
-from baracuda.libraries import Array
+from baracuda.libraries import Array, near
 from baracuda.sku import PrecisionGuarantee
 from baracuda.spec import Operand, Prepared, Problem
 
@@ -23,7 +23,7 @@ def _check(problem: Problem, index: Array) -> None:
     """IndexError for an entry out of range, in one pass: a negative one is a huge unsigned one."""
     if problem.options["mode"] != "raise" or not index.size:
         return
-    once = index[tuple(slice(1) if s == 0 else slice(None) for s in index.strides)]
+    once = problem.library.once(index)
     extent = _bins(problem)
     if once.view(f"u{index.itemsize}").max() >= extent:
         bad = np.nonzero((index < 0) | (index >= extent))
@@ -59,7 +59,7 @@ def gather(problem: Problem) -> Prepared:
     checked = problem.options["mode"] == "raise" and index.size > 0
     rows = checked and _one_index_per_row(problem)
     axis = problem.options["axis"]
-    region = tuple(slice(None) if i == axis else slice(n) for i, n in enumerate(index.shape))
+    region = near(index.shape, axis)
 
     def run(
         arrays: Sequence[Array],
@@ -112,7 +112,7 @@ def scatter(problem: Problem) -> Prepared:
             (result,) = outs
             if not accumulate:
                 result[...] = 0
-        region = tuple(slice(None) if i == axis else slice(n) for i, n in enumerate(at.shape))
+        region = near(at.shape, axis)
         with np.errstate(all="ignore"):
             adds(problem, values, at, result[region], axis, accumulate)
         return result
