@@ -115,15 +115,17 @@ def normal(b: Array) -> tuple[Array, Array]:
     above, below = sides(b)
     side = above - below
     z = xp.clip(b * side, None, end)
-    # z*z rounded once would cost z*z/4 eps: the head squares exactly, the rest is small.
+    # z*z rounded once would cost z*z/4 eps: the head squares exactly, the rest is small. Their
+    # powers never meet as factors, which XLA would make the power of a sum.
     head = xp.round(z * 16) * 0.0625
-    q = xp.exp(head * head * -0.5) * xp.exp((head - z) * (head + z) * 0.5)
+    power, rest = xp.exp(head * head * -0.5), xp.exp((head - z) * (head + z) * 0.5)
     r = 1 / (z + k)
     u = (z - k) * r
     tail = u * coefficients[0] + coefficients[1]
     for c in coefficients[2:]:
         tail = tail * u + c
-    return above - side * (q * (tail * r)), q * (1 / math.sqrt(2 * math.pi))
+    density = power * (1 / math.sqrt(2 * math.pi)) * rest
+    return above - side * (power * (tail * r) * rest), density
 
 
 _TANH_SCALE, _TANH_CUBE = math.sqrt(8 / math.pi), 0.044715

@@ -64,7 +64,7 @@ class Torch(Library):
                 grad |= x.requires_grad
             elif isinstance(x, torch.Tensor):
                 mode = "traced"
-        if _compiling() or transforms() is not None or modes():
+        if _tracing():
             mode = "traced"
         elif not mode and forward_ad._current_level >= 0:
             mode = "forward-mode"
@@ -152,7 +152,7 @@ class Torch(Library):
         return torch.sigmoid(x)
 
     def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:
-        if self.readable(x):
+        if self.readable(x) and not _tracing():
             y = torch.softmax(x if keep is None else x.masked_fill(~keep, -torch.inf), axis)
             # NaN has spread over its row, and fills a row of which nothing counts.
             if not y.detach().sum().isnan():
@@ -160,7 +160,7 @@ class Torch(Library):
         return super().softmax(x, axis, keep)
 
     def turned(self, x: Array, cos: Array, sin: Array) -> Array:
-        if not self.readable(x):
+        if not self.readable(x) or _tracing():
             return super().turned(x, cos, sin)
         pairs = torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
@@ -173,7 +173,7 @@ class Torch(Library):
 
     def _line(self, index: Array, axis: int) -> Array | None:
         """The entries of a readable index that varies along `axis` alone, None for any other."""
-        if not self.readable(index):
+        if not self.readable(index) or _tracing():
             return None
         once = self.once(index)
         return once.reshape(-1) if once.numel() == index.shape[axis] else None
@@ -203,6 +203,11 @@ class Torch(Library):
             return out.scatter_add(axis, index.long(), values)
         out[near(index.shape, axis)].index_add_(axis, line, values)
         return out
+
+
+def _tracing() -> bool:
+    """Whether calls are recorded or transformed, be their tensors plain or not."""
+    return bool(_compiling() or transforms() is not None or modes())
 
 
 _dtype_name = cache(name_of)
