@@ -62,9 +62,7 @@ class NumPy(Library):
     def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:
         if keep is not None:
             np.copyto(x, -np.inf, where=~keep)
-        if x.shape[axis]:
-            most = np.max(x, axis=axis, keepdims=True)
-            x -= np.where(most == -np.inf, 0, most)
+        x = self.less_largest(x, axis)
         np.exp(x, out=x)
         total = np.sum(x, axis=axis, keepdims=True)
         x /= np.where(total == 0, 1, total)

@@ -64,7 +64,7 @@ class Torch(Library):
                 grad |= x.requires_grad
             elif isinstance(x, torch.Tensor):
                 mode = "traced"
-        if _tracing():
+        if _compiling() or transforms() is not None or modes():
             mode = "traced"
         elif not mode and forward_ad._current_level >= 0:
             mode = "forward-mode"
@@ -115,6 +115,11 @@ class Torch(Library):
             and not torch._C._functorch.is_functorch_wrapped_tensor(x)
         )
 
+    def _at_hand(self, x: Array) -> bool:
+        """Whether `x` is readable, and nothing records or transforms what is done with it."""
+        state = self.state((x,))
+        return self.readable(x) and (state is None or state[0] != "traced")
+
     def empty(self, shape: Shape, dtype: str, like: Array, strides: Shape | None) -> Array:
         if strides is None:
             return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
@@ -152,7 +157,7 @@ class Torch(Library):
         return torch.sigmoid(x)
 
     def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:
-        if self.readable(x) and not _tracing():
+        if self._at_hand(x):
             y = torch.softmax(x if keep is None else x.masked_fill(~keep, -torch.inf), axis)
             # NaN has spread over its row, and fills a row of which nothing counts.
             if not y.detach().sum().isnan():
@@ -160,7 +165,7 @@ class Torch(Library):
         return super().softmax(x, axis, keep)
 
     def turned(self, x: Array, cos: Array, sin: Array) -> Array:
-        if not self.readable(x) or _tracing():
+        if not self._at_hand(x):
             return super().turned(x, cos, sin)
         pairs = torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
@@ -172,8 +177,8 @@ class Torch(Library):
         return x[near(index.shape, axis)].index_select(axis, line)
 
     def _line(self, index: Array, axis: int) -> Array | None:
-        """The entries of a readable index that varies along `axis` alone, None for any other."""
-        if not self.readable(index) or _tracing():
+        """The entries of an index at hand that varies along `axis` alone, None for any other."""
+        if not self._at_hand(index):
             return None
         once = self.once(index)
         return once.reshape(-1) if once.numel() == index.shape[axis] else None
@@ -203,11 +208,6 @@ class Torch(Library):
             return out.scatter_add(axis, index.long(), values)
         out[near(index.shape, axis)].index_add_(axis, line, values)
         return out
-
-
-def _tracing() -> bool:
-    """Whether calls are recorded or transformed, be their tensors plain or not."""
-    return bool(_compiling() or transforms() is not None or modes())
 
 
 _dtype_name = cache(name_of)
