@@ -2,7 +2,8 @@
 
 `python tests/on_gpu.py --jobs 16 -- tests/test_gpu.py -k norm`: what is behind ``--`` goes to
 pytest. With ``--sanitizer memcheck`` (or racecheck, initcheck, synccheck) each process runs under
-compute-sanitizer. Ends with what every process found, and with 1 where one found something.
+compute-sanitizer; with ``--gpus 2`` each sees one of two GPUs. Ends with what every process found,
+and with 1 where one found something.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--sanitizer", metavar="TOOL", help="memcheck, racecheck, ...")
+    parser.add_argument("--gpus", type=int, help="GPUs for the processes to share, one for each")
     parser.add_argument("--limit", type=float, help="seconds after which what still runs is ended")
     parser.add_argument("pytest", nargs="*", default=["-m", "gpu"])
     arguments = parser.parse_args(argv)
@@ -53,6 +55,8 @@ def main(argv: list[str]) -> int:
             names, log = Path(folder, f"{job}.tests"), Path(folder, f"{job}.log")
             names.write_text("\n".join(tests[job :: arguments.jobs]))
             command = [*under, sys.executable, "-m", "pytest", *_QUIET, f"@{names}"]
+            if arguments.gpus:
+                environment["CUDA_VISIBLE_DEVICES"] = str(job % arguments.gpus)
             with log.open("w") as out:
                 process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
             running.append((log, process))
