@@ -37,8 +37,7 @@ def stored(x: Array) -> Array:
     library, name = library_of(x), _stored.get()
     if not name or library.dtype(name) == x.dtype:
         return x
-    astype = library.xp.astype
-    return astype(astype(x, library.dtype(name)), x.dtype)
+    return library.rounded(x, name)
 
 
 def sides(b: Array) -> tuple[Array, Array]:

@@ -64,7 +64,8 @@ def run(page: str, folder: Path, gpu: bool) -> None:
     """Run a page in a process and a folder of its own: some register ops or start others."""
     file = folder / "page.py"
     file.write_text(program(page, gpu), encoding="utf-8")
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     if gpu:
         env.pop("JAX_PLATFORMS", None)
     done = subprocess.run(

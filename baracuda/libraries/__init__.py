@@ -184,6 +184,11 @@ class Library:
         """Zeros of `shape` with `values` added at `index`, all in range; None: no fast route."""
         return None
 
+    def rounded(self, x: Array, dtype: str) -> Array:
+        """The values of `x` in a narrower dtype, in the dtype of `x`."""
+        astype = self.xp.astype
+        return astype(astype(x, self.dtype(dtype)), x.dtype)
+
     def product(self, a: Array, b: Array) -> Array:
         """The matrix product in the dtype of both, its sums in the accumulate dtype."""
         return self.xp.astype(self._widely(a, b), a.dtype, copy=False)
