@@ -143,8 +143,11 @@ inline const uint64_t* meet(unsigned mask, uint64_t x) {
 template <class T> T* shared() { return reinterpret_cast<T*>(self->block->shared); }
 template <class T> T* fixed() { return reinterpret_cast<T*>(self->block->fixed.data()); }
 template <class T> T* of_block(T* p, unsigned rank) {
-  const char* from = self->block->shared;
-  return reinterpret_cast<T*>(blocks[rank].shared + (reinterpret_cast<char*>(p) - from));
+  Block &mine = *self->block, &there = blocks[rank];
+  char* at = reinterpret_cast<char*>(p);
+  const ptrdiff_t place = at - mine.fixed.data();
+  if (place >= 0 && place < FIXED) return reinterpret_cast<T*>(there.fixed.data() + place);
+  return reinterpret_cast<T*>(there.shared + (at - mine.shared));
 }
 
 // Started once, a fiber is a thread of one block after the other: starting costs system calls.

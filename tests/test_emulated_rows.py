@@ -122,7 +122,7 @@ def norm_trials(op: str, dtype: str) -> Iterator[Trial]:
 
 
 def kept_trials(op: str, dtype: str) -> Iterator[Trial]:
-    """Rows of just what a block holds, more than there are blocks: near, and as if far."""
+    """Rows of just what a block holds, more than there are blocks: near, as if far, in clusters."""
     form = registry[op].spec.signatures[-1]
     shapes = {p.name: p.shape({"b": (2, 137), "n": 1024}) for p in form.inputs}
     far = kept_rows._FAR_HELD | {(4, 2, 1): 4, (2, 3, 1): 2}
@@ -132,6 +132,14 @@ def kept_trials(op: str, dtype: str) -> Iterator[Trial]:
             every = [trial(op, shapes, dtype, how, add) for how, add in hows]
         assert all(way in one.steps.kernels[0].entry.symbol for one in every)
         yield from every
+    two = dict.fromkeys(kept_rows._HELD, 2)
+    for parts in kept_rows._PARTS:
+        n = parts * 64 * 2 * 16 // named(dtype).itemsize
+        shapes = {p.name: p.shape({"b": (2, 6), "n": n}) for p in form.inputs}
+        with patch.multiple(kept_rows, _HELD=two, _THREADS=64, _PARTS={parts: 5}):
+            every = [trial(op, shapes, dtype, how, add) for how, add in hows]
+        assert all(one.steps.kernels[0].entry.cluster == parts for one in every)
+        yield from (misled(one) if "layer" in op and one.call.add else one for one in every)
 
 
 def softmax_trials(op: str, dtype: str) -> Iterator[Trial]:

@@ -3,6 +3,7 @@
 // The order is that of the threads' numbers and of nothing else, and all of them get the same bits:
 // a join has to be commutative to the bit.
 #pragma once
+#include "cluster.cuh"
 #include "math.cuh"
 #ifdef __CUDACC__
 
@@ -43,13 +44,14 @@ DEVICE S join_block(S s, const S& start, Rooms<S>& rooms, int& turn, Join join) 
   return join_lanes(lane < warps ? room[lane] : start, 32, join);
 }
 
-// Sums M values, a power of two, over a block of whole warps, with one barrier; all threads have them.
-// Lanes hand each other what they do not go on with, so that each goes on with one value. The room
-// is taken in turns, as above.
-template <class A, int M>
-DEVICE Several<A, M> block_sums(Several<A, M> s, Several<A, 32 * M> (&rooms)[2], int& turn) {
+// Sums M values, a power of two, over a cluster of PARTS blocks of whole warps, with one barrier; all
+// threads have them. Lanes hand each other what they do not go on with, so that each goes on with one
+// value. The room is taken in turns, as above.
+template <int PARTS, class A, int M>
+DEVICE Several<A, M> block_sums(Several<A, M> s, Several<A, PARTS * 32 * M> (&rooms)[2], int& turn) {
+  static_assert(PARTS * M <= 32, "lanes tell one block one value each");
   static_assert((M & (M - 1)) == 0, "lanes have one value each");
-  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32, all = PARTS * warps;
   int value = 0;
   UNROLL for (int left = M / 2, by = 1; left; left /= 2, by *= 2) {
     const bool high = lane & by;
@@ -63,10 +65,16 @@ DEVICE Several<A, M> block_sums(Several<A, M> s, Several<A, 32 * M> (&rooms)[2],
   UNROLL for (int by = M; by < 32; by *= 2) x += __shfl_xor_sync(~0u, x, by);
   A* room = rooms[turn & 1].at;
   turn ^= 1;
-  if (lane < M) room[threadIdx.x / 32 * M + value] = x;
-  __syncthreads();
+  if constexpr (PARTS > 1) {
+    const int warp = int(blockIdx.x % PARTS) * warps + int(threadIdx.x) / 32;
+    if (lane < PARTS * M) *of_block(room + warp * M + value, lane / M) = x;
+    cluster_sync();
+  } else {
+    if (lane < M) room[threadIdx.x / 32 * M + value] = x;
+    __syncthreads();
+  }
   x = 0;
-  ROLLED for (int i = lane; i < warps * M; i += 32) x += room[i];
+  ROLLED for (int i = lane; i < all * M; i += 32) x += room[i];
   UNROLL for (int by = M; by < 32; by *= 2) x += __shfl_xor_sync(~0u, x, by);
   UNROLL for (int i = 0; i < M; ++i) s.at[i] = __shfl_sync(~0u, x, i);
   return s;

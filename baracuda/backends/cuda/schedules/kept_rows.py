@@ -24,6 +24,9 @@ _HELD = {(2, 2, 1): 2, (2, 2, 2): 2, (2, 3, 1): 2, (2, 3, 2): 2,
 _FAR_HELD = {(2, 2, 1): 2, (2, 2, 2): 2, (2, 3, 2): 2,
              (4, 2, 2): 2, (4, 3, 1): 4, (4, 3, 2): 4}  # fmt: skip
 _MANY = 4
+# Blocks of a cluster that takes a row, and how many of these a device of 132 multiprocessors holds
+# at once, whose groups are not all of a multiple of four. One without that many takes turns.
+_PARTS = {2: 66, 4: 32, 8: 16}
 
 
 class Kept(NamedTuple):
@@ -35,8 +38,10 @@ class Kept(NamedTuple):
         Of a block.
     held : int
         Vectors of a thread.
-    far : bool
-        Whether rows are too long for sums in registers.
+    parts : int
+        Blocks of a row, a cluster; 0 where rows are too long for sums in registers.
+    together : int
+        Rows that a device has at once, where each multiprocessor has one block.
     resident : int
         Blocks of a multiprocessor.
     shared : int
@@ -45,48 +50,53 @@ class Kept(NamedTuple):
 
     threads: int
     held: int
-    far: bool
+    parts: int
+    together: int
     resident: int
     shared: int
 
 
-def kept(call: Call, of: Operands, lie: Lie, n: int, room: int) -> Kept | None:
+def kept(call: Call, of: Operands, lie: Lie, n: int, processors: int, room: int) -> Kept | None:
     """How rows of `n` elements are kept, with so many bytes on chip; None where they are not."""
     if lie.access == "STEPS":
         return None
     kind = (call.itemsize, len(of.loads), len(of.sums))
     size = len(of.sums) * n * named(call.accumulate_dtype).itemsize
     near, far = _HELD.get(kind), _FAR_HELD.get(kind)
-    threads = _threads(call, n, near, _WARP, _THREADS)
-    if near and threads:
-        return Kept(threads, near, False, _THREADS // threads, 0)
-    threads = _threads(call, n, far, _THREADS if far == _MANY else _WARP, _FAR_THREADS)
+    clusters = _PARTS if call.facts.clusters else {}
+    for parts, together in {1: processors, **clusters}.items():
+        threads = _threads(call, n, near, parts, _WARP, _THREADS)
+        if near and threads:
+            return Kept(threads, near, parts, together, _THREADS // threads, 0)
+    threads = _threads(call, n, far, 1, _THREADS if far == _MANY else _WARP, _FAR_THREADS)
     if far and threads and size <= room:
-        return Kept(threads, far, True, min(_FAR_THREADS // threads, room // size), size)
+        resident = min(_FAR_THREADS // threads, room // size)
+        return Kept(threads, far, 0, processors, resident, size)
     return None
 
 
-def _threads(call: Call, n: int, held: int | None, least: int, most: int) -> int:
-    """How many have just what a row has, more than `least`; 0 where none do."""
-    threads, rest = divmod(n, (held or n + 1) * WIDEST // call.itemsize)
+def _threads(call: Call, n: int, held: int | None, parts: int, least: int, most: int) -> int:
+    """How many have just what a part of a row has, more than `least`; 0 where none do."""
+    threads, rest = divmod(n, parts * (held or n + 1) * WIDEST // call.itemsize)
     return threads if not rest and threads % _WARP == 0 and least < threads <= most else 0
 
 
-def plan(call: Call, of: Operands, kind: Kind, how: Kept, lie: Lie, blocks: int) -> Step:
-    """One kernel."""
+def plan(call: Call, of: Operands, kind: Kind, how: Kept, lie: Lie, lines: int) -> Step:
+    """One kernel, of which so many blocks or clusters leave a line of sums each."""
     n, rows = of.loads[0].shape[of.axis], count(lie.dims)
     pointers = [v.slot for v in (*of.loads, *of.columns, *of.outs)] + [call.workspace()]
     scalars = len(call.problem.spec.scalars)
     packer = Packer(True).pointers(len(pointers)).add("d", *[0.0] * scalars, *kind.numbers)
     packer.add("q", rows).add("i", n, 0).add("q", *lie.steps)
     arguments = packer.walk(lie.dims, len(lie.walked)).done()
+    far, parts = how.parts == 0, max(how.parts, 1)
     schedule = (
         f"KeptRows<{call.functor}<{call.accumulate}, {kind.number}>, {call.type}, {how.held}, "
-        f"{lie.access}, {flag(how.far)}, {flag(call.add)}>"
+        f"{lie.access}, {flag(far)}, {parts}, {flag(call.add)}>"
     )
-    tags = ("far" if how.far else "kept", kind.label, lie.access.lower(), *["add"] * call.add)
-    entry = call.entry(
-        schedule, len(arguments), *tags, threads=_FAR_THREADS if how.far else _THREADS
-    )
-    front = [(slot, 0) for slot in pointers]
-    return Step(entry, (blocks, 1), arguments, front, scalars, shared=how.shared, fewer=how.threads)
+    way = "far" if far else f"parts_{parts}" if parts > 1 else "kept"
+    tags = (way, kind.label, lie.access.lower(), *["add"] * call.add)
+    most = _FAR_THREADS if far else _THREADS
+    entry = call.entry(schedule, len(arguments), *tags, threads=most, cluster=parts)
+    front, grid = [(slot, 0) for slot in pointers], (lines * parts, 1)
+    return Step(entry, grid, arguments, front, scalars, shared=how.shared, fewer=how.threads)

@@ -174,7 +174,7 @@ def plan(call: Call) -> Steps:
     room = size * width * held * len(of.sums)
     if room:
         most = min(most, (call.facts.shared_per_block - _JOINS) // room // _WARP * _WARP)
-    kept = kept_rows.kept(call, of, lie, n, call.facts.shared_per_block - _JOINS)
+    kept = kept_rows.kept(call, of, lie, n, _PROCESSORS, call.facts.shared_per_block - _JOINS)
     how = shares(n, width, held, most)
     if how.way == "LONG" and of.sums:
         how = shares(n, width, held, min(most, _SINGLE))
@@ -183,10 +183,10 @@ def plan(call: Call) -> Steps:
     blocks, shared = -(-rows // how.groups), how.threads * room
     if of.sums:
         few = rows * (len(of.loads) + 1) * call.itemsize // (_PART * size)
-        resident = min(_RESIDENT // how.threads, _ROOM // (shared + _JOINS))
+        together, resident = _PROCESSORS, min(_RESIDENT // how.threads, _ROOM // (shared + _JOINS))
         if kept:
-            blocks, resident = rows, kept.resident
-        blocks = min(blocks, _PROCESSORS * max(min(resident, few // _PROCESSORS), 1))
+            blocks, together, resident = rows, kept.together, kept.resident
+        blocks = min(blocks, together * max(min(resident, few // together), 1))
     ahead = _ahead(of, how, blocks)
     if of.added:
         blocks = -(-blocks // max(-(-blocks // reduce._MOST), 1))
