@@ -8,12 +8,13 @@ namespace baracuda {
 // As torch: no logarithm is below -100.
 template <class A> struct BinaryCrossEntropy {
   static constexpr int inputs = 2, outputs = 1;
-  HD void operator()(const A (&x)[2], A (&y)[1]) const {
+  template <bool QUICK = false> HD void operator()(const A (&x)[2], A (&y)[1]) const {
     // The lesser of the two probabilities takes the logarithm that may be large, and its weight.
     const A rest = 1 - x[0];
     const bool high = x[0] > A(0.5);
     const A less = high ? rest : x[0], weight = high ? 1 - x[1] : x[1];
-    const A halvings = larger(logarithm2(less), A(-144.26950408889634)), small = logarithm_1p(-less);
+    const A halvings = larger(logarithm2(less), A(-144.26950408889634));
+    const A small = logarithm_1p<QUICK>(-less);
     y[0] = fused(weight, fused(halvings, A(-0.69314718055994531), small), -small);
   }
 };
@@ -47,11 +48,11 @@ template <class A> struct KlDiv {
   template <bool QUICK = false> HD void operator()(const A (&x)[2], A (&y)[1]) const {
     const A t = x[1];
     if (log_target != 0) {
-      y[0] = exponential<QUICK>(t) * (t - x[0]);
+      y[0] = exponential(t) * (t - x[0]);
     } else {
       // No further down than the least number's: 0 of that is 0.
       const A least = A(sizeof(A) == 4 ? -87.3365447505531 : -744.440071921381);
-      const A off = t - 1, near = logarithm_1p(off), far = larger(quick_logarithm(t), least);
+      const A off = t - 1, near = logarithm_1p<QUICK>(off), far = larger(quick_logarithm(t), least);
       y[0] = fused(t, magnitude(off) < A(0.5) ? near : far, -t * x[0]);
     }
   }

@@ -35,6 +35,10 @@ HD f32 of_bits(i32 bits) {
 #endif
 }
 
+HD f32 fused(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
+HD f64 fused(f64 a, f64 b, f64 c) { return fma(a, b, c); }
+HD f32 magnitude(f32 x) { return fabsf(x); }
+HD f64 magnitude(f64 x) { return fabs(x); }
 HD f32 infinity() { return of_bits(0x7f800000); }
 HD f32 logarithm(f32 x) { return logf(x); }
 HD f64 logarithm(f64 x) { return log(x); }
@@ -52,8 +56,9 @@ HD f64 exponential2(f64 x) { return exp2(x); }
 // e^x to a few units in the last place of e^x and of x; 0 where it would be subnormal.
 HD f32 quick_exponential(f32 x) { return exponential2(x * 1.44269504f); }
 HD f64 quick_exponential(f64 x) { return exp(x); }
+// e^x; the quick one as above for x up to 60, but down to the least subnormal.
 template <bool QUICK = false> HD f32 exponential(f32 x) {
-  return QUICK ? quick_exponential(x) : expf(x);
+  return QUICK ? exponential2(fused(x, 1.44269504f, 24.0f)) * 5.9604645e-08f : expf(x);
 }
 template <bool QUICK = false> HD f64 exponential(f64 x) { return exp(x); }
 // log2 x of normal numbers, to 2^-22 absolute below 2 in size and relative above; of smaller ones
@@ -73,10 +78,6 @@ HD f32 quick_logarithm(f32 x) { return logarithm2(x) * 0.69314718f; }
 HD f64 quick_logarithm(f64 x) { return log(x); }
 HD f32 hyperbolic_tangent(f32 x) { return tanhf(x); }
 HD f64 hyperbolic_tangent(f64 x) { return tanh(x); }
-HD f32 fused(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
-HD f64 fused(f64 a, f64 b, f64 c) { return fma(a, b, c); }
-HD f32 magnitude(f32 x) { return fabsf(x); }
-HD f64 magnitude(f64 x) { return fabs(x); }
 // The larger of two, NaN if one of them is.
 template <class A> HD A larger(A a, A b) {
 #ifdef __CUDA_ARCH__
@@ -191,8 +192,8 @@ template <bool QUICK = false, class A> HD Pair<A> sigmoid(A b) {
   return b >= 0 ? Pair<A>{large, small} : Pair<A>{small, large};
 }
 
-// exp(x) - 1 for x up to 0; in f32 near 0 by a polynomial with a relative error of 2^-29. Both ways
-// are gone, for a branch costs more.
+// exp(x) - 1; in f32 near 0 by a polynomial, which has a relative error of 2^-29 below. Both ways are
+// gone, for a branch costs more.
 HD f64 exponential_less_one(f64 x) { return expm1(x); }
 HD f32 exponential_less_one(f32 x) {
   f32 p = fused(0.0011216348502784967f, x, 0.008187386207282543f);
@@ -200,23 +201,24 @@ HD f32 exponential_less_one(f32 x) {
   p = fused(p, x, 0.16666224598884583f);
   p = fused(p, x, 0.4999998211860657f);
   const f32 near = fused(p * x, x, x), far = quick_exponential(x) - 1;
-  return x > -0.5f ? near : far;
+  return magnitude(x) < 0.5f ? near : far;
 }
 
 // log(1 + x) for x from -1/2 to 1. In f32 2 artanh(s) with s = x/(2 + x), as x less a correction in
-// which the roundings of s hardly count; relative error of the series 2^-27.
-HD f64 logarithm_1p(f64 x) { return log1p(x); }
-HD f32 logarithm_1p(f32 x) {
+// which the roundings of s hardly count; relative error of the series 2^-27, of the quick one 2^-22.
+template <bool QUICK = false> HD f64 logarithm_1p(f64 x) { return log1p(x); }
+template <bool QUICK = false> HD f32 logarithm_1p(f32 x) {
   const f32 s = x * reciprocal(2 + x), square = s * s;
-  f32 p = fused(0.2800678610801697f, square, 0.2800302505493164f);
-  p = fused(p, square, 0.40021437406539917f);
-  p = fused(p, square, 0.666664183139801f);
+  f32 p = QUICK ? 0.339832603931427f : fused(0.2800678610801697f, square, 0.2800302505493164f);
+  p = fused(p, square, QUICK ? 0.3963601887226105f : 0.40021437406539917f);
+  p = fused(p, square, QUICK ? 0.6667348146438599f : 0.666664183139801f);
   return fused(-s, fused(-square, p, x), x);
 }
 
 // log(1 + exp(b)): nothing overflows, and far below 0 the relative accuracy is kept.
 template <bool QUICK = false, class A> HD A softplus(A b) {
-  return (b > 0 ? b : A(0)) + logarithm_1p(exponential<QUICK>(-magnitude(b)));
+  const A size = magnitude(b), e = QUICK ? quick_exponential(-size) : exponential(-size);
+  return (b > 0 ? b : A(0)) + logarithm_1p<QUICK>(e);
 }
 
 // With u = (z - k)/(z + k) the upper tail of the normal distribution is exp(-z*z/2) P(u)/(z + k)
