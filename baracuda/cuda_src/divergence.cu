@@ -50,10 +50,7 @@ template <class A> struct KlDiv {
     if (log_target != 0) {
       y[0] = exponential(t) * (t - x[0]);
     } else {
-      // No further down than the least number's: 0 of that is 0.
-      const A least = A(sizeof(A) == 4 ? -87.3365447505531 : -744.440071921381);
-      const A off = t - 1, near = logarithm_1p<QUICK>(off), far = larger(quick_logarithm(t), least);
-      y[0] = fused(t, magnitude(off) < A(0.5) ? near : far, -t * x[0]);
+      y[0] = fused(t, bounded_logarithm<QUICK>(t), -t * x[0]);
     }
   }
 };

@@ -73,9 +73,6 @@ HD f32 logarithm2(f32 x) {
 #endif
 }
 HD f64 logarithm2(f64 x) { return log2(x); }
-// log x to 2^-22, absolute from 1/2 to 2 and relative elsewhere; of subnormals that of 0.
-HD f32 quick_logarithm(f32 x) { return logarithm2(x) * 0.69314718f; }
-HD f64 quick_logarithm(f64 x) { return log(x); }
 HD f32 hyperbolic_tangent(f32 x) { return tanhf(x); }
 HD f64 hyperbolic_tangent(f64 x) { return tanh(x); }
 // The larger of two, NaN if one of them is.
@@ -213,6 +210,15 @@ template <bool QUICK = false> HD f32 logarithm_1p(f32 x) {
   p = fused(p, square, QUICK ? 0.3963601887226105f : 0.40021437406539917f);
   p = fused(p, square, QUICK ? 0.6667348146438599f : 0.666664183139801f);
   return fused(-s, fused(-square, p, x), x);
+}
+
+// log x to 2^-22, without the branches of logf; of 0 and, in f32, of subnormals that of the least
+// number, so that 0 times it is 0.
+template <bool QUICK = false> HD f64 bounded_logarithm(f64 x) { return larger(log(x), -744.44007192138127); }
+template <bool QUICK = false> HD f32 bounded_logarithm(f32 x) {
+  const f32 off = x - 1, near = logarithm_1p<QUICK>(off);
+  const f32 far = larger(logarithm2(x), -126.0f) * 0.69314718f;
+  return magnitude(off) < 0.5f ? near : far;
 }
 
 // log(1 + exp(b)): nothing overflows, and far below 0 the relative accuracy is kept.
