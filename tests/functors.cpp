@@ -27,12 +27,11 @@ template <class F, class A, class G> static void apply(const G& f, const A* x, A
   extern "C" void name##_quick(const f32* x, f32* y, i64 n, const f64* more) {                  \
     (void)more;                                                                                 \
     const name<f32> f{__VA_ARGS__};                                                             \
-    const auto quick = [&f](const auto& from, auto& to) { evaluate<bf16>(f, from, to, 0); };    \
+    const auto quick = [&f](const auto& from, auto& to) { evaluate<bf16>(f, from, to); };       \
     apply<name<f32>>(quick, x, y, n);                                                           \
   }
-#define FUNCTOR(name, ...)         \
-  FUNCTOR_AS(name, f32, __VA_ARGS__) \
-  FUNCTOR_AS(name, f64, __VA_ARGS__) \
+#define FUNCTOR(name, ...)                                              \
+  FUNCTOR_AS(name, f32, __VA_ARGS__) FUNCTOR_AS(name, f64, __VA_ARGS__) \
   FUNCTOR_QUICK(name, __VA_ARGS__)
 ELEMENTWISE
 

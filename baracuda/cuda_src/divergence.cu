@@ -5,7 +5,7 @@
 
 namespace baracuda {
 
-// As torch: no logarithm is below -100.
+// As torch: no logarithm is below -100. In f32 that of a subnormal is -100 too.
 template <class A> struct BinaryCrossEntropy {
   static constexpr int inputs = 2, outputs = 1;
   template <bool QUICK = false> HD void operator()(const A (&x)[2], A (&y)[1]) const {

@@ -56,7 +56,7 @@ HD f64 exponential2(f64 x) { return exp2(x); }
 // e^x to a few units in the last place of e^x and of x; 0 where it would be subnormal.
 HD f32 quick_exponential(f32 x) { return exponential2(x * 1.44269504f); }
 HD f64 quick_exponential(f64 x) { return exp(x); }
-// e^x; the quick one as above for x up to 60, but down to the least subnormal.
+// e^x; QUICK as above for x up to 60, but down to the least subnormal.
 template <bool QUICK = false> HD f32 exponential(f32 x) {
   return QUICK ? exponential2(fused(x, 1.44269504f, 24.0f)) * 5.9604645e-08f : expf(x);
 }
@@ -189,8 +189,8 @@ template <bool QUICK = false, class A> HD Pair<A> sigmoid(A b) {
   return b >= 0 ? Pair<A>{large, small} : Pair<A>{small, large};
 }
 
-// exp(x) - 1; in f32 near 0 by a polynomial, which has a relative error of 2^-29 below. Both ways are
-// gone, for a branch costs more.
+// exp(x) - 1; in f32 near 0 by a polynomial, which has a relative error of 2^-29 below 0. Both ways
+// are gone, for a branch costs more.
 HD f64 exponential_less_one(f64 x) { return expm1(x); }
 HD f32 exponential_less_one(f32 x) {
   f32 p = fused(0.0011216348502784967f, x, 0.008187386207282543f);
@@ -202,7 +202,7 @@ HD f32 exponential_less_one(f32 x) {
 }
 
 // log(1 + x) for x from -1/2 to 1. In f32 2 artanh(s) with s = x/(2 + x), as x less a correction in
-// which the roundings of s hardly count; relative error of the series 2^-27, of the quick one 2^-22.
+// which the roundings of s hardly count; the series has a relative error of 2^-27, QUICK 2^-22.
 template <bool QUICK = false> HD f64 logarithm_1p(f64 x) { return log1p(x); }
 template <bool QUICK = false> HD f32 logarithm_1p(f32 x) {
   const f32 s = x * reciprocal(2 + x), square = s * s;
@@ -214,7 +214,9 @@ template <bool QUICK = false> HD f32 logarithm_1p(f32 x) {
 
 // log x to 2^-22, without the branches of logf; of 0 and, in f32, of subnormals that of the least
 // number, so that 0 times it is 0.
-template <bool QUICK = false> HD f64 bounded_logarithm(f64 x) { return larger(log(x), -744.44007192138127); }
+template <bool QUICK = false> HD f64 bounded_logarithm(f64 x) {
+  return larger(log(x), -744.44007192138127);
+}
 template <bool QUICK = false> HD f32 bounded_logarithm(f32 x) {
   const f32 off = x - 1, near = logarithm_1p<QUICK>(off);
   const f32 far = larger(logarithm2(x), -126.0f) * 0.69314718f;
@@ -284,8 +286,8 @@ template <class A> HD Pair<A> normal(A b) {
   return {b < 0 ? tail : 1 - tail, q * A(0.39894228040143267794)};
 }
 
-// The distribution function to 2^-20 for all z up to 13.2, by r = 1/(1 + k z) times a polynomial in
-// r; behind, the exponential is 0.
+// The distribution function alone, to 2^-20 and a few roundings of b*b, also where it is small: the
+// tail by r = 1/(1 + 0.36 z) and a polynomial in r, fitted for z up to 13.2, behind which it is 0.
 HD f32 quick_normal(f32 b) {
   const f32 r = reciprocal(fused(magnitude(b), 0.36f, 1.0f));
   f32 p = fused(0.047526996582746506f, r, -0.18137510120868683f);

@@ -55,14 +55,18 @@ template <class I> struct Unsigned;
 template <> struct Unsigned<i32> { using type = u32; };
 template <> struct Unsigned<i64> { using type = u64; };
 
-// What a functor makes of x, elements of T. One that is a template of a flag is QUICK for elements of
-// 16 bits: before it is rounded to these it may be off by 2^-17 of its size.
+// What a functor makes of elements of T. One whose call is a template is QUICK for those of 16 bits,
+// in which arithmetic would take longer than memory: off by a few thousandths of a unit in their last
+// place, before it is rounded to them.
 template <class T, class F, class X, class Y>
-HD auto evaluate(const F& f, const X& x, Y& y, int) -> decltype(f.template operator()<false>(x, y)) {
+HD auto chosen(const F& f, const X& x, Y& y, int) -> decltype(f.template operator()<false>(x, y)) {
   f.template operator()<sizeof(T) == 2>(x, y);
 }
-template <class T, class F, class X, class Y> HD void evaluate(const F& f, const X& x, Y& y, long) {
+template <class T, class F, class X, class Y> HD void chosen(const F& f, const X& x, Y& y, long) {
   f(x, y);
+}
+template <class T, class F, class X, class Y> HD void evaluate(const F& f, const X& x, Y& y) {
+  chosen<T>(f, x, y, 0);
 }
 
 // The arrays of a kernel, whose addresses every call fills in.
