@@ -8,7 +8,7 @@
 using namespace baracuda;
 
 // x is [inputs][n], y is [outputs][n].
-template <class F, class A> static void apply(const F& f, const A* x, A* y, i64 n) {
+template <class F, class A, class G> static void apply(const G& f, const A* x, A* y, i64 n) {
   for (i64 i = 0; i < n; ++i) {
     A from[F::inputs], to[F::outputs];
     for (int k = 0; k < F::inputs; ++k) from[k] = x[k * n + i];
@@ -20,9 +20,19 @@ template <class F, class A> static void apply(const F& f, const A* x, A* y, i64 
 #define FUNCTOR_AS(name, A, ...)                                         \
   extern "C" void name##_##A(const A* x, A* y, i64 n, const f64* more) { \
     (void)more;                                                          \
-    apply(name<A>{__VA_ARGS__}, x, y, n);                                \
+    apply<name<A>>(name<A>{__VA_ARGS__}, x, y, n);                       \
   }
-#define FUNCTOR(name, ...) FUNCTOR_AS(name, f32, __VA_ARGS__) FUNCTOR_AS(name, f64, __VA_ARGS__)
+// As elements of 16 bits are computed, before they are rounded to these.
+#define FUNCTOR_QUICK(name, ...)                                                                \
+  extern "C" void name##_quick(const f32* x, f32* y, i64 n, const f64* more) {                  \
+    (void)more;                                                                                 \
+    const name<f32> f{__VA_ARGS__};                                                             \
+    const auto quick = [&f](const auto& from, auto& to) { evaluate<bf16>(f, from, to); };       \
+    apply<name<f32>>(quick, x, y, n);                                                           \
+  }
+#define FUNCTOR(name, ...)                                              \
+  FUNCTOR_AS(name, f32, __VA_ARGS__) FUNCTOR_AS(name, f64, __VA_ARGS__) \
+  FUNCTOR_QUICK(name, __VA_ARGS__)
 ELEMENTWISE
 
 template <class A> static void circle(const i64* phase, A* y, i64 n) {

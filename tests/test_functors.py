@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import kernels
+import ml_dtypes
 import numpy as np
 import pytest
 from emulator import compiler
@@ -120,9 +121,10 @@ def address(x: NDArray[Any]) -> ctypes.c_void_p:
 def call(
     functors: ctypes.CDLL, name: str, kind: str, x: ArrayLike, outputs: int, *more: float
 ) -> NDArray[Any]:
-    """The outputs of a functor for each column of `x`."""
-    x = np.ascontiguousarray(x, TYPES[kind])
-    y = np.full((outputs, x.shape[-1]), np.nan, TYPES[kind])
+    """The outputs of a functor for each column of `x`; `kind` is a type, or "quick"."""
+    real = TYPES.get(kind, np.float32)
+    x = np.ascontiguousarray(x, real)
+    y = np.full((outputs, x.shape[-1]), np.nan, real)
     count, scalars = ctypes.c_int64(x.shape[-1]), (ctypes.c_double * max(len(more), 1))(*more)
     getattr(functors, f"{name}_{kind}")(address(x), address(y), count, scalars)
     return y
@@ -213,6 +215,71 @@ def test_an_elementwise_functor_is_its_body(
         i, j = np.unravel_index(np.argmax(error), error.shape)
         at = [float(column[j]) for column in x]
         assert error[i, j] < 8, (options, at, got[i, j], want[i, j], error[i, j])
+
+
+# What elements of 16 bits are computed by, before they are rounded to these.
+
+NARROW = ("float16", "bfloat16")
+each_narrow = pytest.mark.parametrize("dtype", NARROW)
+
+
+def narrow(dtype: str) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+
+def everything(dtype: str) -> NDArray[np.float64]:
+    """All numbers of a type of 16 bits."""
+    return np.arange(1 << 16, dtype=np.uint16).view(narrow(dtype)).astype(np.float64)
+
+
+def off(got: NDArray[Any], want: NDArray[Any], scale: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """In units in the last place of `scale` in the type; 0 where both are NaN or the same."""
+    info = ml_dtypes.finfo(narrow(dtype))
+    unit = np.exp2(np.floor(np.log2(np.maximum(scale, info.smallest_normal)))) * float(info.eps)
+    same = (got == want) | (np.isnan(got) & np.isnan(want)) | (np.abs(want) > float(info.max))
+    # float32 has no more subnormals than bfloat16, and need not have these.
+    small = np.abs(want) < 2 * np.finfo(np.float32).smallest_normal
+    error = np.where(same | small, 0, np.abs(got - want) / unit)
+    return np.where(np.isnan(error), np.inf, error)
+
+
+@each_narrow
+@pytest.mark.parametrize(
+    "one", [e for e in ELEMENTWISE if len(e.spec.signatures[-1].inputs) == 1], ids=str
+)
+def test_sixteen_bits_lose_thousandths_of_a_unit(
+    functors: ctypes.CDLL, one: Elementwise, dtype: str
+) -> None:
+    scalars = {k: one.spec.defaults.get(k, 0.3) for k in one.spec.scalars}
+    x = everything(dtype)
+    want = of_body(one, [x], {**one.options, **scalars})
+    got = call(functors, one.functor, "quick", x, len(want), *scalars.values())
+    error = off(got.astype(np.float64), want, np.abs(want), dtype)
+    i, j = np.unravel_index(np.argmax(error), error.shape)
+    assert error[i, j] < 0.003, (x[j], got[i, j], want[i, j], error[i, j])
+
+
+@each_narrow
+@pytest.mark.parametrize(
+    "op", ["binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"]
+)
+def test_losses_of_sixteen_bits(functors: ctypes.CDLL, op: str, dtype: str) -> None:
+    every, rng, spec = everything(dtype), np.random.default_rng(5), registry[op].spec
+    share = every[(every >= 0) & (every <= 1)]
+    first = every[np.abs(every) < 80] if "logits" in op else -every[every > 0]
+    first = share if op == "binary_cross_entropy" else first
+    x, t = rng.choice(first, 200_000), rng.choice([0.0, 1.0, 0.5], 200_000)
+    t = np.where(rng.random(len(t)) < 0.5, t, rng.choice(share, len(t)))
+    calm = normal(x, "f32") & normal(t, "f32")
+    x, t = x[calm], t[calm]
+    with np.errstate(all="ignore"):
+        want = np.asarray(spec.body(x, t, reduction="none", **dict.fromkeys(spec.scalars, 0.0)))
+    got = call(functors, spec.kernel.functor, "quick", [x, t], 1, 0.0)[0].astype(np.float64)  # type: ignore[union-attr]
+    # What cancels does so in any precision.
+    scale = np.abs(want) + (0 if op == "binary_cross_entropy" else np.abs(t * x))
+    error = off(got, want, scale, dtype)
+    i = int(np.argmax(error))
+    assert error[i] < 0.003, (x[i], t[i], got[i], want[i])
 
 
 # Gated: the weight of `a` and its slope, and the size of what is added up in the slope.

@@ -5,12 +5,17 @@
 
 namespace baracuda {
 
-// As torch: no logarithm is below -100.
+// As torch: no logarithm is below -100. In f32 that of a subnormal is -100 too.
 template <class A> struct BinaryCrossEntropy {
   static constexpr int inputs = 2, outputs = 1;
-  HD void operator()(const A (&x)[2], A (&y)[1]) const {
-    const A on = larger(logarithm(x[0]), A(-100)), off = larger(logarithm_1p(-x[0]), A(-100));
-    y[0] = (x[1] - 1) * off - x[1] * on;
+  template <bool QUICK = false> HD void operator()(const A (&x)[2], A (&y)[1]) const {
+    // The lesser of the two probabilities takes the logarithm that may be large, and its weight.
+    const A rest = 1 - x[0];
+    const bool high = x[0] > A(0.5);
+    const A less = high ? rest : x[0], weight = high ? 1 - x[1] : x[1];
+    const A halvings = larger(logarithm2(less), A(-144.26950408889634));
+    const A small = logarithm_1p<QUICK>(-less);
+    y[0] = fused(weight, fused(halvings, A(-0.69314718055994531), small), -small);
   }
 };
 
@@ -23,9 +28,8 @@ template <class A> struct BinaryCrossEntropyBackward {
 
 template <class A> struct BinaryCrossEntropyWithLogits {
   static constexpr int inputs = 2, outputs = 1;
-  HD void operator()(const A (&x)[2], A (&y)[1]) const {
-    const A above = larger(x[0], A(0)), rest = logarithm_1p(exponential(-magnitude(x[0])));
-    y[0] = (above + rest) - x[1] * x[0];
+  template <bool QUICK = false> HD void operator()(const A (&x)[2], A (&y)[1]) const {
+    y[0] = fused(-x[1], x[0], softplus<QUICK>(x[0]));
   }
 };
 
@@ -41,12 +45,12 @@ template <class A> struct KlDiv {
   static constexpr int inputs = 2, outputs = 1;
   f64 log_target;
 
-  HD void operator()(const A (&x)[2], A (&y)[1]) const {
+  template <bool QUICK = false> HD void operator()(const A (&x)[2], A (&y)[1]) const {
     const A t = x[1];
     if (log_target != 0) {
       y[0] = exponential(t) * (t - x[0]);
     } else {
-      y[0] = (t == 0 ? A(0) : t * logarithm(t)) - t * x[0];
+      y[0] = fused(t, bounded_logarithm<QUICK>(t), -t * x[0]);
     }
   }
 };

@@ -4,9 +4,11 @@
 
 namespace baracuda {
 
-// `above` of x above 0, elsewhere `below` of the exponential less one; and the slope.
+// `above` of x above 0, elsewhere `below` of the exponential less one; and the slope. Both sides
+// are evaluated: branches would cost more, and each would convert the run-time values.
 template <class A> HD A bent(A x, A above, A below, A rate) {
-  return x > 0 ? above * x : below * exponential_less_one(x * rate);
+  const A straight = above * x, curve = below * exponential_less_one(x * rate);
+  return x > 0 ? straight : curve;
 }
 template <class A> HD A bent_slope(A x, A above, A below, A rate) {
   return x > 0 ? above : below * exponential(x * rate);
@@ -68,8 +70,8 @@ template <class A> struct Softplus {
   static constexpr int inputs = 1, outputs = 1;
   f64 beta, threshold;
 
-  HD void operator()(const A (&x)[1], A (&y)[1]) const {
-    const A z = x[0] * A(beta), soft = softplus(z) * reciprocal(A(beta));
+  template <bool QUICK = false> HD void operator()(const A (&x)[1], A (&y)[1]) const {
+    const A z = x[0] * A(beta), soft = softplus<QUICK>(z) * reciprocal(A(beta));
     y[0] = z > A(threshold) ? x[0] : soft;
   }
 };

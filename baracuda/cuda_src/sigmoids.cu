@@ -6,7 +6,9 @@ namespace baracuda {
 
 template <class A> struct Sigmoid {
   static constexpr int inputs = 1, outputs = 1;
-  HD void operator()(const A (&x)[1], A (&y)[1]) const { y[0] = sigmoid(x[0]).first; }
+  template <bool QUICK = false> HD void operator()(const A (&x)[1], A (&y)[1]) const {
+    y[0] = sigmoid<QUICK>(x[0]).first;
+  }
 };
 
 template <class A> struct SigmoidBackward {
@@ -19,7 +21,9 @@ template <class A> struct SigmoidBackward {
 
 template <class A> struct LogSigmoid {
   static constexpr int inputs = 1, outputs = 1;
-  HD void operator()(const A (&x)[1], A (&y)[1]) const { y[0] = -softplus(-x[0]); }
+  template <bool QUICK = false> HD void operator()(const A (&x)[1], A (&y)[1]) const {
+    y[0] = -softplus<QUICK>(-x[0]);
+  }
 };
 
 template <class A> struct LogSigmoidBackward {

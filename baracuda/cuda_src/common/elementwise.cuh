@@ -64,7 +64,7 @@ struct Elementwise {
     UNROLL for (int i = 0; i < N; ++i) {
       A from[IN], to[OUT];
       UNROLL for (int k = 0; k < IN; ++k) from[k] = x[k][i];
-      f(from, to);
+      evaluate<T>(f, from, to);
       UNROLL for (int k = 0; k < OUT; ++k) y[k][i] = to[k];
     }
     UNROLL for (int k = 0; k < OUT; ++k) put<ADD>(args.out[k] + at[IN + k], y[k]);

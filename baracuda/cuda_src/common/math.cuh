@@ -35,14 +35,13 @@ HD f32 of_bits(i32 bits) {
 #endif
 }
 
+HD f32 fused(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
+HD f64 fused(f64 a, f64 b, f64 c) { return fma(a, b, c); }
+HD f32 magnitude(f32 x) { return fabsf(x); }
+HD f64 magnitude(f64 x) { return fabs(x); }
 HD f32 infinity() { return of_bits(0x7f800000); }
-HD f32 exponential(f32 x) { return expf(x); }
-HD f64 exponential(f64 x) { return exp(x); }
 HD f32 logarithm(f32 x) { return logf(x); }
 HD f64 logarithm(f64 x) { return log(x); }
-// log(1 + x).
-HD f32 logarithm_1p(f32 x) { return log1pf(x); }
-HD f64 logarithm_1p(f64 x) { return log1p(x); }
 // 2^x; 0 where the result would be subnormal.
 HD f32 exponential2(f32 x) {
 #ifdef __CUDA_ARCH__
@@ -57,6 +56,11 @@ HD f64 exponential2(f64 x) { return exp2(x); }
 // e^x to a few units in the last place of e^x and of x; 0 where it would be subnormal.
 HD f32 quick_exponential(f32 x) { return exponential2(x * 1.44269504f); }
 HD f64 quick_exponential(f64 x) { return exp(x); }
+// e^x; QUICK as above for x up to 60, but down to the least subnormal.
+template <bool QUICK = false> HD f32 exponential(f32 x) {
+  return QUICK ? exponential2(fused(x, 1.44269504f, 24.0f)) * 5.9604645e-08f : expf(x);
+}
+template <bool QUICK = false> HD f64 exponential(f64 x) { return exp(x); }
 // log2 x of normal numbers, to 2^-22 absolute below 2 in size and relative above; of smaller ones
 // that of 0.
 HD f32 logarithm2(f32 x) {
@@ -68,12 +72,9 @@ HD f32 logarithm2(f32 x) {
   return log2f(x);
 #endif
 }
+HD f64 logarithm2(f64 x) { return log2(x); }
 HD f32 hyperbolic_tangent(f32 x) { return tanhf(x); }
 HD f64 hyperbolic_tangent(f64 x) { return tanh(x); }
-HD f32 fused(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
-HD f64 fused(f64 a, f64 b, f64 c) { return fma(a, b, c); }
-HD f32 magnitude(f32 x) { return fabsf(x); }
-HD f64 magnitude(f64 x) { return fabs(x); }
 // The larger of two, NaN if one of them is.
 template <class A> HD A larger(A a, A b) {
 #ifdef __CUDA_ARCH__
@@ -182,39 +183,50 @@ template <class A> struct Pair {
 };
 
 // The logistic function at b and at -b: neither cancels, nothing overflows.
-template <class A> HD Pair<A> sigmoid(A b) {
-  A e = exponential(-magnitude(b));
+template <bool QUICK = false, class A> HD Pair<A> sigmoid(A b) {
+  A e = exponential<QUICK>(-magnitude(b));
   A large = reciprocal(1 + e), small = e * large;
   return b >= 0 ? Pair<A>{large, small} : Pair<A>{small, large};
 }
 
-// exp(x) - 1 for x up to 0; in f32 near 0 by a polynomial with a relative error of 2^-29.
+// exp(x) - 1; in f32 near 0 by a polynomial, which has a relative error of 2^-29 below 0. Both ways
+// are gone, for a branch costs more.
 HD f64 exponential_less_one(f64 x) { return expm1(x); }
 HD f32 exponential_less_one(f32 x) {
   f32 p = fused(0.0011216348502784967f, x, 0.008187386207282543f);
   p = fused(p, x, 0.041629090905189514f);
   p = fused(p, x, 0.16666224598884583f);
   p = fused(p, x, 0.4999998211860657f);
-  return x > -0.5f ? fused(p * x, x, x) : exponential(x) - 1;
+  const f32 near = fused(p * x, x, x), far = quick_exponential(x) - 1;
+  return magnitude(x) < 0.5f ? near : far;
 }
 
-// log(1 + e) for e from 0 to 1, in f32 by a polynomial with a relative error below 2^-27.
-HD f64 logarithm_above_one(f64 e) { return log1p(e); }
-HD f32 logarithm_above_one(f32 e) {
-  f32 p = fused(-0.0032440118957310915f, e, 0.019851399585604668f);
-  p = fused(p, e, -0.05695941299200058f);
-  p = fused(p, e, 0.10603641718626022f);
-  p = fused(p, e, -0.1530558466911316f);
-  p = fused(p, e, 0.19675935804843903f);
-  p = fused(p, e, -0.24954132735729218f);
-  p = fused(p, e, 0.3332996368408203f);
-  p = fused(p, e, -0.4999990165233612f);
-  return fused(p * e, e, e);
+// log(1 + x) for x from -1/2 to 1. In f32 2 artanh(s) with s = x/(2 + x), as x less a correction in
+// which the roundings of s hardly count; the series has a relative error of 2^-27, QUICK 2^-22.
+template <bool QUICK = false> HD f64 logarithm_1p(f64 x) { return log1p(x); }
+template <bool QUICK = false> HD f32 logarithm_1p(f32 x) {
+  const f32 s = x * reciprocal(2 + x), square = s * s;
+  f32 p = QUICK ? 0.339832603931427f : fused(0.2800678610801697f, square, 0.2800302505493164f);
+  p = fused(p, square, QUICK ? 0.3963601887226105f : 0.40021437406539917f);
+  p = fused(p, square, QUICK ? 0.6667348146438599f : 0.666664183139801f);
+  return fused(-s, fused(-square, p, x), x);
+}
+
+// log x to 2^-22, without the branches of logf; of 0 and, in f32, of subnormals that of the least
+// number, so that 0 times it is 0.
+template <bool QUICK = false> HD f64 bounded_logarithm(f64 x) {
+  return larger(log(x), -744.44007192138127);
+}
+template <bool QUICK = false> HD f32 bounded_logarithm(f32 x) {
+  const f32 off = x - 1, near = logarithm_1p<QUICK>(off);
+  const f32 far = larger(logarithm2(x), -126.0f) * 0.69314718f;
+  return magnitude(off) < 0.5f ? near : far;
 }
 
 // log(1 + exp(b)): nothing overflows, and far below 0 the relative accuracy is kept.
-template <class A> HD A softplus(A b) {
-  return (b > 0 ? b : A(0)) + logarithm_above_one(exponential(-magnitude(b)));
+template <bool QUICK = false, class A> HD A softplus(A b) {
+  const A size = magnitude(b), e = QUICK ? quick_exponential(-size) : exponential(-size);
+  return (b > 0 ? b : A(0)) + logarithm_1p<QUICK>(e);
 }
 
 // With u = (z - k)/(z + k) the upper tail of the normal distribution is exp(-z*z/2) P(u)/(z + k)
@@ -274,13 +286,28 @@ template <class A> HD Pair<A> normal(A b) {
   return {b < 0 ? tail : 1 - tail, q * A(0.39894228040143267794)};
 }
 
+// The distribution function alone, to 2^-20 and a few roundings of b*b, also where it is small: the
+// tail by r = 1/(1 + 0.36 z) and a polynomial in r, fitted for z up to 13.2, behind which it is 0.
+HD f32 quick_normal(f32 b) {
+  const f32 r = reciprocal(fused(magnitude(b), 0.36f, 1.0f));
+  f32 p = fused(0.047526996582746506f, r, -0.18137510120868683f);
+  p = fused(p, r, 0.18314574658870697f);
+  p = fused(p, r, 0.02503911219537258f);
+  p = fused(p, r, 0.1402716189622879f);
+  p = fused(p, r, 0.14167135953903198f);
+  p = fused(p, r, 0.14372025430202484f);
+  const f32 tail = exponential2(b * b * -0.72134752f) * r * p;
+  return b < 0 ? tail : 1 - tail;
+}
+HD f64 quick_normal(f64 b) { return normal(b).first; }
+
 // The weight of b in the tanh form of gelu, and the slope of that weight.
-template <class A> HD Pair<A> normal_tanh(A b) {
+template <bool QUICK = false, class A> HD Pair<A> normal_tanh(A b) {
   const A scale = A(1.5957691216057307118), cube = A(0.044715);
   // Past 40 the weight is 0 or 1 in any type, while the cube would go on to infinity.
   b = b > 40 ? A(40) : b < -40 ? A(-40) : b;
   A square = b * b;
-  Pair<A> on = sigmoid(scale * fused(cube * square, b, b));
+  Pair<A> on = sigmoid<QUICK>(scale * fused(cube * square, b, b));
   return {on.first, on.first * on.second * (scale * fused(3 * cube, square, A(1)))};
 }
 
@@ -294,19 +321,20 @@ template <class A> HD Pair<A> weighed(A b, Pair<A> weight) {
   return {b * weight.first, fused(b, weight.second, weight.first)};
 }
 template <class A> HD Pair<A> gelu(A b) { return weighed(b, normal(b)); }
-template <class A> HD Pair<A> gelu_tanh(A b) { return weighed(b, normal_tanh(b)); }
-template <class A> HD Pair<A> silu(A b) {
-  Pair<A> s = sigmoid(b);
+template <class A> HD Pair<A> quick_gelu(A b) { return {b * quick_normal(b), A(0)}; }
+template <class A, bool QUICK = false> HD Pair<A> gelu_tanh(A b) {
+  return weighed(b, normal_tanh<QUICK>(b));
+}
+template <class A, bool QUICK = false> HD Pair<A> silu(A b) {
+  Pair<A> s = sigmoid<QUICK>(b);
   return {b * s.first, s.first * fused(b, s.second, A(1))};
 }
 // tanh(softplus(b)) and its slope are quotients of polynomials in the exponential whose terms are
-// all positive.
-template <class A> HD Pair<A> mish(A b) {
-  const bool above = b >= 0;
-  const A e = exponential(-magnitude(b)), fall = e * (2 + e);
-  const A num = above ? fused(A(2), e, A(1)) : fall;
-  const A share = reciprocal(above ? fused(2 * e, e, num) : 2 + fall);
-  return weighed(b, {num * share, 4 * e * (1 + e) * (above ? e : A(1)) * (share * share)});
+// all positive. Past 22 they are 1 and, times b, 0 in any type.
+template <class A, bool QUICK = false> HD Pair<A> mish(A b) {
+  const bool far = b > 22;
+  const A e = exponential<QUICK>(far ? A(22) : b), num = e * (2 + e), share = reciprocal(2 + num);
+  return weighed(b, {num * share, far ? A(0) : 4 * e * (1 + e) * (share * share)});
 }
 
 // cos and sin of a signed fraction of a turn, in units of 2^-64 turns: exact reduction in integers,

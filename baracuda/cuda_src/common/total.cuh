@@ -40,7 +40,7 @@ template <template <class> class F, class T, int V, int DEPTH, int DIMS, class I
     UNROLL for (int i = 0; i < N; ++i) {
       A from[IN], to[1];
       UNROLL for (int k = 0; k < IN; ++k) from[k] = widen(batch.x[k], i);
-      f(from, to);
+      evaluate<T>(f, from, to);
       sum[i] += to[0];
     }
   }
