@@ -32,6 +32,11 @@ class DeviceFacts(NamedTuple):
     multiprocessors: int
     shared_per_block: int
 
+    @property
+    def clusters(self) -> bool:
+        """Whether blocks may stand together and reach each other's shared memory."""
+        return int(self.arch.removeprefix("sm_").rstrip("a")) >= 90
+
 
 class Step(NamedTuple):
     """One kernel launch of a call; blocks may have fewer threads than the entry allows."""

@@ -42,7 +42,7 @@ def takes(call: Call, lanes: Lanes) -> bool:
 
 def _blocks(call: Call) -> int:
     """Blocks of a team."""
-    return _CLUSTER if int(call.facts.arch.removeprefix("sm_").rstrip("a")) >= 90 else 1
+    return _CLUSTER if call.facts.clusters else 1
 
 
 def _words(call: Call, slots: int) -> int:
