@@ -23,6 +23,24 @@ HD f32 quick_hyperbolic_tangent(f32 x) {
   return size < 0.25f ? fused(x * square, series, x) : x < 0 ? -far : far;
 }
 
+// e^(x - b) of many x: `rest` times what it gives for each.
+template <class A> struct Near;
+template <> struct Near<f64> {
+  static constexpr f64 rest = 1;
+  f64 b;
+  DEVICE Near(f64 b) : b(b) {}
+  static DEVICE bool takes(f64) { return true; }
+  DEVICE f64 operator()(f64 x) const { return quick_exponential(x - b); }
+};
+// One multiplication and addition for each, and what rounding left of b for all.
+template <> struct Near<f32> {
+  f32 scaled, rest;
+  DEVICE Near(f32 b) : scaled(b * LOG2_E), rest(exponential2(fused(-b, LOG2_E, scaled))) {}
+  // Of numbers whose last place counts little.
+  static DEVICE bool takes(f32 b) { return magnitude(b) < 1048576; }
+  DEVICE f32 operator()(f32 x) const { return exponential2(fused(x, LOG2_E, -scaled)); }
+};
+
 // The largest of all, NaN if one of them is.
 template <class T, int V, int M> DEVICE Acc<T> largest(const Vec<T, V> (&v)[M]) {
   Acc<T> most = widen(v[0], 0);
@@ -67,8 +85,8 @@ struct Entropy {
     Report* listener;
     i64 classes, ignored, rows;
     i64 step[3];       // of logits, dlogits and, where SOFT, target
-    i32 n, log_lanes, kept, parts;
-    u32 ticket, flags;
+    i32 n, log_lanes, rounds, kept, parts;  // rounds: how often MANY vectors; of these are kept
+    u32 ticket, flags, pad;
     Walk<0, 4, i64> walk;  // logits, target, dlogits; loss or dloss
   };
   enum : u32 { WIDE_TARGET = 1, REDUCED = 2, EQUAL_SHARES = 4 };
@@ -121,48 +139,60 @@ struct Entropy {
   template <int M> struct Loaded {
     Vec<T, V> x[M], t[M];
   };
-  // Vectors from the h-th on; logits that are not there are smaller than any.
-  template <int M> static DEVICE Loaded<M> fetch_all(const Args& args, const Row& row, i32 h) {
-    A least[V];
-    UNROLL for (int i = 0; i < V; ++i) least[i] = nothing();
-    Vec<T, V> none;
-    narrow(least, none);
+  // Vectors from the h-th on, which are there.
+  template <int M> static DEVICE Loaded<M> fetch_whole(const Args& args, const Row& row, i32 h) {
     Loaded<M> to;
+    const i32 e = element(row, h), step = row.lanes * V;
     UNROLL for (int k = 0; k < M; ++k) {
+      if constexpr (WIDE) to.x[k] = load<V>(row.x + e + k * step);
+      else to.x[k] = fetch<V, ACCESS>(row.x, args.step[0], e + k * step, row.end, least());
+      if constexpr (SOFT) to.t[k] = fetch<V, ACCESS>(row.t, args.step[2], e + k * step, row.end);
+    }
+    return to;
+  }
+  // Which may not be there; such logits are smaller than any.
+  static DEVICE Loaded<HELD> fetch_rest(const Args& args, const Row& row, i32 h) {
+    Loaded<HELD> to;
+    UNROLL for (int k = 0; k < HELD; ++k) {
       const i32 e = element(row, h + k);
-      to.x[k] = fetch<V, ACCESS>(row.x, args.step[0], e, row.end, none);
+      to.x[k] = fetch<V, ACCESS>(row.x, args.step[0], e, row.end, least());
       if constexpr (SOFT) to.t[k] = fetch<V, ACCESS>(row.t, args.step[2], e, row.end);
     }
     return to;
+  }
+  static DEVICE Vec<T, V> least() {
+    A x[V];
+    UNROLL for (int i = 0; i < V; ++i) x[i] = nothing();
+    Vec<T, V> v;
+    narrow(x, v);
+    return v;
   }
   static DEVICE A probability(const Row& row, const Vec<T, V>& t, int i) {
     return fused(widen(t, i), row.keep, row.spread);
   }
 
-  // Logits of which none is larger than the largest.
-  static DEVICE void add(const Row& row, i32 e, const A (&x)[V], const Vec<T, V>& t, State& s) {
-    const A beside = base(s.at[0]);
-    A sum = quick_exponential(x[0] - beside);
-    UNROLL for (int i = 1; i < V; ++i) sum += quick_exponential(x[i] - beside);
-    s.at[1] += sum;
-    if constexpr (SOFT) {
-      UNROLL for (int i = 0; i < V; ++i) {
-        if (e + (WIDE ? 0 : i) >= row.end) continue;
-        const A p = probability(row, t, i);
-        s.at[2] = fused(p, x[i] - beside, s.at[2]);
-        s.at[3] += p;
-      }
+  // What probabilities of a vector make of its logits.
+  static DEVICE void weigh(const Row& row, i32 e, const A (&x)[V], const Vec<T, V>& t, State& s) {
+    UNROLL for (int i = 0; i < V; ++i) {
+      if (e + (WIDE ? 0 : i) >= row.end) continue;
+      const A p = probability(row, t, i);
+      s.at[2] = fused(p, x[i] - base(s.at[0]), s.at[2]);
+      s.at[3] += p;
     }
   }
-  template <int M>
-  static DEVICE void take(const Row& row, i32 h, const Loaded<M>& v, State& s) {
+  template <int M> static DEVICE void take(const Row& row, i32 h, const Loaded<M>& v, State& s) {
     A x[V];
-    if (row.plain) {
-      rebase(s, larger(s.at[0], largest(v.x)));
+    const A most = larger(s.at[0], largest(v.x)), beside = base(most);
+    if (row.plain && Near<A>::takes(beside)) {
+      const Near<A> near(beside);
+      rebase(s, most);
+      A sum = 0;
       UNROLL for (int k = 0; k < M; ++k) {
         widen(v.x[k], x);
-        add(row, element(row, h + k), x, v.t[k], s);
+        UNROLL for (int i = 0; i < V; ++i) sum += near(x[i]);
+        if constexpr (SOFT) weigh(row, element(row, h + k), x, v.t[k], s);
       }
+      s.at[1] = fused(sum, near.rest, s.at[1]);
       return;
     }
     UNROLL for (int k = 0; k < M; ++k) {
@@ -178,33 +208,38 @@ struct Entropy {
         if (!SOFT && there(row, e, i)) s.at[2] += x[i] - row.from;
       }
       rebase(s, most);
-      add(row, e, x, v.t[k], s);
+      UNROLL for (int i = 0; i < V; ++i) s.at[1] += quick_exponential(x[i] - base(most));
+      if constexpr (SOFT) weigh(row, e, x, v.t[k], s);
     }
   }
 
   // What becomes of an element: weight * exp(x - most) - spread, `hit` less at the target; where
   // SOFT, `hit` times its probability less.
   struct Slope {
+    Near<A> near;
     A most, weight, spread, hit;
     i32 target;
+    bool plain;
   };
 
-  template <bool CAPS>
+  template <bool PLAIN>
   static DEVICE void slopes(
       const Row& row, i32 e, const Vec<T, V>& v, const Vec<T, V>& t, const Slope& slope,
       A (&y)[V]) {
     A x[V];
     widen(v, x);
+    if (!PLAIN && row.cap > 0) {
+      UNROLL for (int i = 0; i < V; ++i) x[i] = cap(row, x[i]);
+    }
     UNROLL for (int i = 0; i < V; ++i) {
-      if constexpr (CAPS) x[i] = cap(row, x[i]);
-      y[i] = quick_exponential(x[i] - slope.most) * slope.weight;
+      y[i] = (PLAIN ? slope.near(x[i]) : quick_exponential(x[i] - slope.most)) * slope.weight;
       y[i] -= SOFT ? slope.hit * probability(row, t, i) : slope.spread;
     }
     // One vector of a row has its target.
     if (!SOFT && u32(slope.target - e) < u32(V)) {
       UNROLL for (int i = 0; i < V; ++i) y[i] -= e + i == slope.target ? slope.hit : A(0);
     }
-    if constexpr (CAPS) {
+    if (!PLAIN && row.cap > 0) {
       UNROLL for (int i = 0; i < V; ++i) {
         const A curve = x[i] * row.inverse;
         y[i] *= 1 - curve * curve;
@@ -215,7 +250,7 @@ struct Entropy {
       const Args& args, T* d, const Row& row, i32 e, const Vec<T, V>& v, const Vec<T, V>& t,
       const Slope& slope) {
     A y[V];
-    if (row.cap > 0) slopes<true>(row, e, v, t, slope, y);
+    if (slope.plain) slopes<true>(row, e, v, t, slope, y);
     else slopes<false>(row, e, v, t, slope, y);
     put_vector(args, d, e, y);
   }
@@ -270,9 +305,17 @@ struct Entropy {
     row.plain = !(row.cap > 0) && (SOFT || !row.smooth);
     row.from = 0;
     row.keep = 1 - smooth;
-    row.spread = smooth / A(args.n);
+    row.spread = row.smooth ? smooth / A(args.n) : A(0);
 
-    Loaded<HELD> held = fetch_all<HELD>(args, row, 0);
+    // Each thread has the vectors of all rounds; it holds what comes behind them.
+    const i32 rounds = LOOPS && counts ? args.rounds : 0, last = LOOPS ? args.rounds * MANY : 0;
+    Loaded<HELD> held = fetch_rest(args, row, last);
+    [[maybe_unused]] A share = 0;
+    if constexpr (GRADIENT) {
+      share = LOSS || !exists ? A(1) : widen(args.dloss[reduced ? 0 : at[3]]);
+      if (args.parts) share = share / A(number_of(args));
+      if (SOFT && args.flags & EQUAL_SHARES) share = share / A(args.rows);
+    }
     State s = start();
     A goal = 0;  // the logit of the target, which the first thread of a row has
     if (counts && !SOFT) {
@@ -284,24 +327,26 @@ struct Entropy {
     Vec<T, V>* const room = reinterpret_cast<Vec<T, V>*>(chip + TOLD / 4) + threadIdx.x;
     if constexpr (LOOPS && WIDE && !GRADIENT) {
       // Nothing is kept: the next vectors are under way.
-      i32 h = 0;
-      for (; element(row, h + HELD) < row.end; h += HELD) {
-        const Loaded<HELD> next = fetch_all<HELD>(args, row, h + HELD);
+      i32 h = last;
+      ROLLED for (i32 round = 0; round < rounds; ++round) {
+        const Loaded<HELD> next = fetch_whole<HELD>(args, row, round * HELD);
         take(row, h, held, s);
         held = next;
+        h = round * HELD;
       }
       take(row, h, held, s);
     } else {
-      take(row, 0, held, s);
-      for (i32 h = HELD; LOOPS && element(row, h) < row.end; h += MANY) {
-        const Loaded<MANY> more = fetch_all<MANY>(args, row, h);
-        UNROLL for (int k = 0; GRADIENT && k < MANY; ++k) {
-          const i32 slot = h + k - HELD;
-          if (slot >= args.kept) continue;
-          room[slot * ROWS * blockDim.x] = more.x[k];
-          if constexpr (SOFT) room[(slot * ROWS + 1) * blockDim.x] = more.t[k];
+      take(row, last, held, s);
+      Vec<T, V>* to = room;
+      ROLLED for (i32 round = 0; round < rounds; ++round) {
+        const Loaded<MANY> more = fetch_whole<MANY>(args, row, round * MANY);
+        if (GRADIENT && round < args.kept) {
+          UNROLL for (int k = 0; k < MANY; ++k, to += ROWS * blockDim.x) {
+            to[0] = more.x[k];
+            if constexpr (SOFT) to[blockDim.x] = more.t[k];
+          }
         }
-        take(row, h, more, s);
+        take(row, round * MANY, more, s);
       }
     }
     if constexpr (BY_BLOCK) {
@@ -351,32 +396,31 @@ struct Entropy {
         }
         return;
       }
-      A share = LOSS ? A(1) : widen(args.dloss[reduced ? 0 : at[3]]);
-      if (args.parts) share = share / A(number_of(args));
-      if (SOFT && args.flags & EQUAL_SHARES) share = share / A(args.rows);
-      Slope slope;
-      slope.most = most;
       A pull = A(1);
       if constexpr (SOFT) pull = s.at[3];
       if (z > 0) pull += 2 * z * norm;
-      slope.weight = share / s.at[1] * pull;
-      slope.spread = share * row.spread;
-      slope.hit = SOFT ? share : share * row.keep;
-      slope.target = i32(target);
+      const Near<A> near(most);
+      const bool plain = !(row.cap > 0) && Near<A>::takes(most);
+      const A weight = share / s.at[1] * pull;
+      const Slope slope{
+          near, most, plain ? weight * near.rest : weight, share * row.spread,
+          SOFT ? share : share * row.keep, i32(target), plain};
       UNROLL for (int h = 0; h < HELD; ++h) {
-        const i32 e = element(row, h);
+        const i32 e = element(row, last + h);
         if (e < row.end) put_slopes(args, d, row, e, held.x[h], held.t[h], slope);
       }
-      for (i32 h = HELD; LOOPS && element(row, h) < row.end; ++h) {
-        const i32 slot = h - HELD;
+      const Vec<T, V>* from = room;
+      i32 e = element(row, 0);
+      ROLLED for (i32 h = 0; h < rounds * MANY; ++h, e += row.lanes * V) {
         Loaded<1> v;
-        if (slot < args.kept) {
-          v.x[0] = room[slot * ROWS * blockDim.x];
-          if constexpr (SOFT) v.t[0] = room[(slot * ROWS + 1) * blockDim.x];
+        if (h < args.kept * MANY) {
+          v.x[0] = from[0];
+          if constexpr (SOFT) v.t[0] = from[blockDim.x];
+          from += ROWS * blockDim.x;
         } else {
-          v = fetch_all<1>(args, row, h);
+          v = fetch_whole<1>(args, row, h);
         }
-        put_slopes(args, d, row, element(row, h), v.x[0], v.t[0], slope);
+        put_slopes(args, d, row, e, v.x[0], v.t[0], slope);
       }
     }
   }

@@ -44,8 +44,8 @@ class Way(NamedTuple):
         Threads of the largest block.
     cluster : int
         Blocks of a row.
-    kept : int
-        Vectors of each row that a thread has in shared memory.
+    rounds, kept : int
+        How often a thread takes some vectors beside those it holds, and keeps them.
     shared : int
         Bytes of it.
     dims : list of Dim
@@ -58,6 +58,7 @@ class Way(NamedTuple):
     wide: bool
     most: int
     cluster: int
+    rounds: int
     kept: int
     shared: int
     dims: list[Dim]
@@ -140,17 +141,21 @@ def _way(call: Call, strides: list[Shape]) -> Way:
     if dims and abs(dims[0].strides[0]) < abs(steps[0]):
         # Rows side by side: threads side by side have one each.
         how, cluster = rows.Shares("ALONE", 1, THREADS, held), 1
-    kept = 0
+    rounds = kept = 0
+    many = held if wide else 1
+    if how.way in ("LONG", "ALONE"):
+        rounds = _rounds(n, width, held, many, cluster * how.lanes)
     if how.way == "LONG" and keeps:
-        room = (call.facts.shared_per_block - _FIXED) // (how.threads * size)
-        kept = min(room, _rest(n, width, held, cluster * how.threads))
-    shared = kept * how.threads * size + _TOLD * cluster * (cluster > 1)
-    return Way(how, wide, most, cluster, kept, shared, dims, steps)
+        room = (call.facts.shared_per_block - _FIXED) // (how.threads * size * many)
+        kept = min(room, rounds)
+    shared = kept * many * how.threads * size + _TOLD * cluster * (cluster > 1)
+    return Way(how, wide, most, cluster, rounds, kept, shared, dims, steps)
 
 
-def _rest(n: int, width: int, held: int, threads: int) -> int:
-    """Vectors of a row that each of its threads has beside those it holds."""
-    return max(-(-n // (threads * width)) - held, 0)
+def _rounds(n: int, width: int, held: int, many: int, threads: int) -> int:
+    """How often each thread of a row takes `many` vectors; those that not all of them have are among
+    what they hold."""
+    return max(-(-(-(-n // (threads * width)) - held) // many), 0)
 
 
 def _spread(call: Call, n: int, held: int, most: int, size: int) -> tuple[int, int]:
@@ -161,7 +166,7 @@ def _spread(call: Call, n: int, held: int, most: int, size: int) -> tuple[int, i
         return 1, most
     for cluster, together in _SPREADS:
         threads = most // together
-        shared = _rest(n, width, held, cluster * threads) * threads * size
+        shared = _rounds(n, width, held, held, cluster * threads) * held * threads * size
         if cluster > 1 and not call.facts.clusters:
             continue
         if shared + _FIXED <= call.facts.shared_per_block // together:
@@ -179,12 +184,12 @@ def _rows(
     packer = Packer(True).pointers(len(front)).add("d", *[0.0] * _SCALARS)
     ignored = options.get("ignore_index", 0)
     packer.add("Q", call.listener).add("q", n, ignored, count, *over.steps)
-    packer.add("i", n, how.lanes.bit_length() - 1, over.kept, parts)
+    packer.add("i", n, how.lanes.bit_length() - 1, over.rounds, over.kept, parts)
     flags = _WIDE_TARGET * (problem.index_dtype == "int64")
     flags |= _REDUCED * (options["reduction"] != "none")
     if not problem.spec.integers and options["reduction"] == "mean":
         flags |= _EQUAL_SHARES
-    arguments = packer.add("I", call.ticket, flags).walk(over.dims, 4).done()
+    arguments = packer.add("I", call.ticket, flags, 0).walk(over.dims, 4).done()
     schedule = (
         f"{call.functor}<{call.type}, {how.way}, {how.held}, {flag(over.wide)}, {flag(call.add)}, "
         f"{over.cluster}>"
