@@ -23,7 +23,9 @@ from baracuda.op import registry
 Array = NDArray[Any]
 FACTS = DeviceFacts(0, "sm_90", 4, 232448)
 # Shared memory for one more vector of each thread.
-SMALL = DeviceFacts(0, "sm_90", 4, (4 << 10) + 1024 * 16)
+SMALL = DeviceFacts(0, "sm_90", 4, (4 << 10) + 1024 * 64)
+# Without clusters.
+OLD = DeviceFacts(0, "sm_80", 4, 166912)
 OPS = ("cross_entropy", "cross_entropy_backward", "cross_entropy_with_gradient")
 SMOOTH = {"label_smoothing": 0.1, "z_loss": 0.01}
 
@@ -57,6 +59,12 @@ TRIALS = {
     "long": trial((2, 40000), reduction="sum", **SMOOTH),
     "long, read again": trial((2, 28001), facts=SMALL),
     "long, bf16": trial((2, 50000), facts=SMALL, dtype="bfloat16"),
+    "long, f64": trial((2, 6001), facts=OLD, dtype="float64"),
+    "long, in shared memory": trial((2, 40000), facts=OLD, reduction="none"),
+    "two blocks": trial((3, 20008), softcap=5.0, **SMOOTH),
+    "two blocks, bf16": trial((3, 40008), dtype="bfloat16", reduction="none"),
+    "four blocks, f16": trial((3, 70000), dtype="float16"),
+    "eight blocks": trial((2, 70004), padded=True),
     "rows side by side": trial((2, 40, 33), 1, **SMOOTH),
     "rows side by side, bf16": trial((2, 40, 33), 1, reduction="none", dtype="bfloat16"),
 }

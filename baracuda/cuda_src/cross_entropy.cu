@@ -68,8 +68,7 @@ struct Entropy {
   static constexpr bool BY_BLOCK = WAY == BLOCK || WAY == LONG, LOOPS = WAY == LONG || WAY == ALONE;
   static constexpr bool FEW = sizeof(T) == 8 || WAY == ALONE || !WIDE;
   static constexpr int RESIDENT = BY_BLOCK ? 1 : FEW ? 2 : 3;
-  // Vectors that a thread takes at a time of those that it does not hold, and rows in each.
-  static constexpr int MANY = WIDE ? HELD : 1, ROWS = 1 + SOFT;
+  static constexpr int ROWS = 1 + SOFT;
   // Bytes of shared memory for what the blocks of a cluster tell each other.
   static constexpr int TOLD = CLUSTER > 1 ? CLUSTER * 32 : 0;
 
@@ -85,7 +84,7 @@ struct Entropy {
     Report* listener;
     i64 classes, ignored, rows;
     i64 step[3];       // of logits, dlogits and, where SOFT, target
-    i32 n, log_lanes, rounds, kept, parts;  // rounds: how often MANY vectors; of these are kept
+    i32 n, log_lanes, rounds, kept, parts;  // rounds: of HELD vectors, and so many of these on chip
     u32 ticket, flags, pad;
     Walk<0, 4, i64> walk;  // logits, target, dlogits; loss or dloss
   };
@@ -136,14 +135,14 @@ struct Entropy {
   static DEVICE bool there(const Row& row, i32 e, int i) { return WIDE || e + i < row.end; }
   static DEVICE i32 element(const Row& row, i32 h) { return (row.rank + h * row.lanes) * V; }
 
-  template <int M> struct Loaded {
-    Vec<T, V> x[M], t[M];
+  struct Loaded {
+    Vec<T, V> x[HELD], t[HELD];
   };
   // Vectors from the h-th on, which are there.
-  template <int M> static DEVICE Loaded<M> fetch_whole(const Args& args, const Row& row, i32 h) {
-    Loaded<M> to;
+  static DEVICE Loaded fetch_whole(const Args& args, const Row& row, i32 h) {
+    Loaded to;
     const i32 e = element(row, h), step = row.lanes * V;
-    UNROLL for (int k = 0; k < M; ++k) {
+    UNROLL for (int k = 0; k < HELD; ++k) {
       if constexpr (WIDE) to.x[k] = load<V>(row.x + e + k * step);
       else to.x[k] = fetch<V, ACCESS>(row.x, args.step[0], e + k * step, row.end, least());
       if constexpr (SOFT) to.t[k] = fetch<V, ACCESS>(row.t, args.step[2], e + k * step, row.end);
@@ -151,8 +150,8 @@ struct Entropy {
     return to;
   }
   // Which may not be there; such logits are smaller than any.
-  static DEVICE Loaded<HELD> fetch_rest(const Args& args, const Row& row, i32 h) {
-    Loaded<HELD> to;
+  static DEVICE Loaded fetch_rest(const Args& args, const Row& row, i32 h) {
+    Loaded to;
     UNROLL for (int k = 0; k < HELD; ++k) {
       const i32 e = element(row, h + k);
       to.x[k] = fetch<V, ACCESS>(row.x, args.step[0], e, row.end, least());
@@ -180,14 +179,14 @@ struct Entropy {
       s.at[3] += p;
     }
   }
-  template <int M> static DEVICE void take(const Row& row, i32 h, const Loaded<M>& v, State& s) {
+  static DEVICE void take(const Row& row, i32 h, const Loaded& v, State& s) {
     A x[V];
     const A most = larger(s.at[0], largest(v.x)), beside = base(most);
     if (row.plain && Near<A>::takes(beside)) {
       const Near<A> near(beside);
       rebase(s, most);
       A sum = 0;
-      UNROLL for (int k = 0; k < M; ++k) {
+      UNROLL for (int k = 0; k < HELD; ++k) {
         widen(v.x[k], x);
         UNROLL for (int i = 0; i < V; ++i) sum += near(x[i]);
         if constexpr (SOFT) weigh(row, element(row, h + k), x, v.t[k], s);
@@ -195,7 +194,7 @@ struct Entropy {
       s.at[1] = fused(sum, near.rest, s.at[1]);
       return;
     }
-    UNROLL for (int k = 0; k < M; ++k) {
+    UNROLL for (int k = 0; k < HELD; ++k) {
       const i32 e = element(row, h + k);
       if (e >= row.end) continue;
       A most = s.at[0];
@@ -308,8 +307,8 @@ struct Entropy {
     row.spread = row.smooth ? smooth / A(args.n) : A(0);
 
     // Each thread has the vectors of all rounds; it holds what comes behind them.
-    const i32 rounds = LOOPS && counts ? args.rounds : 0, last = LOOPS ? args.rounds * MANY : 0;
-    Loaded<HELD> held = fetch_rest(args, row, last);
+    const i32 rounds = LOOPS && counts ? args.rounds : 0, last = LOOPS ? args.rounds * HELD : 0;
+    Loaded held = fetch_rest(args, row, last);
     [[maybe_unused]] A share = 0;
     if constexpr (GRADIENT) {
       share = LOSS || !exists ? A(1) : widen(args.dloss[reduced ? 0 : at[3]]);
@@ -325,28 +324,30 @@ struct Entropy {
     }
     extern __shared__ __align__(16) u32 chip[];
     Vec<T, V>* const room = reinterpret_cast<Vec<T, V>*>(chip + TOLD / 4) + threadIdx.x;
-    if constexpr (LOOPS && WIDE && !GRADIENT) {
-      // Nothing is kept: the next vectors are under way.
-      i32 h = last;
-      ROLLED for (i32 round = 0; round < rounds; ++round) {
-        const Loaded<HELD> next = fetch_whole<HELD>(args, row, round * HELD);
-        take(row, h, held, s);
-        held = next;
-        h = round * HELD;
-      }
-      take(row, h, held, s);
-    } else {
-      take(row, last, held, s);
+    i32 h = last;
+    if constexpr (GRADIENT) {
+      Loaded v = held;
       Vec<T, V>* to = room;
-      ROLLED for (i32 round = 0; round < rounds; ++round) {
-        const Loaded<MANY> more = fetch_whole<MANY>(args, row, round * MANY);
-        if (GRADIENT && round < args.kept) {
-          UNROLL for (int k = 0; k < MANY; ++k, to += ROWS * blockDim.x) {
-            to[0] = more.x[k];
-            if constexpr (SOFT) to[blockDim.x] = more.t[k];
-          }
+      ROLLED for (i32 round = 0;; ++round) {
+        take(row, h, v, s);
+        if (!LOOPS || round >= rounds) break;
+        h = round * HELD;
+        v = fetch_whole(args, row, h);
+        if (round >= args.kept) continue;
+        UNROLL for (int k = 0; k < HELD; ++k, to += ROWS * blockDim.x) {
+          to[0] = v.x[k];
+          if constexpr (SOFT) to[blockDim.x] = v.t[k];
         }
-        take(row, round * MANY, more, s);
+      }
+    } else {
+      // Nothing is kept: the next vectors are under way.
+      ROLLED for (i32 round = 0;; ++round) {
+        Loaded next;
+        if (LOOPS && round < rounds) next = fetch_whole(args, row, round * HELD);
+        take(row, h, held, s);
+        if (!LOOPS || round >= rounds) break;
+        h = round * HELD;
+        held = next;
       }
     }
     if constexpr (BY_BLOCK) {
@@ -380,7 +381,7 @@ struct Entropy {
       if (!reduced) {
         if (exists && row.rank == 0) narrow(loss, args.loss[at[3]]);
       } else if constexpr (BY_BLOCK) {
-        if (row.rank == 0) args.sums[number] = loss;
+        if (row.rank == 0) args.sums[blockIdx.x / CLUSTER] = loss;
       } else {
         const A total = block_total(row.rank == 0 ? loss : A(0));
         if (threadIdx.x == 0) args.sums[blockIdx.x] = total;
@@ -405,22 +406,23 @@ struct Entropy {
       const Slope slope{
           near, most, plain ? weight * near.rest : weight, share * row.spread,
           SOFT ? share : share * row.keep, i32(target), plain};
-      UNROLL for (int h = 0; h < HELD; ++h) {
-        const i32 e = element(row, last + h);
-        if (e < row.end) put_slopes(args, d, row, e, held.x[h], held.t[h], slope);
-      }
       const Vec<T, V>* from = room;
-      i32 e = element(row, 0);
-      ROLLED for (i32 h = 0; h < rounds * MANY; ++h, e += row.lanes * V) {
-        Loaded<1> v;
-        if (h < args.kept * MANY) {
-          v.x[0] = from[0];
-          if constexpr (SOFT) v.t[0] = from[blockDim.x];
-          from += ROWS * blockDim.x;
-        } else {
-          v = fetch_whole<1>(args, row, h);
+      h = last;
+      ROLLED for (i32 round = 0;; ++round) {
+        UNROLL for (int k = 0; k < HELD; ++k) {
+          const i32 e = element(row, h + k);
+          if (e < row.end) put_slopes(args, d, row, e, held.x[k], held.t[k], slope);
         }
-        put_slopes(args, d, row, e, v.x[0], v.t[0], slope);
+        if (!LOOPS || round >= rounds) break;
+        h = round * HELD;
+        if (round >= args.kept) {
+          held = fetch_whole(args, row, h);
+          continue;
+        }
+        UNROLL for (int k = 0; k < HELD; ++k, from += ROWS * blockDim.x) {
+          held.x[k] = from[0];
+          if constexpr (SOFT) held.t[k] = from[blockDim.x];
+        }
       }
     }
   }

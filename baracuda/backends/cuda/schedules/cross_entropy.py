@@ -45,7 +45,7 @@ class Way(NamedTuple):
     cluster : int
         Blocks of a row.
     rounds, kept : int
-        How often a thread takes some vectors beside those it holds, and keeps them.
+        How often a thread takes as many vectors as it holds, and how often it keeps them.
     shared : int
         Bytes of it.
     dims : list of Dim
@@ -142,20 +142,19 @@ def _way(call: Call, strides: list[Shape]) -> Way:
         # Rows side by side: threads side by side have one each.
         how, cluster = rows.Shares("ALONE", 1, THREADS, held), 1
     rounds = kept = 0
-    many = held if wide else 1
     if how.way in ("LONG", "ALONE"):
-        rounds = _rounds(n, width, held, many, cluster * how.lanes)
+        rounds = _rounds(n, width, held, cluster * how.lanes)
     if how.way == "LONG" and keeps:
-        room = (call.facts.shared_per_block - _FIXED) // (how.threads * size * many)
+        room = (call.facts.shared_per_block - _FIXED) // (how.threads * size * held)
         kept = min(room, rounds)
-    shared = kept * many * how.threads * size + _TOLD * cluster * (cluster > 1)
+    shared = kept * held * how.threads * size + _TOLD * cluster * (cluster > 1)
     return Way(how, wide, most, cluster, rounds, kept, shared, dims, steps)
 
 
-def _rounds(n: int, width: int, held: int, many: int, threads: int) -> int:
-    """How often each thread of a row takes `many` vectors; those that not all of them have are among
-    what they hold."""
-    return max(-(-(-(-n // (threads * width)) - held) // many), 0)
+def _rounds(n: int, width: int, held: int, threads: int) -> int:
+    """How often each thread of a row takes as many vectors as it holds in the end, among which are
+    those that not all threads have."""
+    return max(-(-n // (threads * width * held)) - 1, 0)
 
 
 def _spread(call: Call, n: int, held: int, most: int, size: int) -> tuple[int, int]:
@@ -166,7 +165,7 @@ def _spread(call: Call, n: int, held: int, most: int, size: int) -> tuple[int, i
         return 1, most
     for cluster, together in _SPREADS:
         threads = most // together
-        shared = _rounds(n, width, held, held, cluster * threads) * held * threads * size
+        shared = _rounds(n, width, held, cluster * threads) * held * threads * size
         if cluster > 1 and not call.facts.clusters:
             continue
         if shared + _FIXED <= call.facts.shared_per_block // together:
