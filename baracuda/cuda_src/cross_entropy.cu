@@ -2,9 +2,10 @@
 //
 // As in the rows schedule a thread holds HELD vectors of 16 bytes, and a row is that of some lanes
 // of a warp, of a block, or of one that reads again what it cannot hold; of the rest, a block keeps
-// in shared memory what fits. Where rows lie side by side, ALONE, each has one thread. A SOFT target
-// is a row too: the probability of each class.
+// in shared memory what fits. A CLUSTER of blocks may share a row. Where rows lie side by side,
+// ALONE, each has one thread. A SOFT target is a row too: the probability of each class.
 #include "common/cluster.cuh"
+#include "common/exponentials.cuh"
 #include "common/report.cuh"
 #include "common/rows.cuh"
 #include "common/total.cuh"
@@ -21,42 +22,6 @@ HD f32 quick_hyperbolic_tangent(f32 x) {
   series = fused(fused(series, square, 0.1333333333f), square, -0.3333333333f);
   const f32 far = (1 - e) * reciprocal(1 + e);
   return size < 0.25f ? fused(x * square, series, x) : x < 0 ? -far : far;
-}
-
-// e^(x - b) of many x: `rest` times what it gives for each.
-template <class A> struct Near;
-template <> struct Near<f64> {
-  static constexpr f64 rest = 1;
-  f64 b;
-  DEVICE Near(f64 b) : b(b) {}
-  static DEVICE bool takes(f64) { return true; }
-  DEVICE f64 operator()(f64 x) const { return quick_exponential(x - b); }
-};
-// One multiplication and addition for each, and what rounding left of b for all.
-template <> struct Near<f32> {
-  f32 scaled, rest;
-  DEVICE Near(f32 b) : scaled(b * LOG2_E), rest(exponential2(fused(-b, LOG2_E, scaled))) {}
-  // Of numbers whose last place counts little.
-  static DEVICE bool takes(f32 b) { return magnitude(b) < 1048576; }
-  DEVICE f32 operator()(f32 x) const { return exponential2(fused(x, LOG2_E, -scaled)); }
-};
-
-// The largest of all, NaN if one of them is.
-template <class T, int V, int M> DEVICE Acc<T> largest(const Vec<T, V> (&v)[M]) {
-  Acc<T> most = widen(v[0], 0);
-  if constexpr (sizeof(T) == 2) {
-    u32 pair = v[0].pair[0];
-    UNROLL for (int k = 0; k < M; ++k) {
-      UNROLL for (int i = 0; i < V / 2; ++i) pair = larger_pair(pair, v[k].pair[i], T{});
-    }
-    const Vec<T, 2> both{{pair}};
-    most = larger(widen(both, 0), widen(both, 1));
-  } else {
-    UNROLL for (int k = 0; k < M; ++k) {
-      UNROLL for (int i = 0; i < V; ++i) most = larger(most, widen(v[k], i));
-    }
-  }
-  return most;
 }
 
 template <
@@ -245,13 +210,16 @@ struct Entropy {
       }
     }
   }
+  template <bool PLAIN>
   static DEVICE void put_slopes(
-      const Args& args, T* d, const Row& row, i32 e, const Vec<T, V>& v, const Vec<T, V>& t,
-      const Slope& slope) {
-    A y[V];
-    if (slope.plain) slopes<true>(row, e, v, t, slope, y);
-    else slopes<false>(row, e, v, t, slope, y);
-    put_vector(args, d, e, y);
+      const Args& args, T* d, const Row& row, i32 h, const Loaded& v, const Slope& slope) {
+    UNROLL for (int k = 0; k < HELD; ++k) {
+      const i32 e = element(row, h + k);
+      A y[V];
+      if (e >= row.end) continue;
+      slopes<PLAIN>(row, e, v.x[k], v.t[k], slope, y);
+      put_vector(args, d, e, y);
+    }
   }
   static DEVICE void put_vector(const Args& args, T* d, i32 e, A (&x)[V]) {
     if constexpr (WIDE) {
@@ -409,10 +377,8 @@ struct Entropy {
       const Vec<T, V>* from = room;
       h = last;
       ROLLED for (i32 round = 0;; ++round) {
-        UNROLL for (int k = 0; k < HELD; ++k) {
-          const i32 e = element(row, h + k);
-          if (e < row.end) put_slopes(args, d, row, e, held.x[k], held.t[k], slope);
-        }
+        if (slope.plain) put_slopes<true>(args, d, row, h, held, slope);
+        else put_slopes<false>(args, d, row, h, held, slope);
         if (!LOOPS || round >= rounds) break;
         h = round * HELD;
         if (round >= args.kept) {

@@ -45,7 +45,7 @@ DEVICE S across_block(S s, const S& start, Rooms<S>& rooms, int& turn, Across ac
 // By joins of two.
 template <class S, class Join>
 DEVICE S join_block(S s, const S& start, Rooms<S>& rooms, int& turn, Join join) {
-  const auto across = [join](const S& s, int lanes) { return join_lanes(s, lanes, join); };
+  const auto across = [&](S s, int lanes) { return join_lanes(s, lanes, join); };
   return across_block(s, start, rooms, turn, across);
 }
 
