@@ -68,8 +68,10 @@ ROWWISE = tuple(
     )
 )
 CROSS_ENTROPY = (
-    *(Case({"b": (6,), "v": v, "c": ()}, reduction="mean")
-      for v in (64, 4096, HUGE >> 2, HUGE >> 1, HUGE, HUGE << 1)),
+    *(
+        Case({"b": (6,), "v": v, "c": ()}, reduction="mean")
+        for v in (64, 4096, HUGE >> 2, HUGE >> 1, HUGE, HUGE << 1)
+    ),
     Case({"b": (6,), "v": 64, "c": (32,)}, axis=1, reduction="none"),
 )
 ROPE = tuple(
