@@ -150,7 +150,9 @@ def test_every_way_gives_what_the_body_gives(op: str, name: str) -> None:
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("name", ["lanes", "a block", "long", "rows side by side, bf16"])
+@pytest.mark.parametrize(
+    "name", ["lanes", "a block", "long", "two blocks", "rows side by side, bf16"]
+)
 def test_gradients_add_into_what_is_there(name: str) -> None:
     op, how = "cross_entropy_backward", TRIALS[name]
     (exact,) = want(op, how)
@@ -160,7 +162,9 @@ def test_gradients_add_into_what_is_there(name: str) -> None:
     close(out, exact + 0.5, how.dtype)
 
 
-@pytest.mark.parametrize("name", ["lanes", "a block", "long", "long, read again"])
+@pytest.mark.parametrize(
+    "name", ["lanes", "a block", "long", "long, read again", "four blocks, f16"]
+)
 def test_gradients_may_be_written_over_logits(name: str) -> None:
     op, how = "cross_entropy_with_gradient", TRIALS[name]
     exact, known = want(op, how), arrays_of(how)
