@@ -131,7 +131,7 @@ def _way(call: Call, strides: list[Shape]) -> Way:
     numbers = [n, *[s for d in dims for s in d.strides[whole]]]
     wide = steps == (1, 1, 1) and divisor(numbers, call.elements()) == width
     # Two rows are held where a target is one too; single elements take more registers.
-    held = _HELD.get(call.itemsize, 4) // (1 + (soft or (call.itemsize == 2 and not wide)))
+    held = _HELD.get(call.itemsize, 4) // (1 + soft) // (1 + (call.itemsize == 2 and not wide))
     most = _MOST.get(call.itemsize, rows._MOST) if wide else rows._SINGLE
     # Bytes of a vector that is kept, and of a probability beside each where the target is soft.
     keeps = any(x.name == "dlogits" for x in problem.outputs)
