@@ -103,24 +103,20 @@ struct Entropy {
   struct Loaded {
     Vec<T, V> x[HELD], t[HELD];
   };
-  // Vectors from the h-th on, which are there.
-  static DEVICE Loaded fetch_whole(const Args& args, const Row& row, i32 h) {
-    Loaded to;
-    const i32 e = element(row, h), step = row.lanes * V;
-    UNROLL for (int k = 0; k < HELD; ++k) {
-      if constexpr (WIDE) to.x[k] = load<V>(row.x + e + k * step);
-      else to.x[k] = fetch<V, ACCESS>(row.x, args.step[0], e + k * step, row.end, least());
-      if constexpr (SOFT) to.t[k] = fetch<V, ACCESS>(row.t, args.step[2], e + k * step, row.end);
-    }
-    return to;
+  template <bool WHOLE>
+  static DEVICE Vec<T, V> fetch_one(
+      const Row& row, const T* p, i64 step, i32 e, const Vec<T, V>& none) {
+    if constexpr (WHOLE && WIDE) return load<V>(p + e);
+    return fetch<V, ACCESS>(p, step, e, row.end, none);
   }
-  // Which may not be there; such logits are smaller than any.
-  static DEVICE Loaded fetch_rest(const Args& args, const Row& row, i32 h) {
+  // Vectors from the h-th on, which are there (WHOLE) or not: such logits are smaller than any.
+  template <bool WHOLE> static DEVICE Loaded fetch_all(const Args& args, const Row& row, i32 h) {
     Loaded to;
+    const i32 first = element(row, h), step = row.lanes * V;
     UNROLL for (int k = 0; k < HELD; ++k) {
-      const i32 e = element(row, h + k);
-      to.x[k] = fetch<V, ACCESS>(row.x, args.step[0], e, row.end, least());
-      if constexpr (SOFT) to.t[k] = fetch<V, ACCESS>(row.t, args.step[2], e, row.end);
+      const i32 e = first + k * step;
+      to.x[k] = fetch_one<WHOLE>(row, row.x, args.step[0], e, least());
+      if constexpr (SOFT) to.t[k] = fetch_one<WHOLE>(row, row.t, args.step[2], e, {});
     }
     return to;
   }
@@ -276,7 +272,7 @@ struct Entropy {
 
     // Each thread has the vectors of all rounds; it holds what comes behind them.
     const i32 rounds = LOOPS && counts ? args.rounds : 0, last = LOOPS ? args.rounds * HELD : 0;
-    Loaded held = fetch_rest(args, row, last);
+    Loaded held = fetch_all<false>(args, row, last);
     [[maybe_unused]] A share = 0;
     if constexpr (GRADIENT) {
       share = LOSS || !exists ? A(1) : widen(args.dloss[reduced ? 0 : at[3]]);
@@ -300,7 +296,7 @@ struct Entropy {
         take(row, h, v, s);
         if (!LOOPS || round >= rounds) break;
         h = round * HELD;
-        v = fetch_whole(args, row, h);
+        v = fetch_all<true>(args, row, h);
         if (round >= args.kept) continue;
         UNROLL for (int k = 0; k < HELD; ++k, to += ROWS * blockDim.x) {
           to[0] = v.x[k];
@@ -311,7 +307,7 @@ struct Entropy {
       // Nothing is kept: the next vectors are under way.
       ROLLED for (i32 round = 0;; ++round) {
         Loaded next;
-        if (LOOPS && round < rounds) next = fetch_whole(args, row, round * HELD);
+        if (LOOPS && round < rounds) next = fetch_all<true>(args, row, round * HELD);
         take(row, h, held, s);
         if (!LOOPS || round >= rounds) break;
         h = round * HELD;
@@ -382,7 +378,7 @@ struct Entropy {
         if (!LOOPS || round >= rounds) break;
         h = round * HELD;
         if (round >= args.kept) {
-          held = fetch_whole(args, row, h);
+          held = fetch_all<true>(args, row, h);
           continue;
         }
         UNROLL for (int k = 0; k < HELD; ++k, from += ROWS * blockDim.x) {
