@@ -70,7 +70,7 @@ ROWWISE = tuple(
 CROSS_ENTROPY = (
     *(
         Case({"b": (6,), "v": v, "c": ()}, reduction="mean")
-        for v in (64, 4096, HUGE >> 2, HUGE >> 1, HUGE, HUGE << 1)
+        for v in (64, 4096, HUGE >> 2, HUGE >> 1, HUGE, HUGE << 1, HUGE << 2)
     ),
     Case({"b": (6,), "v": 64, "c": (32,)}, axis=1, reduction="none"),
 )
