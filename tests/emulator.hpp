@@ -248,6 +248,17 @@ inline uint16_t to_bf16(float x) {
 }
 inline uint16_t to_f16(float x) { return bits<uint16_t>(_Float16(x)); }
 inline float from_f16(uint16_t x) { return float(bits<_Float16>(x)); }
+inline float from_bf16(uint16_t x) { return bits<float>(uint32_t(x) << 16); }
+// Of each half.
+inline uint32_t larger(uint32_t a, uint32_t b, float (*from)(uint16_t)) {
+  uint32_t y = 0;
+  for (int at = 0; at < 32; at += 16) {
+    const uint16_t first = uint16_t(a >> at), second = uint16_t(b >> at);
+    const float x = from(first), z = from(second);
+    y |= uint32_t(z > x || z != z ? second : first) << at;
+  }
+  return y;
+}
 
 }  // namespace emulated
 

@@ -43,6 +43,10 @@ _INSTEAD = (
         r'asm\("cvt\.rn\.(b?f16)x2\.f32 [^;]*;"[^;]*;',
         r"y = emulated::to_\1(low) | unsigned(emulated::to_\1(high)) << 16;",
     ),
+    (
+        r'asm\("max\.NaN\.(b?f16)x2 [^;]*;"[^;]*;',
+        r"y = emulated::larger(a, b, emulated::from_\1);",
+    ),
     (r'asm volatile\("ld\.acquire[^;]*;"[^;]*;', "x = *p;"),
     (r'asm volatile\("red\.release[^;]*;"[^;]*;', "++*p;"),
     (r'asm volatile\("createpolicy[^;]*;"[^;]*;', "policy = 0;"),

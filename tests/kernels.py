@@ -68,7 +68,10 @@ ROWWISE = tuple(
     )
 )
 CROSS_ENTROPY = (
-    *(Case({"b": (6,), "v": v, "c": ()}, reduction="mean") for v in (64, 4096, HUGE)),
+    *(
+        Case({"b": (6,), "v": v, "c": ()}, reduction="mean")
+        for v in (64, 4096, HUGE >> 2, HUGE >> 1, HUGE, HUGE << 1, HUGE << 2)
+    ),
     Case({"b": (6,), "v": 64, "c": (32,)}, axis=1, reduction="none"),
 )
 ROPE = tuple(
@@ -309,7 +312,9 @@ def steps(call: Call) -> Steps:
 def planned(problem: Problem, out: str) -> Iterator[Entry]:
     """The kernels of a problem, at every alignment, written and added to."""
     spec = problem.spec
-    facts = [FACTS, SMALL, OLD] if spec.kernel.schedule == "scatter" else [FACTS]
+    facts = [FACTS]
+    if spec.kernel.schedule in ("scatter", "cross_entropy"):
+        facts += [SMALL, OLD]
     adds = (False, True)[: 1 + spec.accumulates]
     for alignment, add, device in product(alignments(problem), adds, facts):
         usual = call(problem, out, add, alignment, device)

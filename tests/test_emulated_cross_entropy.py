@@ -22,8 +22,10 @@ from baracuda.op import registry
 
 Array = NDArray[Any]
 FACTS = DeviceFacts(0, "sm_90", 4, 232448)
-# Shared memory for one more vector of each thread.
-SMALL = DeviceFacts(0, "sm_90", 4, (4 << 10) + 1024 * 16)
+# Shared memory for four more vectors of each thread.
+SMALL = DeviceFacts(0, "sm_90", 4, (4 << 10) + 1024 * 64)
+# Without clusters.
+OLD = DeviceFacts(0, "sm_80", 4, 166912)
 OPS = ("cross_entropy", "cross_entropy_backward", "cross_entropy_with_gradient")
 SMOOTH = {"label_smoothing": 0.1, "z_loss": 0.01}
 
@@ -56,7 +58,13 @@ TRIALS = {
     "a block, f64": trial((2, 1000), dtype="float64", **SMOOTH),
     "long": trial((2, 40000), reduction="sum", **SMOOTH),
     "long, read again": trial((2, 28001), facts=SMALL),
-    "long, bf16": trial((2, 50000), facts=SMALL, dtype="bfloat16"),
+    "long, bf16": trial((2, 70000), facts=SMALL, dtype="bfloat16"),
+    "long, f64": trial((2, 6001), facts=OLD, dtype="float64"),
+    "long, in shared memory": trial((2, 40000), facts=OLD, reduction="none"),
+    "two blocks": trial((3, 20008), softcap=5.0, **SMOOTH),
+    "two blocks, bf16": trial((3, 40008), dtype="bfloat16", reduction="none"),
+    "four blocks, f16": trial((3, 70000), dtype="float16"),
+    "eight blocks": trial((2, 70004), padded=True),
     "rows side by side": trial((2, 40, 33), 1, **SMOOTH),
     "rows side by side, bf16": trial((2, 40, 33), 1, reduction="none", dtype="bfloat16"),
 }
@@ -142,7 +150,9 @@ def test_every_way_gives_what_the_body_gives(op: str, name: str) -> None:
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("name", ["lanes", "a block", "long", "rows side by side, bf16"])
+@pytest.mark.parametrize(
+    "name", ["lanes", "a block", "long", "two blocks", "rows side by side, bf16"]
+)
 def test_gradients_add_into_what_is_there(name: str) -> None:
     op, how = "cross_entropy_backward", TRIALS[name]
     (exact,) = want(op, how)
@@ -152,7 +162,9 @@ def test_gradients_add_into_what_is_there(name: str) -> None:
     close(out, exact + 0.5, how.dtype)
 
 
-@pytest.mark.parametrize("name", ["lanes", "a block", "long", "long, read again"])
+@pytest.mark.parametrize(
+    "name", ["lanes", "a block", "long", "long, read again", "four blocks, f16"]
+)
 def test_gradients_may_be_written_over_logits(name: str) -> None:
     op, how = "cross_entropy_with_gradient", TRIALS[name]
     exact, known = want(op, how), arrays_of(how)
@@ -206,6 +218,25 @@ def test_infinite_logits_give_what_the_body_gives(columns: int) -> None:
         emulator.run(entries(), steps, [*map(emulator.placed, given), *outs], 0, [0.0] * 3)
         for got, y in zip(outs, exact, strict=True):
             assert np.allclose(got, y, rtol=1e-5, atol=1e-6, equal_nan=True), op
+
+
+@pytest.mark.parametrize("far", [-3e3, 9e5, 3e6, 3e38])
+def test_logits_far_from_0_lose_nothing(far: float) -> None:
+    # Of 3e38 the product with log2 e is infinite.
+    how = INFINITE[700]
+    known = dict(arrays_of(how))
+    known["logits"] = (known["logits"].astype(np.float64) + far).astype(np.float32)
+    for op in OPS:
+        names = registry[op].spec.arrays
+        wide = [known[n] if n == "target" else known[n].astype(np.float64) for n in names]
+        exact = registry[op](*wide, reduction="none", backend="array_api")
+        exact = exact if isinstance(exact, tuple) else (exact,)
+        outs = [emulator.empty(y.shape, "float32") for y in exact]
+        steps = plan(call_of(op, how))
+        given = [emulator.placed(known[n]) for n in names]
+        emulator.run(entries(), steps, [*given, *outs], 0, [0.0] * 3)
+        for got, y in zip(outs, exact, strict=True):
+            close(got, y, "float32")
 
 
 @pytest.mark.parametrize(("reduction", "mean"), [("mean", np.nan), ("sum", 0.0)])

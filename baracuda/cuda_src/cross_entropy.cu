@@ -2,8 +2,10 @@
 //
 // As in the rows schedule a thread holds HELD vectors of 16 bytes, and a row is that of some lanes
 // of a warp, of a block, or of one that reads again what it cannot hold; of the rest, a block keeps
-// in shared memory what fits. Where rows lie side by side, ALONE, each has one thread. A SOFT target
-// is a row too: the probability of each class.
+// in shared memory what fits. A CLUSTER of blocks may share a row. Where rows lie side by side,
+// ALONE, each has one thread. A SOFT target is a row too: the probability of each class.
+#include "common/cluster.cuh"
+#include "common/exponentials.cuh"
 #include "common/report.cuh"
 #include "common/rows.cuh"
 #include "common/total.cuh"
@@ -22,7 +24,8 @@ HD f32 quick_hyperbolic_tangent(f32 x) {
   return size < 0.25f ? fused(x * square, series, x) : x < 0 ? -far : far;
 }
 
-template <bool LOSS, bool GRADIENT, bool SOFT, class T, int WAY, int HELD, bool WIDE, bool ADD>
+template <
+    bool LOSS, bool GRADIENT, bool SOFT, class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
 struct Entropy {
   using A = Acc<T>;
   static constexpr Access ACCESS = WIDE ? VECTORS : STEPS;
@@ -30,6 +33,9 @@ struct Entropy {
   static constexpr bool BY_BLOCK = WAY == BLOCK || WAY == LONG, LOOPS = WAY == LONG || WAY == ALONE;
   static constexpr bool FEW = sizeof(T) == 8 || WAY == ALONE || !WIDE;
   static constexpr int RESIDENT = BY_BLOCK ? 1 : FEW ? 2 : 3;
+  static constexpr int ROWS = 1 + SOFT;
+  // Bytes of shared memory for what the blocks of a cluster tell each other.
+  static constexpr int TOLD = CLUSTER > 1 ? CLUSTER * 32 : 0;
 
   struct Args {
     const T* logits;
@@ -43,27 +49,37 @@ struct Entropy {
     Report* listener;
     i64 classes, ignored, rows;
     i64 step[3];       // of logits, dlogits and, where SOFT, target
-    i32 n, log_lanes, kept, parts;
-    u32 ticket, flags;
+    i32 n, log_lanes, rounds, kept, parts;  // rounds: of HELD vectors, and so many of these on chip
+    u32 ticket, flags, pad;
     Walk<0, 4, i64> walk;  // logits, target, dlogits; loss or dloss
   };
   enum : u32 { WIDE_TARGET = 1, REDUCED = 2, EQUAL_SHARES = 4 };
 
   // The largest logit, the sum of exponentials beside it, the sum of what logits exceed another
-  // one by, and the logit of the target; where SOFT, that sum by probabilities, and their own.
-  using State = Several<A, 4>;
+  // one by; where SOFT, that sum by probabilities, and their own.
+  using State = Several<A, 3 + SOFT>;
   static DEVICE A nothing() { return -A(infinity()); }
-  static DEVICE A base(A most) { return most == nothing() ? A(0) : most; }
-  // What logits exceed another one by: where SOFT, the largest.
-  static DEVICE A rebased(const State& s, A most) {
-    return SOFT ? fused(s.at[3], base(s.at[0]) - base(most), s.at[2]) : s.at[2];
+  static DEVICE State start() {
+    State s{};
+    s.at[0] = nothing();
+    return s;
   }
-  static DEVICE State join(const State& a, const State& b) {
-    const bool first = a.at[0] >= b.at[0];
-    const A low = first ? b.at[0] : a.at[0], most = larger(a.at[0], b.at[0]);
-    const A less = first ? b.at[1] : a.at[1], more = first ? a.at[1] : b.at[1];
-    const A sum = fused(less, quick_exponential(low - base(most)), more);
-    return {most, sum, rebased(a, most) + rebased(b, most), a.at[3] + b.at[3]};
+  static DEVICE A base(A most) { return most == nothing() ? A(0) : most; }
+  // The same beside another largest logit, which is what logits exceed where SOFT.
+  static DEVICE void rebase(State& s, A most) {
+    s.at[1] *= quick_exponential(s.at[0] - base(most));
+    if constexpr (SOFT) s.at[2] = fused(s.at[3], base(s.at[0]) - base(most), s.at[2]);
+    s.at[0] = most;
+  }
+  // Of all lanes: the largest first, so that each has one exponential.
+  static DEVICE State across(State s, int lanes) {
+    A most = s.at[0];
+    for (int by = lanes / 2; by; by /= 2) most = larger(most, __shfl_xor_sync(~0u, most, by));
+    rebase(s, most);
+    for (int by = lanes / 2; by; by /= 2) {
+      UNROLL for (int i = 1; i < 3 + SOFT; ++i) s.at[i] += __shfl_xor_sync(~0u, s.at[i], by);
+    }
+    return s;
   }
 
   struct Row {
@@ -73,74 +89,133 @@ struct Entropy {
     A cap, inverse;  // of the cap, 0 for none
     A from;          // what logits are compared with where targets are smoothed
     A keep, spread;  // what is left of a probability, and what each class gets
-    bool smooth;
+    bool smooth, plain;  // plain: logits are neither capped nor added up
   };
 
-  static DEVICE A capped(const Row& row, A x) {
-    return row.cap > 0 ? row.cap * quick_hyperbolic_tangent(x * row.inverse) : x;
+  static DEVICE A cap(const Row& row, A x) {
+    return row.cap * quick_hyperbolic_tangent(x * row.inverse);
   }
-  static DEVICE bool there(const Row& row, i32 e) { return WIDE || e < row.end; }
+  static DEVICE A capped(const Row& row, A x) { return row.cap > 0 ? cap(row, x) : x; }
+  // Of a vector that begins before the end.
+  static DEVICE bool there(const Row& row, i32 e, int i) { return WIDE || e + i < row.end; }
   static DEVICE i32 element(const Row& row, i32 h) { return (row.rank + h * row.lanes) * V; }
 
-  static DEVICE Vec<T, V> fetch_soft(const Args& args, const Row& row, i32 e) {
-    if constexpr (SOFT) return fetch<V, ACCESS>(row.t, args.step[2], e, row.end);
-    return {};
+  struct Loaded {
+    Vec<T, V> x[HELD], t[HELD];
+  };
+  template <bool WHOLE>
+  static DEVICE Vec<T, V> fetch_one(
+      const Row& row, const T* p, i64 step, i32 e, const Vec<T, V>& none) {
+    if constexpr (WHOLE && WIDE) return load<V>(p + e);
+    return fetch<V, ACCESS>(p, step, e, row.end, none);
+  }
+  // Vectors from the h-th on, which are there (WHOLE) or not: such logits are smaller than any.
+  template <bool WHOLE> static DEVICE Loaded fetch_all(const Args& args, const Row& row, i32 h) {
+    Loaded to;
+    const i32 first = element(row, h), step = row.lanes * V;
+    UNROLL for (int k = 0; k < HELD; ++k) {
+      const i32 e = first + k * step;
+      to.x[k] = fetch_one<WHOLE>(row, row.x, args.step[0], e, least());
+      if constexpr (SOFT) to.t[k] = fetch_one<WHOLE>(row, row.t, args.step[2], e, {});
+    }
+    return to;
+  }
+  static DEVICE Vec<T, V> least() {
+    A x[V];
+    UNROLL for (int i = 0; i < V; ++i) x[i] = nothing();
+    Vec<T, V> v;
+    narrow(x, v);
+    return v;
   }
   static DEVICE A probability(const Row& row, const Vec<T, V>& t, int i) {
     return fused(widen(t, i), row.keep, row.spread);
   }
 
-  static DEVICE void take(
-      const Row& row, i32 e, const Vec<T, V>& v, const Vec<T, V>& t, State& s) {
-    A x[V];
-    widen(v, x);
-    A most = s.at[0];
+  // What probabilities of a vector make of its logits.
+  static DEVICE void weigh(const Row& row, i32 e, const A (&x)[V], const Vec<T, V>& t, State& s) {
     UNROLL for (int i = 0; i < V; ++i) {
-      x[i] = there(row, e + i) ? capped(row, x[i]) : nothing();
-      most = larger(most, x[i]);
+      if (e + (WIDE ? 0 : i) >= row.end) continue;
+      const A p = probability(row, t, i);
+      s.at[2] = fused(p, x[i] - base(s.at[0]), s.at[2]);
+      s.at[3] += p;
     }
-    const A beside = base(most);
-    A sum = s.at[1] * quick_exponential(s.at[0] - beside);
-    s.at[2] = rebased(s, most);
-    UNROLL for (int i = 0; i < V; ++i) sum += quick_exponential(x[i] - beside);
-    s.at[0] = most;
-    s.at[1] = sum;
-    if constexpr (SOFT) {
-      UNROLL for (int i = 0; i < V; ++i) {
-        if (!there(row, e + i)) continue;
-        const A p = probability(row, t, i);
-        s.at[2] = fused(p, x[i] - beside, s.at[2]);
-        s.at[3] += p;
+  }
+  static DEVICE void take(const Row& row, i32 h, const Loaded& v, State& s) {
+    A x[V];
+    const A most = larger(s.at[0], largest(v.x)), beside = base(most);
+    if (row.plain && Near<A>::takes(beside)) {
+      const Near<A> near(beside);
+      rebase(s, most);
+      A sum = 0;
+      UNROLL for (int k = 0; k < HELD; ++k) {
+        widen(v.x[k], x);
+        UNROLL for (int i = 0; i < V; ++i) sum += near(x[i]);
+        if constexpr (SOFT) weigh(row, element(row, h + k), x, v.t[k], s);
       }
-    } else if (row.smooth) {
-      UNROLL for (int i = 0; i < V; ++i) s.at[2] += there(row, e + i) ? x[i] - row.from : A(0);
+      s.at[1] = fused(sum, near.rest, s.at[1]);
+      return;
+    }
+    UNROLL for (int k = 0; k < HELD; ++k) {
+      const i32 e = element(row, h + k);
+      if (e >= row.end) continue;
+      A most = s.at[0];
+      widen(v.x[k], x);
+      if (row.cap > 0) {
+        UNROLL for (int i = 0; i < V; ++i) x[i] = there(row, e, i) ? cap(row, x[i]) : nothing();
+      }
+      UNROLL for (int i = 0; i < V; ++i) {
+        most = larger(most, x[i]);
+        if (!SOFT && there(row, e, i)) s.at[2] += x[i] - row.from;
+      }
+      rebase(s, most);
+      UNROLL for (int i = 0; i < V; ++i) s.at[1] += quick_exponential(x[i] - base(most));
+      if constexpr (SOFT) weigh(row, e, x, v.t[k], s);
     }
   }
 
   // What becomes of an element: weight * exp(x - most) - spread, `hit` less at the target; where
   // SOFT, `hit` times its probability less.
   struct Slope {
+    Near<A> near;
     A most, weight, spread, hit;
     i32 target;
+    bool plain;
   };
 
-  static DEVICE void put_slopes(
-      const Args& args, T* d, const Row& row, i32 e, const Vec<T, V>& v, const Vec<T, V>& t,
-      const Slope& slope) {
+  template <bool PLAIN>
+  static DEVICE void slopes(
+      const Row& row, i32 e, const Vec<T, V>& v, const Vec<T, V>& t, const Slope& slope,
+      A (&y)[V]) {
     A x[V];
     widen(v, x);
-    UNROLL for (int i = 0; i < V; ++i) {
-      const A capped_x = capped(row, x[i]), curve = capped_x * row.inverse;
-      A y = quick_exponential(capped_x - slope.most) * slope.weight;
-      if constexpr (SOFT) {
-        y -= slope.hit * probability(row, t, i);
-      } else {
-        y -= slope.spread;
-        if (e + i == slope.target) y -= slope.hit;
-      }
-      x[i] = row.cap > 0 ? y * (1 - curve * curve) : y;
+    if (!PLAIN && row.cap > 0) {
+      UNROLL for (int i = 0; i < V; ++i) x[i] = cap(row, x[i]);
     }
-    put_vector(args, d, e, x);
+    UNROLL for (int i = 0; i < V; ++i) {
+      y[i] = (PLAIN ? slope.near(x[i]) : quick_exponential(x[i] - slope.most)) * slope.weight;
+      y[i] -= SOFT ? slope.hit * probability(row, t, i) : slope.spread;
+    }
+    // One vector of a row has its target.
+    if (!SOFT && u32(slope.target - e) < u32(V)) {
+      UNROLL for (int i = 0; i < V; ++i) y[i] -= e + i == slope.target ? slope.hit : A(0);
+    }
+    if (!PLAIN && row.cap > 0) {
+      UNROLL for (int i = 0; i < V; ++i) {
+        const A curve = x[i] * row.inverse;
+        y[i] *= 1 - curve * curve;
+      }
+    }
+  }
+  template <bool PLAIN>
+  static DEVICE void put_slopes(
+      const Args& args, T* d, const Row& row, i32 h, const Loaded& v, const Slope& slope) {
+    UNROLL for (int k = 0; k < HELD; ++k) {
+      const i32 e = element(row, h + k);
+      A y[V];
+      if (e >= row.end) continue;
+      slopes<PLAIN>(row, e, v.x[k], v.t[k], slope, y);
+      put_vector(args, d, e, y);
+    }
   }
   static DEVICE void put_vector(const Args& args, T* d, i32 e, A (&x)[V]) {
     if constexpr (WIDE) {
@@ -160,12 +235,15 @@ struct Entropy {
   }
 
   static DEVICE void run(const Args& args) {
+    if constexpr (CLUSTER > 1) cluster_arrive();
+    const int block = int(blockIdx.x % CLUSTER);
     Row row;
-    row.lanes = BY_BLOCK ? i32(blockDim.x) : 1 << args.log_lanes;
-    row.rank = BY_BLOCK ? i32(threadIdx.x) : i32(threadIdx.x) & (row.lanes - 1);
+    row.lanes = BY_BLOCK ? i32(blockDim.x) * CLUSTER : 1 << args.log_lanes;
+    row.rank = BY_BLOCK ? i32(blockDim.x) * block + i32(threadIdx.x)
+                        : i32(threadIdx.x) & (row.lanes - 1);
     const int groups = BY_BLOCK ? 1 : int(blockDim.x) >> args.log_lanes;
     const int group = BY_BLOCK ? 0 : int(threadIdx.x) >> args.log_lanes;
-    const i64 number = i64(blockIdx.x) * groups + group;
+    const i64 number = i64(blockIdx.x / CLUSTER) * groups + group;
     const bool exists = number < args.rows;
     i64 at[4];
     args.walk.template offsets<1>(exists ? number : 0, at);
@@ -180,62 +258,82 @@ struct Entropy {
                valid(target, args.classes, listener, args.ticket, number);
     }
     // Rows that do not count are not read.
+    const A smooth = A(args.label_smoothing), z = A(args.z_loss);
     row.x = args.logits + at[0];
     row.t = static_cast<const T*>(args.target) + (SOFT ? at[1] : 0);
     row.end = counts ? args.n : 0;
     row.cap = A(args.softcap);
     row.inverse = row.cap > 0 ? A(1) / row.cap : A(0);
-    row.smooth = args.label_smoothing > 0;
+    row.smooth = smooth > 0;
+    row.plain = !(row.cap > 0) && (SOFT || !row.smooth);
     row.from = 0;
-    row.keep = 1 - A(args.label_smoothing);
-    row.spread = A(args.label_smoothing) / A(args.n);
+    row.keep = 1 - smooth;
+    row.spread = row.smooth ? smooth / A(args.n) : A(0);
 
-    Vec<T, V> held[HELD], soft[HELD];
-    UNROLL for (int h = 0; h < HELD; ++h) {
-      held[h] = fetch<V, ACCESS>(row.x, args.step[0], element(row, h), row.end);
-      soft[h] = fetch_soft(args, row, element(row, h));
+    // Each thread has the vectors of all rounds; it holds what comes behind them.
+    const i32 rounds = LOOPS && counts ? args.rounds : 0, last = LOOPS ? args.rounds * HELD : 0;
+    Loaded held = fetch_all<false>(args, row, last);
+    [[maybe_unused]] A share = 0;
+    if constexpr (GRADIENT) {
+      share = LOSS || !exists ? A(1) : widen(args.dloss[reduced ? 0 : at[3]]);
+      if (args.parts) share = share / A(number_of(args));
+      if (SOFT && args.flags & EQUAL_SHARES) share = share / A(args.rows);
     }
-    State s{nothing(), A(0), A(0), A(0)};
-    if (counts) {
-      if (!SOFT && row.rank == 0) s.at[3] = capped(row, widen(row.x[target * args.step[0]]));
-      const A first = !SOFT && row.smooth ? capped(row, widen(row.x[0])) : A(0);
+    State s = start();
+    A goal = 0;  // the logit of the target, which the first thread of a row has
+    if (counts && !SOFT) {
+      if (LOSS && row.rank == 0) goal = capped(row, widen(row.x[target * args.step[0]]));
+      const A first = row.smooth ? capped(row, widen(row.x[0])) : A(0);
       if (first - first == 0) row.from = first;
     }
-    UNROLL for (int h = 0; h < HELD; ++h) {
-      if (element(row, h) < row.end) take(row, element(row, h), held[h], soft[h], s);
-    }
     extern __shared__ __align__(16) u32 chip[];
-    Vec<T, V>* const room = reinterpret_cast<Vec<T, V>*>(chip) + threadIdx.x;
-    if constexpr (LOOPS) {
-      constexpr int MANY = WIDE ? (SOFT ? 2 : 4) : 1;
-      for (i32 h = HELD; element(row, h) < row.end; h += MANY) {
-        Vec<T, V> more[MANY], beside[MANY];
-        UNROLL for (int k = 0; k < MANY; ++k) {
-          more[k] = fetch<V, ACCESS>(row.x, args.step[0], element(row, h + k), row.end);
-          beside[k] = fetch_soft(args, row, element(row, h + k));
-        }
-        UNROLL for (int k = 0; k < MANY; ++k) {
-          if (element(row, h + k) >= row.end) continue;
-          if (GRADIENT && h + k - HELD < args.kept) room[(h + k - HELD) * blockDim.x] = more[k];
-          take(row, element(row, h + k), more[k], beside[k], s);
+    Vec<T, V>* const room = reinterpret_cast<Vec<T, V>*>(chip + TOLD / 4) + threadIdx.x;
+    i32 h = last;
+    if constexpr (GRADIENT) {
+      Loaded v = held;
+      Vec<T, V>* to = room;
+      ROLLED for (i32 round = 0;; ++round) {
+        take(row, h, v, s);
+        if (!LOOPS || round >= rounds) break;
+        h = round * HELD;
+        v = fetch_all<true>(args, row, h);
+        if (round >= args.kept) continue;
+        UNROLL for (int k = 0; k < HELD; ++k, to += ROWS * blockDim.x) {
+          to[0] = v.x[k];
+          if constexpr (SOFT) to[blockDim.x] = v.t[k];
         }
       }
+    } else {
+      // Nothing is kept: the next vectors are under way.
+      ROLLED for (i32 round = 0;; ++round) {
+        Loaded next;
+        if (LOOPS && round < rounds) next = fetch_all<true>(args, row, round * HELD);
+        take(row, h, held, s);
+        if (!LOOPS || round >= rounds) break;
+        h = round * HELD;
+        held = next;
+      }
     }
-    const auto joined = [](const State& a, const State& b) { return join(a, b); };
     if constexpr (BY_BLOCK) {
       using Meet = Rooms<State>;
       __shared__ Meet rooms;
       int turn = 0;
-      s = join_block(s, State{nothing(), A(0), A(0), A(0)}, rooms, turn, joined);
+      s = across_block(s, start(), rooms, turn, across);
+      if constexpr (CLUSTER > 1) {
+        State* const told = reinterpret_cast<State*>(chip);
+        cluster_wait();
+        if (threadIdx.x < CLUSTER) of_block(told, threadIdx.x)[block] = s;
+        cluster_sync();
+        s = across(told[threadIdx.x % CLUSTER], CLUSTER);
+      }
     } else {
-      s = join_lanes(s, row.lanes, joined);
+      s = across(s, row.lanes);
     }
 
     // Relative to the largest logit, so that nothing large cancels.
     const A most = s.at[0], log_sum = logarithm(s.at[1]), norm = most + log_sum;
-    const A smooth = A(args.label_smoothing), z = A(args.z_loss);
     if constexpr (LOSS) {
-      A hit = s.at[3] - most;
+      A hit = goal - most;
       if (row.smooth) {
         const A mean = s.at[2] / A(args.n) + (row.from - most);
         hit = fused(hit, 1 - smooth, mean * smooth);
@@ -247,7 +345,7 @@ struct Entropy {
       if (!reduced) {
         if (exists && row.rank == 0) narrow(loss, args.loss[at[3]]);
       } else if constexpr (BY_BLOCK) {
-        if (row.rank == 0) args.sums[blockIdx.x] = loss;
+        if (row.rank == 0) args.sums[blockIdx.x / CLUSTER] = loss;
       } else {
         const A total = block_total(row.rank == 0 ? loss : A(0));
         if (threadIdx.x == 0) args.sums[blockIdx.x] = total;
@@ -263,49 +361,47 @@ struct Entropy {
         }
         return;
       }
-      A share = LOSS ? A(1) : widen(args.dloss[reduced ? 0 : at[3]]);
-      if (args.parts) share = share / A(number_of(args));
-      if (SOFT && args.flags & EQUAL_SHARES) share = share / A(args.rows);
-      Slope slope;
-      slope.most = most;
-      A pull = SOFT ? s.at[3] : A(1);
+      A pull = A(1);
+      if constexpr (SOFT) pull = s.at[3];
       if (z > 0) pull += 2 * z * norm;
-      slope.weight = share / s.at[1] * pull;
-      slope.spread = share * smooth / A(args.n);
-      slope.hit = SOFT ? share : share * (1 - smooth);
-      slope.target = i32(target);
-      UNROLL for (int h = 0; h < HELD; ++h) {
-        const i32 e = element(row, h);
-        if (e < row.end) put_slopes(args, d, row, e, held[h], soft[h], slope);
-      }
-      if constexpr (LOOPS) {
-        for (i32 h = HELD; element(row, h) < row.end; ++h) {
-          const i32 e = element(row, h);
-          Vec<T, V> v;
-          if (h - HELD < args.kept) {
-            v = room[(h - HELD) * blockDim.x];
-          } else {
-            v = fetch<V, ACCESS>(row.x, args.step[0], e, row.end);
-          }
-          put_slopes(args, d, row, e, v, fetch_soft(args, row, e), slope);
+      const Near<A> near(most);
+      const bool plain = !(row.cap > 0) && Near<A>::takes(most);
+      const A weight = share / s.at[1] * pull;
+      const Slope slope{
+          near, most, plain ? weight * near.rest : weight, share * row.spread,
+          SOFT ? share : share * row.keep, i32(target), plain};
+      const Vec<T, V>* from = room;
+      h = last;
+      ROLLED for (i32 round = 0;; ++round) {
+        if (slope.plain) put_slopes<true>(args, d, row, h, held, slope);
+        else put_slopes<false>(args, d, row, h, held, slope);
+        if (!LOOPS || round >= rounds) break;
+        h = round * HELD;
+        if (round >= args.kept) {
+          held = fetch_all<true>(args, row, h);
+          continue;
+        }
+        UNROLL for (int k = 0; k < HELD; ++k, from += ROWS * blockDim.x) {
+          held.x[k] = from[0];
+          if constexpr (SOFT) held.t[k] = from[blockDim.x];
         }
       }
     }
   }
 };
 
-template <class T, int WAY, int HELD, bool WIDE, bool ADD>
-using CrossEntropy = Entropy<true, false, false, T, WAY, HELD, WIDE, ADD>;
-template <class T, int WAY, int HELD, bool WIDE, bool ADD>
-using CrossEntropyBackward = Entropy<false, true, false, T, WAY, HELD, WIDE, ADD>;
-template <class T, int WAY, int HELD, bool WIDE, bool ADD>
-using CrossEntropyWithGradient = Entropy<true, true, false, T, WAY, HELD, WIDE, ADD>;
-template <class T, int WAY, int HELD, bool WIDE, bool ADD>
-using SoftCrossEntropy = Entropy<true, false, true, T, WAY, HELD, WIDE, ADD>;
-template <class T, int WAY, int HELD, bool WIDE, bool ADD>
-using SoftCrossEntropyBackward = Entropy<false, true, true, T, WAY, HELD, WIDE, ADD>;
-template <class T, int WAY, int HELD, bool WIDE, bool ADD>
-using SoftCrossEntropyWithGradient = Entropy<true, true, true, T, WAY, HELD, WIDE, ADD>;
+template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
+using CrossEntropy = Entropy<true, false, false, T, WAY, HELD, WIDE, ADD, CLUSTER>;
+template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
+using CrossEntropyBackward = Entropy<false, true, false, T, WAY, HELD, WIDE, ADD, CLUSTER>;
+template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
+using CrossEntropyWithGradient = Entropy<true, true, false, T, WAY, HELD, WIDE, ADD, CLUSTER>;
+template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
+using SoftCrossEntropy = Entropy<true, false, true, T, WAY, HELD, WIDE, ADD, CLUSTER>;
+template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
+using SoftCrossEntropyBackward = Entropy<false, true, true, T, WAY, HELD, WIDE, ADD, CLUSTER>;
+template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
+using SoftCrossEntropyWithGradient = Entropy<true, true, true, T, WAY, HELD, WIDE, ADD, CLUSTER>;
 
 // How many targets are classes and not ignored; each block leaves the number of its run.
 struct Counts {

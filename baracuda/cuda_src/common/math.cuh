@@ -54,7 +54,8 @@ HD f32 exponential2(f32 x) {
 }
 HD f64 exponential2(f64 x) { return exp2(x); }
 // e^x to a few units in the last place of e^x and of x; 0 where it would be subnormal.
-HD f32 quick_exponential(f32 x) { return exponential2(x * 1.44269504f); }
+constexpr f32 LOG2_E = 1.44269504f;
+HD f32 quick_exponential(f32 x) { return exponential2(x * LOG2_E); }
 HD f64 quick_exponential(f64 x) { return exp(x); }
 // e^x; QUICK as above for x up to 60, but down to the least subnormal.
 template <bool QUICK = false> HD f32 exponential(f32 x) {

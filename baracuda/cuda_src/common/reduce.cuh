@@ -30,18 +30,24 @@ template <class S> struct Rooms {
   S at[2][32];
 };
 
-// Joins S of a block of whole warps, with one barrier. `start` is what changes nothing; `turn`
-// counts the joins of a kernel.
-template <class S, class Join>
-DEVICE S join_block(S s, const S& start, Rooms<S>& rooms, int& turn, Join join) {
-  s = join_lanes(s, 32, join);
+// Joins S of a block of whole warps, with one barrier; `across` joins those of some lanes. `start`
+// is what changes nothing; `turn` counts the joins of a kernel.
+template <class S, class Across>
+DEVICE S across_block(S s, const S& start, Rooms<S>& rooms, int& turn, Across across) {
+  s = across(s, 32);
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
   if (warps == 1) return s;
   S* room = rooms.at[turn & 1];
   turn ^= 1;
   if (lane == 0) room[threadIdx.x / 32] = s;
   __syncthreads();
-  return join_lanes(lane < warps ? room[lane] : start, 32, join);
+  return across(lane < warps ? room[lane] : start, 32);
+}
+// By joins of two.
+template <class S, class Join>
+DEVICE S join_block(S s, const S& start, Rooms<S>& rooms, int& turn, Join join) {
+  const auto across = [&](S s, int lanes) { return join_lanes(s, lanes, join); };
+  return across_block(s, start, rooms, turn, across);
 }
 
 // Sums M values, a power of two, over a cluster of PARTS blocks of whole warps, with one barrier; all

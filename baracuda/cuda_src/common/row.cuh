@@ -47,10 +47,9 @@ template <> struct Together<true> {
 template <Access ACCESS> DEVICE i64 offset(i32 e, i64 step) {
   return ACCESS == STEPS ? e * step : i64(e);
 }
-// V elements of a row from the e-th on, 0 for those that are not there.
+// V elements of a row from the e-th on; 0, or those of v, for what is not there.
 template <int V, Access ACCESS, class T>
-DEVICE Vec<T, V> fetch(const T* p, i64 step, i32 e, i32 end) {
-  Vec<T, V> v{};
+DEVICE Vec<T, V> fetch(const T* p, i64 step, i32 e, i32 end, Vec<T, V> v = {}) {
   if constexpr (ACCESS == VECTORS) {
     if (e < end) v = load<V>(p + e);
   } else {

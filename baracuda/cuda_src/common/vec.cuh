@@ -61,6 +61,17 @@ DEVICE u32 narrow_pair(f32 low, f32 high, bf16) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
   return y;
 }
+// The larger of each two, NaN if one of them is.
+DEVICE u32 larger_pair(u32 a, u32 b, f16) {
+  u32 y;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+DEVICE u32 larger_pair(u32 a, u32 b, bf16) {
+  u32 y;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
 template <class T, int N> DEVICE void narrow(const Acc<T> (&x)[N], Vec<T, N, false>& v) {
   UNROLL for (int i = 0; i < N; ++i) narrow(x[i], v.at[i]);
 }

@@ -18,8 +18,11 @@ from baracuda.spec import Refusal
 # Vectors of a row that a thread holds, and threads of the largest block, by the bytes of an
 # element: the formulas take twice the registers in float64.
 _HELD, _MOST = {8: 2}, {8: 512}
-# Blocks that a multiprocessor should have at once.
-_TOGETHER = (4, 2)
+# How a row may be spread, in order of preference: blocks of a cluster that has it, and of how many
+# of them a multiprocessor should have at once.
+_SPREADS = ((1, 4), (2, 4), (4, 4), (8, 4), (8, 2), (1, 2))
+# Bytes by which each block of a cluster tells the others of its part.
+_TOLD = 32
 # Blocks that count targets, and how many each has to have for another one.
 _COUNTERS, _RUN = 64, 4096
 # Run-time values of the kernel, the first of which an op has.
@@ -39,8 +42,12 @@ class Way(NamedTuple):
         By vectors.
     most : int
         Threads of the largest block.
-    kept : int
-        Vectors of a thread in shared memory.
+    cluster : int
+        Blocks of a row.
+    rounds, kept : int
+        How often a thread takes as many vectors as it holds, and how often it keeps them.
+    shared : int
+        Bytes of it.
     dims : list of Dim
         Of the rows; logits, target, dlogits, and loss or dloss along them.
     steps : tuple of int
@@ -50,7 +57,10 @@ class Way(NamedTuple):
     how: rows.Shares
     wide: bool
     most: int
+    cluster: int
+    rounds: int
     kept: int
+    shared: int
     dims: list[Dim]
     steps: tuple[int, int, int]
 
@@ -74,7 +84,7 @@ def plan(call: Call) -> Steps:
         flat if small is None or reduced else small.strides,
     ])  # fmt: skip
     blocks = -(-count // over.how.groups)
-    if blocks >= 2**31:
+    if blocks * over.cluster >= 2**31:
         raise Refusal("counts at most 2^31 blocks")
     parts = min(max(-(-count // _RUN), 1), _COUNTERS) if mean and count and not soft else 0
 
@@ -121,31 +131,46 @@ def _way(call: Call, strides: list[Shape]) -> Way:
     numbers = [n, *[s for d in dims for s in d.strides[whole]]]
     wide = steps == (1, 1, 1) and divisor(numbers, call.elements()) == width
     # Two rows are held where a target is one too; single elements take more registers.
-    held = _HELD.get(call.itemsize, 4) // (1 + (soft or (call.itemsize == 2 and not wide)))
+    held = _HELD.get(call.itemsize, 4) // (1 + soft) // (1 + (call.itemsize == 2 and not wide))
     most = _MOST.get(call.itemsize, rows._MOST) if wide else rows._SINGLE
+    # Bytes of a vector that is kept, and of a probability beside each where the target is soft.
     keeps = any(x.name == "dlogits" for x in problem.outputs)
-    how = rows.shares(n, width, held, _threads(call, n, held, most, keeps) if wide else most)
+    size = WIDEST * (1 + soft) * keeps
+    cluster, threads = _spread(call, n, held, most, size) if wide else (1, most)
+    how = rows.shares(n, width, held, threads)
     if dims and abs(dims[0].strides[0]) < abs(steps[0]):
         # Rows side by side: threads side by side have one each.
-        how = rows.Shares("ALONE", 1, THREADS, held)
-    kept = 0
+        how, cluster = rows.Shares("ALONE", 1, THREADS, held), 1
+    rounds = kept = 0
+    if how.way in ("LONG", "ALONE"):
+        rounds = _rounds(n, width, held, cluster * how.lanes)
     if how.way == "LONG" and keeps:
-        room = (call.facts.shared_per_block - _FIXED) // (how.threads * WIDEST)
-        kept = max(min(room, -(-n // (how.threads * width)) - held), 0)
-    return Way(how, wide, most, kept, dims, steps)
+        room = (call.facts.shared_per_block - _FIXED) // (how.threads * size * held)
+        kept = min(room, rounds)
+    shared = kept * held * how.threads * size + _TOLD * cluster * (cluster > 1)
+    return Way(how, wide, most, cluster, rounds, kept, shared, dims, steps)
 
 
-def _threads(call: Call, n: int, held: int, most: int, keeps: bool) -> int:
-    """So few that one block loads while others compute, where all of them have room for a row."""
+def _rounds(n: int, width: int, held: int, threads: int) -> int:
+    """How often each thread of a row takes as many vectors as it holds in the end, among which are
+    those that not all threads have."""
+    return max(-(-n // (threads * width * held)) - 1, 0)
+
+
+def _spread(call: Call, n: int, held: int, most: int, size: int) -> tuple[int, int]:
+    """Blocks of a row, and threads of each: so few that one block loads while others compute, where
+    all of them have room for what they keep."""
     width = WIDEST // call.itemsize
     if n <= width * held * most // 2:
-        return most
-    for blocks in _TOGETHER:
-        threads = most // blocks
-        kept = max(-(-n // (threads * width)) - held, 0) if keeps else 0
-        if kept * threads * WIDEST + _FIXED <= call.facts.shared_per_block // blocks:
-            return threads
-    return most
+        return 1, most
+    for cluster, together in _SPREADS:
+        threads = most // together
+        shared = _rounds(n, width, held, cluster * threads) * held * threads * size
+        if cluster > 1 and not call.facts.clusters:
+            continue
+        if shared + _FIXED <= call.facts.shared_per_block // together:
+            return cluster, threads
+    return 1, most
 
 
 def _rows(
@@ -158,21 +183,23 @@ def _rows(
     packer = Packer(True).pointers(len(front)).add("d", *[0.0] * _SCALARS)
     ignored = options.get("ignore_index", 0)
     packer.add("Q", call.listener).add("q", n, ignored, count, *over.steps)
-    packer.add("i", n, how.lanes.bit_length() - 1, over.kept, parts)
+    packer.add("i", n, how.lanes.bit_length() - 1, over.rounds, over.kept, parts)
     flags = _WIDE_TARGET * (problem.index_dtype == "int64")
     flags |= _REDUCED * (options["reduction"] != "none")
     if not problem.spec.integers and options["reduction"] == "mean":
         flags |= _EQUAL_SHARES
-    arguments = packer.add("I", call.ticket, flags).walk(over.dims, 4).done()
+    arguments = packer.add("I", call.ticket, flags, 0).walk(over.dims, 4).done()
     schedule = (
-        f"{call.functor}<{call.type}, {how.way}, {how.held}, {flag(over.wide)}, {flag(call.add)}>"
+        f"{call.functor}<{call.type}, {how.way}, {how.held}, {flag(over.wide)}, {flag(call.add)}, "
+        f"{over.cluster}>"
     )
-    tags = (how.way.lower(), "wide" if over.wide else "strided", *["add"] * call.add)
+    tags = [how.way.lower(), "wide" if over.wide else "strided", *["add"] * call.add]
+    tags += [f"clusters_of_{over.cluster}"] * (over.cluster > 1)
     by_block = how.way in ("BLOCK", "LONG")
     bound = over.most if by_block else THREADS
-    entry = call.entry(schedule, len(arguments), *tags, threads=bound)
-    shared = over.kept * how.threads * WIDEST
-    return Step(entry, (blocks, 1), arguments, front, scalars, shared, how.threads)
+    entry = call.entry(schedule, len(arguments), *tags, threads=bound, cluster=over.cluster)
+    grid = (blocks * over.cluster, 1)
+    return Step(entry, grid, arguments, front, scalars, over.shared, how.threads)
 
 
 def _counts(call: Call, parts: int, counts: reduce.Place) -> Step:

@@ -13,8 +13,8 @@ Place: TypeAlias = tuple[int, int]
 """An array of a call, and how many bytes into it."""
 # Vectors of each input in flight per thread, and at least how often a thread does that.
 _DEPTH, _ROUNDS = 2, 4
-# Sums that the last block adds up, at most.
-_MOST = 4096
+# Sums that the last block adds up, at most, and its threads: whoever has few waits less.
+_MOST, _ADDERS = 4096, 1024
 
 
 def plan(call: Call) -> Steps:
@@ -51,5 +51,5 @@ def total(
     """Adds up what `count` blocks left: a share of that, or one by the number in `parts` counts."""
     packer = Packer(False).pointers(3).add("d", share).add("i", count, parts)
     arguments = packer.done()
-    entry = call.entry(f"Total<{call.type}>", len(arguments), "total")
+    entry = call.entry(f"Total<{call.type}>", len(arguments), "total", threads=_ADDERS)
     return Step(entry, (1, 1), arguments, [sums, counts, out])

@@ -1,0 +1,46 @@
+// Exponentials of many numbers beside the largest of them.
+#pragma once
+#include "math.cuh"
+#include "vec.cuh"
+#ifdef __CUDACC__
+
+namespace baracuda {
+
+// e^(x - b) of many x: `rest` times what it gives for each.
+template <class A> struct Near;
+template <> struct Near<f64> {
+  static constexpr f64 rest = 1;
+  f64 b;
+  DEVICE Near(f64 b) : b(b) {}
+  static DEVICE bool takes(f64) { return true; }
+  DEVICE f64 operator()(f64 x) const { return quick_exponential(x - b); }
+};
+// One multiplication and addition for each, and what rounding left of b for all.
+template <> struct Near<f32> {
+  f32 scaled, rest;
+  DEVICE Near(f32 b) : scaled(b * LOG2_E), rest(exponential2(fused(-b, LOG2_E, scaled))) {}
+  // Of numbers whose last place counts little.
+  static DEVICE bool takes(f32 b) { return magnitude(b) < 1048576; }
+  DEVICE f32 operator()(f32 x) const { return exponential2(fused(x, LOG2_E, -scaled)); }
+};
+
+// The largest of all, NaN if one of them is.
+template <class T, int V, int M> DEVICE Acc<T> largest(const Vec<T, V> (&v)[M]) {
+  Acc<T> most = widen(v[0], 0);
+  if constexpr (sizeof(T) == 2) {
+    u32 pair = v[0].pair[0];
+    UNROLL for (int k = 0; k < M; ++k) {
+      UNROLL for (int i = 0; i < V / 2; ++i) pair = larger_pair(pair, v[k].pair[i], T{});
+    }
+    const Vec<T, 2> both{{pair}};
+    most = larger(widen(both, 0), widen(both, 1));
+  } else {
+    UNROLL for (int k = 0; k < M; ++k) {
+      UNROLL for (int i = 0; i < V; ++i) most = larger(most, widen(v[k], i));
+    }
+  }
+  return most;
+}
+
+}  // namespace baracuda
+#endif
