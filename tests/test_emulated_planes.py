@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import emulator
 import numpy as np
@@ -14,7 +15,9 @@ from test_emulated_rows import Shape, Trial, reference, trial
 
 from baracuda import check
 from baracuda.backends.cuda.compiler import Entry
-from baracuda.backends.cuda.schedules import plan
+from baracuda.backends.cuda.schedules import kept_planes, plan, planes
+from baracuda.backends.cuda.schedules.kept_planes import Share
+from baracuda.backends.cuda.steps import Call
 from baracuda.dispatch import DEFAULT
 from baracuda.dtypes import named
 from baracuda.op import registry
@@ -77,25 +80,54 @@ def every(op: str, dtype: str) -> Iterator[Trial]:
                 yield permuted(trial(op, shapes, dtype, **options), (0, *range(2, 2 + len(s)), 1))
 
 
+def kept(op: str, dtype: str) -> Iterator[Trial]:
+    """Sets that stay on chip, in clusters of every size, two in turn."""
+    spec = registry[op].spec
+    options = {"num_groups": 2} if "num_groups" in spec.options else {}
+    # Of a plane's two parts the second is the shorter one.
+    s = {"float32": 520, "bfloat16": 1288, "float64": 198}[dtype]
+    for cluster in (1, 2, 4, 16):
+
+        def share(_: Call, units: int, __: int, cluster: int = cluster) -> Share:
+            return Share(cluster, 1, -(-units // cluster))
+
+        few = patch.multiple(kept_planes, _FEWEST=0, _PROCESSORS=1, _TURNS=2, share=share)
+        with few, patch.object(planes, "_on_chip", lambda *_: None):
+            for form in spec.signatures:
+                shapes = {p.name: p.shape({"n": 3, "c": 6, "s": (s,)}) for p in form.inputs}
+                whole = form is spec.signatures[-1] and cluster < 16
+                for how in ("dense", "odd", "padded") if whole else ("dense",):
+                    yield trial(op, shapes, dtype, how, **options)
+                if spec.accumulates and whole:
+                    yield trial(op, shapes, dtype, add=True, **options)
+
+
 @cache
 def trials(dtype: str) -> tuple[Trial, ...]:
     return tuple(positive(one) for op in OPS for one in every(op, dtype))
 
 
 @cache
-def entries(dtype: str) -> tuple[Entry, ...]:
+def kept_trials(dtype: str) -> tuple[Trial, ...]:
+    ops = [op for op in OPS if "inference" not in op]
+    return tuple(one for op in ops for one in kept(op, dtype))
+
+
+@cache
+def entries(dtype: str, of: Callable[[str], tuple[Trial, ...]] = trials) -> tuple[Entry, ...]:
     """Every kernel of these, compiled together."""
-    found = {s.entry.symbol: s.entry for one in trials(dtype) for s in one.steps.kernels}
+    found = {s.entry.symbol: s.entry for one in of(dtype) for s in one.steps.kernels}
     return tuple(found.values())
 
 
-def computed(one: Trial, dtype: str, seed: int) -> list[Array]:
+def computed(one: Trial, every: tuple[Entry, ...], seed: int) -> list[Array]:
+    dtype = one.call.problem.dtype
     outs = [emulator.empty(x.shape, dtype) for x in one.call.problem.outputs]
     if one.call.add:
         for x in outs:
             x[...] = 0.5
     given = [x for x in one.arrays if x is not None]
-    emulator.run(entries(dtype), one.steps, [*given, *outs], seed, list(one.scalars.values()))
+    emulator.run(every, one.steps, [*given, *outs], seed, list(one.scalars.values()))
     return outs
 
 
@@ -115,12 +147,15 @@ def least(one: Trial) -> float:
     return float(np.sqrt(np.min(variances) + 1e-5))
 
 
+@pytest.mark.parametrize("of", [trials, kept_trials], ids=["read", "kept"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_planes_are_the_body_in_any_order_of_threads(dtype: str) -> None:
+def test_planes_are_the_body_in_any_order_of_threads(
+    dtype: str, of: Callable[[str], tuple[Trial, ...]]
+) -> None:
     kind = named(dtype)
     eps, small = kind.eps, named(kind.accumulate).eps
-    for one in trials(dtype):
-        first, second = (computed(one, dtype, seed) for seed in (0, 1))
+    for one in of(dtype):
+        first, second = (computed(one, entries(dtype, of), seed) for seed in (0, 1))
         with np.errstate(all="ignore"):
             wanted, scale = reference(one), 1 / least(one)
         for x, again, want in zip(first, second, wanted, strict=True):
@@ -179,3 +214,12 @@ def test_bits_do_not_depend_on_alignment() -> None:
                 found.append([x.tobytes() for x in outs])
             assert found[0] == found[1], (op, s)
     assert len(differ) > 2 * len(OPS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kept_sets_come_in_clusters_of_every_size(dtype: str) -> None:
+    kernels = [step for one in kept_trials(dtype) for step in one.steps.kernels]
+    found = {step.entry.cluster for step in kernels if "_kept_" in step.entry.symbol}
+    assert found == {1, 2, 4, 16}
+    # Twice as many sets as clusters.
+    assert any(2 * step.grid[0] < 18 * step.entry.cluster for step in kernels)
