@@ -11,7 +11,7 @@ import emulator
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_emulated_rows import Shape, Trial, reference, trial
+from test_emulated_rows import FACTS, Shape, Trial, reference, trial
 
 from baracuda import check
 from baracuda.backends.cuda.compiler import Entry
@@ -217,9 +217,36 @@ def test_bits_do_not_depend_on_alignment() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kept_sets_come_in_clusters_of_every_size(dtype: str) -> None:
-    kernels = [step for one in kept_trials(dtype) for step in one.steps.kernels]
-    found = {step.entry.cluster for step in kernels if "_kept_" in step.entry.symbol}
-    assert found == {1, 2, 4, 16}
-    # Twice as many sets as clusters.
-    assert any(2 * step.grid[0] < 18 * step.entry.cluster for step in kernels)
+def test_kept_sets_have_the_same_bits_in_vectors_and_not(dtype: str) -> None:
+    """In clusters of every size, some of which take two sets in turn."""
+    found: dict[Any, set[tuple[bytes, ...]]] = {}
+    ways = set()
+    for one in kept_trials(dtype):
+        kernel, *_ = one.steps.kernels
+        assert "_kept_" in kernel.entry.symbol
+        shape = one.call.problem.outputs[0].shape
+        sets = shape[1] if "batch" in one.op else 2 * shape[0] if "group" in one.op else 18
+        turns = sets * kernel.entry.cluster // kernel.grid[0]
+        ways.add((kernel.entry.cluster, "_vectors" in kernel.entry.symbol, turns))
+        key = (one.op, kernel.entry.cluster, len(one.call.problem.given), one.call.add)
+        outs = computed(one, entries(dtype, kept_trials), 0)
+        found.setdefault(key, set()).add(tuple(x.tobytes() for x in outs))
+    assert {len(bits) for bits in found.values()} == {1}
+    assert ways >= {(cluster, wide, 2) for cluster in (1, 2, 4) for wide in (True, False)}
+    assert (16, True, 2) in ways
+
+
+def test_sets_are_shared_by_as_few_blocks_as_two_fit_a_multiprocessor() -> None:
+    call = trial("group_norm", {"x": (1, 2, 8)}, "float32", num_groups=1).call
+    call = call._replace(facts=FACTS._replace(multiprocessors=132))
+    # Parts of 2 KiB and what is beside them: 200 KiB, 700, 1600 with one block, too many.
+    assert kept_planes.share(call, 98, 2084) == Share(2, 2, 49)
+    assert kept_planes.share(call, 340, 2084) == Share(8, 2, 43)
+    assert kept_planes.share(call, 784, 2084) == Share(8, 1, 98)
+    assert kept_planes.share(call, 1568, 2084) is None
+    with patch.object(kept_planes, "_MOST", 16):
+        assert kept_planes.share(call, 1568, 2084) == Share(16, 1, 98)
+        small = call._replace(facts=FACTS._replace(multiprocessors=114))
+        assert kept_planes.share(small, 1568, 2084) is None
+    assert kept_planes.threads(49, 2) == 13 * 32
+    assert kept_planes.threads(98, 1) == 25 * 32

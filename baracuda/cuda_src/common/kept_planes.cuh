@@ -138,6 +138,7 @@ struct KeptPlanes {
     extern __shared__ __align__(16) f64 memory[];
     using Meet = Rooms<State>;
     __shared__ Meet rooms;
+    const F& f = args;
     int turn = 0;
     const Room room(memory, args.share.size);
     const Parts parts{args, room.moments};
@@ -145,7 +146,7 @@ struct KeptPlanes {
     const u32 warp = threadIdx.x / 32, begin = rank * args.share.size;
     const u32 rest = begin < u32(args.units) ? args.units - begin : 0;
     const u32 mine = rest < args.share.size ? rest : args.share.size;
-    // Planes that parts of this block are of; those of a channel share their coefficients.
+    // Planes that parts of this block are of, of which there are no more than threads; those of a channel share their coefficients.
     const u32 line = ACROSS ? 0 : args.parts.divide(begin);
     const u32 last = ACROSS || !mine ? line : args.parts.divide(begin + mine - 1);
     const u32 lines = mine ? last - line + 1 : 0;
@@ -165,6 +166,9 @@ struct KeptPlanes {
       ask(args, room, here, slot, place(args, begin + slot));
     }
     ROLLED for (u32 phase = 0; set < end; phase ^= 1) {
+      // Parameters come while moments do.
+      Channel<A> channel{};
+      if (threadIdx.x < lines) channel = Of::channel_of(args, set, i32(line + threadIdx.x));
       ROLLED for (u32 slot = warp; slot < mine; slot += warps) {
         if constexpr (ACCESS == VECTORS) bulk_wait(room.barriers + slot, phase);
         measure(args, room, slot, place(args, begin + slot));
@@ -178,9 +182,7 @@ struct KeptPlanes {
       if constexpr (Of::LEAVES && !ACROSS) {
         Of::shares(args, parts, of.known, set, rank * warps, CLUSTER * warps);
       }
-      for (u32 i = threadIdx.x; i < lines; i += blockDim.x) {
-        keep(room.coefs, i, Of::settle(args, of.known, set, i32(line + i)));
-      }
+      if (threadIdx.x < lines) keep(room.coefs, threadIdx.x, f.settle(of.known, channel));
       __syncthreads();
       // Others may have new moments from where they have been read.
       if constexpr (CLUSTER > 1) cluster_arrive();

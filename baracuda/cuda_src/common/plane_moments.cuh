@@ -1,4 +1,4 @@
-// Moments of the parts of planes, for `planes.cuh`.
+// Moments of the parts of planes, for `planes.cuh` and `kept_planes.cuh`.
 //
 // Moments are about a centre of the part's own: a number near its mean, so that those of data far
 // from 0 keep their digits. They are the centre, the sums of deviations from it and of their

@@ -172,16 +172,14 @@ template <class F, class T, int GIVEN, bool ACROSS, bool ADD> struct PlaneSets {
     }
   }
 
-  template <class Args>
-  static DEVICE Coefficients<A> settle(
-      const Args& args, const Statistics<A>& known, u32 set, i32 line) {
-    const F& f = args;
+  // A channel of a set.
+  template <class Args> static DEVICE Channel<A> channel_of(const Args& args, u32 set, i32 line) {
     const i64 c = first(args, set) + line;
     Channel<A> channel{weight(args, c)};
     channel.bias = given(args, AFTER, c, A(0), (GIVEN & BIAS) != 0);
     channel.dmean = given(args, AFTER, c, A(0), (GIVEN & PULLS) != 0);
     channel.dvar = given(args, AFTER + 1, c, A(0), (GIVEN & PULLS) != 0);
-    return f.settle(known, channel);
+    return channel;
   }
 };
 

@@ -48,6 +48,7 @@ template <class F, class T, int GIVEN, bool ACROSS, bool MOMENTS, bool ADD> stru
     using Meet = Rooms<State>;
     __shared__ Meet rooms;
     int turn = 0;
+    const F& f = args;
     const u32 set = blockIdx.x;
     const Parts parts{args, set};
     const Joined<A> of = Of::template join<MOMENTS>(args, parts, set, rooms, turn);
@@ -55,7 +56,8 @@ template <class F, class T, int GIVEN, bool ACROSS, bool MOMENTS, bool ADD> stru
     if constexpr (Of::LEAVES && !ACROSS) Of::shares(args, parts, of.known, set, 0, blockDim.x / 32);
     const i32 channels = ACROSS ? 1 : args.channels;
     for (i32 c = threadIdx.x; c < channels; c += blockDim.x) {
-      keep(args.coefs, i64(set) * channels + c, Of::settle(args, of.known, set, c));
+      const Channel<A> channel = Of::channel_of(args, set, c);
+      keep(args.coefs, i64(set) * channels + c, f.settle(of.known, channel));
     }
   }
 };

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from baracuda.backends.cuda.schedules.plane_sets import Sets
 
 _WARP = 32
-# Threads of a multiprocessor, in 64 registers each, and its bytes on chip; of those, what a block
-# takes beside what it asks for.
-_THREADS, _ROOM, _BESIDE = 1024, 228 << 10, 3 << 10
+# Threads of a multiprocessor, in 64 registers each; bytes on chip that it has beside those that one
+# block may have, and that each block takes beside what it asks for.
+_THREADS, _MORE, _BESIDE = 1024, 1 << 10, 3 << 10
 # Blocks of a multiprocessor, one of which loads while another computes; one where sets are too
 # large for that.
 _RESIDENT = 2
@@ -52,7 +52,7 @@ def share(call: Call, units: int, nbytes: int) -> Share | None:
     """Blocks for `units` parts of so many bytes on chip each; None where there are too many."""
     most = _MOST if call.facts.multiprocessors > _PARTED else min(_MOST, _PORTABLE)
     for resident in dict.fromkeys((_RESIDENT, 1)):
-        room = min(_ROOM // resident, call.facts.shared_per_block) - _BESIDE
+        room = (call.facts.shared_per_block + _MORE) // resident - _BESIDE
         least, cluster = -(-units // max(room // nbytes, 1)), 1
         while cluster < least:
             cluster *= 2
