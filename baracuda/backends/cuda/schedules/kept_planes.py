@@ -22,8 +22,8 @@ _RESIDENT = 2
 # Blocks of a cluster, at most. Beyond 8 they may be refused: not where there are more than 15
 # multiprocessors in each of the 8 parts of a device.
 _MOST, _PORTABLE, _PARTED = 8, 8, 120
-# Vectors of 16 bytes that a lane has of a part.
-_HELD = 4
+# Vectors of 16 bytes that a lane has of a part, by the number of arrays; of pairs of registers two.
+_HELD, _PAIRS = {1: 4, 2: 2}, 2
 # Sets that a cluster takes in turn, at most, so that loads of the next pass stores of the last.
 _TURNS = 4
 # Multiprocessors that are kept busy, and blocks below which too many are not.
@@ -72,7 +72,7 @@ def plan(call: Call, of: Sets) -> Step | None:
     if int(call.facts.arch.removeprefix("sm_").rstrip("a")) < 90:
         return None
     width, arrays = WIDEST // call.itemsize, len(of.loads)
-    held = _HELD // (1 + (call.itemsize == 8))
+    held = min(_HELD[arrays], _PAIRS) if call.itemsize == 8 else _HELD[arrays]
     full = _WARP * held * width
     parts = -(-of.s // full)
     # Vectors are within a plane, and at least half of the lanes have some.
