@@ -117,20 +117,20 @@ struct KeptPlanes {
   static DEVICE void finish(
       const Args& args, const Room& room, const i64 (&set)[IN + 1], u32 slot, const Place& at,
       u32 line) {
-    const int lane = threadIdx.x % 32;
+    const i32 own = threadIdx.x % 32 * V, left = at.count - own;
     const Coefficients<A> c = coefficients(room.coefs, line);
-    T* to = args.out[0] + set[IN] + at.line * args.step[IN] + at.first;
+    T* to = args.out[0] + set[IN] + at.line * args.step[IN] + at.first + own;
     UNROLL for (int h = 0; h < HELD; ++h) {
-      const i32 e = (lane + h * 32) * V;
-      if (e >= at.count) break;
+      const i32 e = h * 32 * V;
+      if (e >= left) continue;
       A x[IN][V], y[V];
-      UNROLL for (int k = 0; k < IN; ++k) widen(load<V>(room.element(slot, k) + e), x[k]);
+      UNROLL for (int k = 0; k < IN; ++k) widen(load<V>(room.element(slot, k) + own + e), x[k]);
       UNROLL for (int i = 0; i < V; ++i) {
         A from[IN];
         UNROLL for (int k = 0; k < IN; ++k) from[k] = x[k][i];
         y[i] = F::finish(from, c);
       }
-      put<ACCESS, ADD>(to, 1, e, at.count, y);
+      put<ACCESS, ADD>(to, 1, e, left, y);
     }
   }
 
@@ -184,8 +184,8 @@ struct KeptPlanes {
       }
       if (threadIdx.x < lines) keep(room.coefs, threadIdx.x, f.settle(of.known, channel));
       __syncthreads();
-      // Others may have new moments from where they have been read.
-      if constexpr (CLUSTER > 1) cluster_arrive();
+      // Of the moments of others nothing is read from here on.
+      if constexpr (CLUSTER > 1) cluster_leave();
       i64 next[IN + 1];
       const bool more = ++set < end;
       args.walk.template offsets<1>(i64(more ? set : 0), next);
