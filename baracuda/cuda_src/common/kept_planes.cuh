@@ -49,23 +49,7 @@ struct KeptPlanes {
     DEVICE T* element(u32 slot, int k) const { return elements + (slot * IN + k) * PART; }
   };
 
-  // The parts of all blocks, and where their moments are.
-  struct Parts {
-    const Args& args;
-    A* moments;
-
-    DEVICE u32 number() const { return args.units; }
-    DEVICE Part<A> part(u32 unit) const {
-      const u32 line = args.parts.divide(unit), block = args.share.divide(unit);
-      A* there = moments;
-      if constexpr (CLUSTER > 1) there = of_block(there, block);
-      const i32 left = args.n - i32(unit - line * args.parts.size) * PART;
-      return {there + (unit - block * args.share.size), A(left < PART ? left : PART), i32(line)};
-    }
-    DEVICE A moment(const Part<A>& p, int k) const { return p.at[k * args.share.size]; }
-  };
-
-  // A part of this block: its plane of a set, where it begins there, and how long it is.
+  // A part: its plane of a set, where it begins there, and how long it is.
   struct Place {
     u32 line;
     i32 first, count;
@@ -75,6 +59,22 @@ struct KeptPlanes {
     const i32 first = i32(unit - line * args.parts.size) * PART, left = args.n - first;
     return {line, first, left < PART ? left : PART};
   }
+
+  // The parts of all blocks, and where their moments are.
+  struct Parts {
+    const Args& args;
+    A* moments;
+
+    DEVICE u32 number() const { return args.units; }
+    DEVICE Part<A> part(u32 unit) const {
+      const Place at = place(args, unit);
+      const u32 block = args.share.divide(unit);
+      A* there = moments;
+      if constexpr (CLUSTER > 1) there = of_block(there, block);
+      return {there + (unit - block * args.share.size), A(at.count), i32(at.line)};
+    }
+    DEVICE A moment(const Part<A>& p, int k) const { return p.at[k * args.share.size]; }
+  };
 
   // Asks for a part, which a warp does together.
   static DEVICE void ask(
