@@ -4,6 +4,7 @@
 namespace baracuda {
 
 inline void cluster_arrive() { emulated::cluster_arrive(); }
+inline void cluster_leave() { emulated::cluster_arrive(); }
 inline void cluster_wait() { emulated::cluster_wait(); }
 inline void cluster_sync() {
   cluster_arrive();

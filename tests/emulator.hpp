@@ -150,6 +150,18 @@ template <class T> T* of_block(T* p, unsigned rank) {
   return reinterpret_cast<T*>(there.shared + (at - mine.shared));
 }
 
+// Copies in bulk that are on their way, by the barrier that will know of them.
+struct Copy {
+  void* to;
+  const void* from;
+  unsigned bytes;
+};
+struct Coming {
+  unsigned expected = 0;
+  std::vector<Copy> copies;
+};
+static std::map<const void*, Coming> coming;
+
 // Started once, a fiber is a thread of one block after the other: starting costs system calls.
 inline void body() {
   for (;; wait()) {
@@ -171,6 +183,7 @@ inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt1993
     fibers.assign(stacked, Fiber());
   }
   cluster_arrived = cluster_rounds = 0;
+  coming.clear();
   std::vector<unsigned> order(running);
   for (unsigned b = 0; b < size; ++b) {
     // Nothing is known of what shared memory holds.

@@ -74,12 +74,13 @@ def source(entries: Sequence[Entry]) -> str:
     """A C function for each entry of one file."""
     (file,) = {entry.file for entry in entries}
     text = flattened(file)
-    # What blocks of a cluster do together is instructions: the whole header is stood in for.
-    cluster = (SOURCES / "common/cluster.cuh").read_text()
-    text = text.replace(
-        cluster.partition('#include "vec.cuh"\n')[2],
-        (HERE / "emulated_cluster.hpp").read_text().replace("#pragma once\n", ""),
-    )
+    # What blocks of a cluster do together, and copies in bulk, are instructions: the whole headers
+    # are stood in for.
+    for name in ("cluster", "bulk"):
+        text = text.replace(
+            (SOURCES / f"common/{name}.cuh").read_text().partition('#include "vec.cuh"\n')[2],
+            (HERE / f"emulated_{name}.hpp").read_text().replace("#pragma once\n", ""),
+        )
     for pattern, instead in _INSTEAD:
         text = re.sub(pattern, instead, text)
     parts = ['#include "emulator.hpp"', text, "using namespace baracuda;"]

@@ -128,8 +128,8 @@ INDEXING = (
 # Rows for some lanes, for a block near, for one that is left over, for one far, and for more than
 # a block.
 NORM = tuple(Case({"b": (3, 5), "n": n}) for n in (20, 4096, 5000, 8192, 16384, 1 << 18))
-# Sets for lanes, a block and more, of odd and of even length; columns; more bytes than 32 bits
-# count.
+# Sets for lanes, a block and more, of odd and of even length; columns; as many as clusters keep,
+# groups and channels; more bytes than 32 bits count.
 CHANNEL_NORM = tuple(
     Case({"n": n, "c": c, "s": s}, num_groups=2)
     for n, c, s in (
@@ -139,6 +139,8 @@ CHANNEL_NORM = tuple(
         (40, 32, ()),
         (2, 6, (20, 96)),
         (2, 4, (40, 512)),
+        (64, 4, (40, 512)),
+        (2, 96, (40, 512)),
         (64, 32, (1024, 1024)),
     )
 )
@@ -359,6 +361,11 @@ def compiled(op: str, dtype: str, whole: bool) -> tuple[Entry, ...]:
     widest = f"_v{WIDEST // named(dtype).itemsize}_"
     large = [e for e in every if "_flat_" in e.symbol and widest in e.symbol and "i32" in e.symbol]
     return tuple(dict.fromkeys([*large, *covering(every)]))
+
+
+def needs(entry: Entry) -> int:
+    """The compute capability that a kernel takes, times ten."""
+    return 90 if entry.cluster > 1 or entry.schedule.startswith("KeptPlanes<") else 80
 
 
 def arguments(entry: Entry) -> frozenset[tuple[str, int, str]]:

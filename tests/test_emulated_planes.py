@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import emulator
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_emulated_rows import Shape, Trial, reference, trial
+from test_emulated_rows import FACTS, Shape, Trial, reference, trial
 
 from baracuda import check
 from baracuda.backends.cuda.compiler import Entry
-from baracuda.backends.cuda.schedules import plan
+from baracuda.backends.cuda.schedules import kept_planes, plan, planes
+from baracuda.backends.cuda.schedules.kept_planes import Share
+from baracuda.backends.cuda.steps import Call
 from baracuda.dispatch import DEFAULT
 from baracuda.dtypes import named
 from baracuda.op import registry
@@ -77,25 +80,54 @@ def every(op: str, dtype: str) -> Iterator[Trial]:
                 yield permuted(trial(op, shapes, dtype, **options), (0, *range(2, 2 + len(s)), 1))
 
 
+def kept(op: str, dtype: str) -> Iterator[Trial]:
+    """Sets that stay on chip, in clusters of every size, two in turn."""
+    spec = registry[op].spec
+    options = {"num_groups": 2} if "num_groups" in spec.options else {}
+    # Of a plane's two parts the second is the shorter one.
+    s = {"float32": 520, "bfloat16": 1288, "float64": 198}[dtype]
+    for cluster in (1, 2, 4, 16):
+
+        def share(_: Call, units: int, __: int, cluster: int = cluster) -> Share:
+            return Share(cluster, 1, -(-units // cluster))
+
+        few = patch.multiple(kept_planes, _FEWEST=0, _PROCESSORS=1, _TURNS=2, share=share)
+        with few, patch.object(planes, "_on_chip", lambda *_: None):
+            for form in spec.signatures:
+                shapes = {p.name: p.shape({"n": 3, "c": 6, "s": (s,)}) for p in form.inputs}
+                whole = form is spec.signatures[-1] and cluster < 16
+                for how in ("dense", "odd", "padded") if whole else ("dense",):
+                    yield trial(op, shapes, dtype, how, **options)
+                if spec.accumulates and whole:
+                    yield trial(op, shapes, dtype, add=True, **options)
+
+
 @cache
 def trials(dtype: str) -> tuple[Trial, ...]:
     return tuple(positive(one) for op in OPS for one in every(op, dtype))
 
 
 @cache
-def entries(dtype: str) -> tuple[Entry, ...]:
+def kept_trials(dtype: str) -> tuple[Trial, ...]:
+    ops = [op for op in OPS if "inference" not in op]
+    return tuple(one for op in ops for one in kept(op, dtype))
+
+
+@cache
+def entries(dtype: str, of: Callable[[str], tuple[Trial, ...]] = trials) -> tuple[Entry, ...]:
     """Every kernel of these, compiled together."""
-    found = {s.entry.symbol: s.entry for one in trials(dtype) for s in one.steps.kernels}
+    found = {s.entry.symbol: s.entry for one in of(dtype) for s in one.steps.kernels}
     return tuple(found.values())
 
 
-def computed(one: Trial, dtype: str, seed: int) -> list[Array]:
+def computed(one: Trial, every: tuple[Entry, ...], seed: int) -> list[Array]:
+    dtype = one.call.problem.dtype
     outs = [emulator.empty(x.shape, dtype) for x in one.call.problem.outputs]
     if one.call.add:
         for x in outs:
             x[...] = 0.5
     given = [x for x in one.arrays if x is not None]
-    emulator.run(entries(dtype), one.steps, [*given, *outs], seed, list(one.scalars.values()))
+    emulator.run(every, one.steps, [*given, *outs], seed, list(one.scalars.values()))
     return outs
 
 
@@ -115,12 +147,15 @@ def least(one: Trial) -> float:
     return float(np.sqrt(np.min(variances) + 1e-5))
 
 
+@pytest.mark.parametrize("of", [trials, kept_trials], ids=["read", "kept"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_planes_are_the_body_in_any_order_of_threads(dtype: str) -> None:
+def test_planes_are_the_body_in_any_order_of_threads(
+    dtype: str, of: Callable[[str], tuple[Trial, ...]]
+) -> None:
     kind = named(dtype)
     eps, small = kind.eps, named(kind.accumulate).eps
-    for one in trials(dtype):
-        first, second = (computed(one, dtype, seed) for seed in (0, 1))
+    for one in of(dtype):
+        first, second = (computed(one, entries(dtype, of), seed) for seed in (0, 1))
         with np.errstate(all="ignore"):
             wanted, scale = reference(one), 1 / least(one)
         for x, again, want in zip(first, second, wanted, strict=True):
@@ -179,3 +214,41 @@ def test_bits_do_not_depend_on_alignment() -> None:
                 found.append([x.tobytes() for x in outs])
             assert found[0] == found[1], (op, s)
     assert len(differ) > 2 * len(OPS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kept_sets_have_the_same_bits_in_vectors_and_not(dtype: str) -> None:
+    """In clusters of every size, some of which take two sets in turn."""
+    found: dict[Any, set[tuple[bytes, ...]]] = {}
+    ways = set()
+    for one in kept_trials(dtype):
+        kernel, *_ = one.steps.kernels
+        assert "_kept_" in kernel.entry.symbol
+        shape = one.call.problem.outputs[0].shape
+        sets = shape[1] if "batch" in one.op else 2 * shape[0] if "group" in one.op else 18
+        turns = sets * kernel.entry.cluster // kernel.grid[0]
+        ways.add((kernel.entry.cluster, "_vectors" in kernel.entry.symbol, turns))
+        whole = one.call.problem.signature is registry[one.op].spec.signatures[-1]
+        if whole and not one.call.add:
+            outs = computed(one, entries(dtype, kept_trials), 0)
+            bits = found.setdefault((one.op, kernel.entry.cluster), set())
+            bits.add(tuple(x.tobytes() for x in outs))
+    assert {len(bits) for bits in found.values()} == {1}
+    assert ways >= {(cluster, wide, 2) for cluster in (1, 2, 4) for wide in (True, False)}
+    assert (16, True, 2) in ways
+
+
+def test_sets_are_shared_by_as_few_blocks_as_two_fit_a_multiprocessor() -> None:
+    call = trial("group_norm", {"x": (1, 2, 8)}, "float32", num_groups=1).call
+    call = call._replace(facts=FACTS._replace(multiprocessors=132))
+    # Parts of 2 KiB and what is beside them: 200 KiB, 700, 1600 with one block, too many.
+    assert kept_planes.share(call, 98, 2084) == Share(2, 2, 49)
+    assert kept_planes.share(call, 340, 2084) == Share(8, 2, 43)
+    assert kept_planes.share(call, 784, 2084) == Share(8, 1, 98)
+    assert kept_planes.share(call, 1568, 2084) is None
+    with patch.object(kept_planes, "_MOST", 16):
+        assert kept_planes.share(call, 1568, 2084) == Share(16, 1, 98)
+        small = call._replace(facts=FACTS._replace(multiprocessors=114))
+        assert kept_planes.share(small, 1568, 2084) is None
+    assert kept_planes.threads(49, 2) == 13 * 32
+    assert kept_planes.threads(98, 1) == 25 * 32

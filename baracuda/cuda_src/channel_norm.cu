@@ -1,5 +1,6 @@
 // Norms of channels: what becomes of the statistics of a set of planes, and of each element.
-// Sets that fit on chip are rows, for which `LayerNorm` is there.
+// Sets that fit the registers of a block are rows, for which `LayerNorm` is there.
+#include "common/kept_planes.cuh"
 #include "common/planes.cuh"
 #include "norm.cu"
 

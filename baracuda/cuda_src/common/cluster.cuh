@@ -7,6 +7,8 @@ namespace baracuda {
 
 // All threads of the cluster have come so far, and see what others wrote before.
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// The same of threads that have only read what is theirs no more: nothing written is waited for.
+DEVICE void cluster_leave() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 DEVICE void cluster_sync() {
   cluster_arrive();

@@ -1,4 +1,4 @@
-// Moments of the parts of planes, for `planes.cuh`.
+// Moments of the parts of planes, for `planes.cuh` and `kept_planes.cuh`.
 //
 // Moments are about a centre of the part's own: a number near its mean, so that those of data far
 // from 0 keep their digits. They are the centre, the sums of deviations from it and of their
@@ -9,11 +9,45 @@
 
 namespace baracuda {
 
+// Moments of a part of which `lanes` lanes of a warp hold HELD vectors each, this one those from its
+// `rank` on. Elements from `left` on are not there, and 0; vectors are there or not if they are WHOLE.
+template <bool WHOLE, class T, int V, int IN, int HELD>
+DEVICE void part_moments(
+    const Vec<T, V> (&held)[IN][HELD], int rank, int lanes, i32 left, Acc<T> (&found)[5]) {
+  using A = Acc<T>;
+  constexpr int X = IN - 1;
+  Several<A, IN> s{};
+  UNROLL for (int h = 0; h < HELD; ++h) {
+    UNROLL for (int k = 0; k < IN; ++k) {
+      UNROLL for (int i = 0; i < V; ++i) s.at[k] += widen(held[k][h], i);
+    }
+  }
+  s = join_lanes(s, lanes, Added<A, IN>{});
+  const i32 size = lanes * HELD * V, count = left < size ? left : size;
+  const A centre = s.at[X] / A(count > 0 ? count : 1);
+
+  Several<A, IN + 1> d{};
+  UNROLL for (int h = 0; h < HELD; ++h) {
+    const i32 e = (rank + h * lanes) * V;
+    UNROLL for (int i = 0; i < V; ++i) {
+      if (e + (WHOLE ? 0 : i) < left) {
+        const A x = widen(held[X][h], i) - centre;
+        d.at[0] += x;
+        d.at[1] = fused(x, x, d.at[1]);
+        if constexpr (IN > 1) d.at[2] = fused(widen(held[0][h], i), x, d.at[2]);
+      }
+    }
+  }
+  d = join_lanes(d, lanes, Added<A, IN + 1>{});
+  found[0] = centre, found[1] = d.at[0], found[2] = d.at[1], found[3] = s.at[0];
+  found[4] = d.at[IN];
+}
+
 // Each run of lanes takes a part of a line: HELD vectors of 16 bytes in a thread, which elements,
 // alignment does not say.
 template <class F, class T, int HELD, Access ACCESS> struct LineMoments {
   using A = Acc<T>;
-  static constexpr int V = 16 / sizeof(T), IN = F::inputs, X = IN - 1, M = F::sums;
+  static constexpr int V = 16 / sizeof(T), IN = F::inputs, M = F::sums;
   // 64 registers, 80 for two arrays.
   static constexpr int RESIDENT = ACCESS != VECTORS ? 1 : IN > 1 ? 3 : 4;
 
@@ -59,32 +93,9 @@ template <class F, class T, int HELD, Access ACCESS> struct LineMoments {
       }
     }
 
-    // What is not there is 0.
-    Several<A, IN> s{};
-    UNROLL for (int h = 0; h < HELD; ++h) {
-      UNROLL for (int k = 0; k < IN; ++k) {
-        UNROLL for (int i = 0; i < V; ++i) s.at[k] += widen(held[k][h], i);
-      }
-    }
-    s = join_lanes(s, lanes, Added<A, IN>{});
-    const i32 left = end - first, count = left < size ? left : size;
-    const A centre = s.at[X] / A(count > 0 ? count : 1);
-
-    Several<A, IN + 1> d{};
-    UNROLL for (int h = 0; h < HELD; ++h) {
-      const i32 e = first + (rank + h * lanes) * V;
-      UNROLL for (int i = 0; i < V; ++i) {
-        if (e + (ACCESS == VECTORS ? 0 : i) < end) {
-          const A x = widen(held[X][h], i) - centre;
-          d.at[0] += x;
-          d.at[1] = fused(x, x, d.at[1]);
-          if constexpr (IN > 1) d.at[2] = fused(widen(held[0][h], i), x, d.at[2]);
-        }
-      }
-    }
-    d = join_lanes(d, lanes, Added<A, IN + 1>{});
+    A found[5];
+    part_moments<ACCESS == VECTORS>(held, rank, lanes, end - first, found);
     if (rank || !there) return;
-    const A found[5] = {centre, d.at[0], d.at[1], s.at[0], d.at[IN]};
     UNROLL for (int k = 0; k < M; ++k) args.moments[i64(k) * args.units + unit] = found[k];
   }
 };

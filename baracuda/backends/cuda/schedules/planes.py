@@ -1,8 +1,9 @@
 """Planes: sets of the planes of [n, c, *s] have statistics, by which every element is scaled.
 
-A set that lies beside itself and fits on chip is a row, and read once. Else one kernel leaves
-moments of parts of the data, one joins those of each set and makes coefficients for each channel of
-it, one computes the elements. Where each of the n has sets of its own, what they leave for the
+A set that lies beside itself and fits the registers of a block is a row, and read once; so is one
+that fits on chip in a cluster of blocks (`kept_planes`). Else one kernel leaves moments of parts of
+the data, one joins those of each set and makes coefficients for each channel of it, one computes
+the elements. Where each of the n has sets of its own, what they leave for the
 gradients of parameters is added up at last. What is summed in which order follows from the shape,
 and from which axes lie beside each other.
 """
@@ -14,6 +15,8 @@ from math import prod
 from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged
+from baracuda.backends.cuda.schedules import kept_planes
+from baracuda.backends.cuda.schedules.plane_sets import Sets, counted, parameters_of, sets_of
 from baracuda.backends.cuda.schedules.rows import Operands, Planes, sum_rows, whole
 from baracuda.backends.cuda.steps import THREADS, WIDEST, Call, Step, Steps, blocks, flag
 from baracuda.layouts import Shape
@@ -31,57 +34,6 @@ _NARROW, _FEW = 1024, 16
 _ROUNDS = 16
 # Parts that a thread joins.
 _JOINED = 4
-_WEIGHT, _BIAS, _PULLS = 1, 2, 4
-_COUNTED = 2**31 - 2**22
-
-
-class Sets(NamedTuple):
-    """What the statistics of a problem are over.
-
-    Attributes
-    ----------
-    n, c, s : int
-        The batch, the channels, and the elements of a plane.
-    groups : int
-        Sets of each of the n; 0 where a set is a channel of all of them.
-    loads : list of View
-        What is summed over: dy, x.
-    given : bool
-        Whether the statistics are given.
-    back : bool
-        Whether it is a gradient.
-    weighted : bool
-        Whether there is a weight.
-    """
-
-    n: int
-    c: int
-    s: int
-    groups: int
-    loads: list[View]
-    given: bool
-    back: bool
-    weighted: bool
-
-    @property
-    def sums(self) -> bool:
-        """Whether there is anything to sum."""
-        return not self.given or (self.back and self.weighted)
-
-    @property
-    def channels(self) -> int:
-        """Channels of a set."""
-        return self.c // self.groups if self.groups else 1
-
-    @property
-    def number(self) -> int:
-        """How many there are."""
-        return self.n * self.groups if self.groups else self.c
-
-    @property
-    def shared(self) -> bool:
-        """Whether each of the n leaves a share of the gradients of parameters."""
-        return self.back and self.weighted and self.groups > 0
 
 
 class Moments(NamedTuple):
@@ -118,8 +70,8 @@ _NOTHING = Moments(0, 0, 0, 0, 1, 0, 0, False, ())
 
 def plan(call: Call) -> Steps:
     """Two kernels or three, and one more for gradients of parameters that all of the n share."""
-    of = _sets(call)
-    _counted(of.n, of.c * of.s, of.number)
+    of = sets_of(call)
+    counted(of.n, of.c * of.s, of.number)
     kind, moments, empty = call.accumulate_dtype, _NOTHING, of.n * of.c * of.s == 0
     shares, on_chip = ((of.n or 1, 2, of.c or 1), kind), None
     if of.groups and not empty:
@@ -128,6 +80,9 @@ def plan(call: Call) -> Steps:
         if not of.shared:
             return Steps((on_chip,))
         return Steps((on_chip, _shared(call, of, of.n, 0)), (shares,))
+    kept = kept_planes.plan(call, of) if of.sums and not (of.given or empty) else None
+    if kept is not None:
+        return Steps((kept, _shared(call, of, of.n, 0)), (shares,)) if of.shared else Steps((kept,))
     count = 5 if of.back else 3
     if of.sums and not empty:
         moments = _moments(call, of, count)
@@ -145,23 +100,6 @@ def plan(call: Call) -> Steps:
     if of.shared and of.c:
         steps.append(_shared(call, of, 0 if empty else of.n, 2))
     return Steps(tuple(steps), tuple(workspaces))
-
-
-def _counted(*numbers: int) -> None:
-    """Kernels count in 32 bits, with room for the steps of a block."""
-    if max(numbers) >= _COUNTED:
-        raise Refusal(f"counts at most {_COUNTED} threads, sets, and elements of one of the n")
-
-
-def _sets(call: Call) -> Sets:
-    problem = call.problem
-    n, c, *inner = problem.outputs[0].shape
-    given, back = call.given("mean") is not None, problem.spec.adjoint_of is not None
-    apart = "n" in (problem.spec.batches or ()) and not given
-    groups: int = problem.options.get("num_groups", c)
-    loads = [call.view(name) for name in ("dy", "x") if call.given(name) is not None]
-    weighted = call.given("weight") is not None
-    return Sets(n, c, prod(inner), groups * apart, loads, given, back, weighted)
 
 
 def _shared(call: Call, of: Sets, many: int, workspace: int) -> Step:
@@ -230,7 +168,7 @@ def _moments(call: Call, of: Sets, count: int) -> Moments:
     full = lanes * held * width
     parts, arrays = -(-length // full), len(of.loads)
     units = of.n * groups * parts
-    _counted(units * lanes)
+    counted(units * lanes)
     packer = Packer(True).pointers(arrays + 1).add("i", length, units, lanes.bit_length() - 1)
     packer.extents(parts, code="I").walk(lie.lines, arrays).walk(lie.inside, arrays)
     arguments = packer.done()
@@ -255,7 +193,7 @@ def _columns(call: Call, of: Sets, lie: Lie) -> Moments:
     chunks = -(-of.n // rows)
     width = width if lie.access == "VECTORS" else 1
     vectors = columns // width
-    _counted(chunks * vectors)
+    counted(chunks * vectors)
     steps = [lie.lines[0].strides[k] if lie.lines else 0 for k in range(len(of.loads))]
     packer = Packer(True).pointers(len(of.loads) + 1).add("q", *steps, columns)
     packer.add("i", of.n, rows, chunks, 0).extents(vectors, code="I")
@@ -272,33 +210,21 @@ def _columns(call: Call, of: Sets, lie: Lie) -> Moments:
 
 
 def _join(call: Call, of: Sets, moments: Moments) -> Step:
-    names = ["mean", "var"] * of.given + ["weight", "bias", "dmean", "dvar"]
-    views = [v for v in map(call.given, names) if v is not None]
-    given = _WEIGHT * of.weighted
-    given |= _BIAS * (call.given("bias") is not None)
-    given |= _PULLS * (call.given("dmean") is not None)
-    outs = [call.out(i) for i in range(1, len(call.problem.outputs))]
-    slots = [call.workspace(1 if of.sums else 0), call.workspace()]
-    if of.shared:
-        slots += [call.workspace(2)] * 2
-    else:
-        slots += [v.slot for v in outs] or [call.workspace()] * 2
-    slots += [v.slot for v in views] or [call.workspace()]
-    count = of.channels * of.s * (1 if of.groups else of.n)
-    packer = Packer(True).pointers(len(slots)).add("d", 0.0, max(count, 1))
+    parameters = parameters_of(call, of, 2)
+    slots = [*parameters.slots, call.workspace(1 if of.sums else 0), call.workspace()]
+    packer = Packer(True).pointers(len(slots)).add("d", 0.0)
+    parameters.numbers(packer)
     packer.add("q", moments.units, moments.base, moments.step)
-    packer.add("q", *([v.strides[0] for v in outs] or [0, 0]))
-    packer.add("q", *([v.strides[0] for v in views] or [0]))
-    packer.add("i", moments.lines, moments.full, moments.tail, moments.by_lines, of.channels)
-    packer.extents(moments.parts, max(of.groups, 1), code="I")
+    packer.add("i", moments.lines, moments.full, moments.tail, moments.by_lines)
+    packer.extents(moments.parts, code="I")
     arguments = packer.done()
-    add = call.add and not of.groups and bool(outs)
+    add = call.add and parameters.left
     schedule = (
-        f"JoinMoments<{call.functor}<{call.accumulate}>, {call.type}, {given}, "
+        f"JoinMoments<{call.functor}<{call.accumulate}>, {call.type}, {parameters.given}, "
         f"{flag(not of.groups)}, {flag(of.sums)}, {flag(add)}>"
     )
     entry = call.entry(
-        schedule, len(arguments), "join", given, *["add"] * add, threads=_MOST
+        schedule, len(arguments), "join", parameters.given, *["add"] * add, threads=_MOST
     )  # fmt: skip
     items = max(moments.lines * moments.parts // _JOINED, of.channels)
     threads = min(-(-max(items, 1) // _WARP) * _WARP, _MOST)
@@ -318,7 +244,7 @@ def _map(call: Call, of: Sets) -> Step:
     most = _ROUNDS if call.itemsize == 2 else 1
     rounds = max(min(of.n * vectors // (held * _SHARED), most), 1)
     items = vectors * (-(-of.n // (held * rounds)) if down else of.n)
-    _counted(items)
+    counted(items)
     packer = Packer(True).pointers(arrays + 1).add("q", of.c if of.groups else 0)
     packer.add("i", of.c * of.s, of.n, items, rounds).extents(vectors, of.s, code="I")
     arguments = packer.walk(lie.lines, arrays).walk(lie.inside, arrays).done()

@@ -1,0 +1,131 @@
+"""Sets of planes that blocks of a cluster keep on chip, so that they are read once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from baracuda.backends.cuda.geometry import Dim, Packer, View, divisor, merged
+from baracuda.backends.cuda.schedules.plane_sets import counted, parameters_of
+from baracuda.backends.cuda.steps import WIDEST, Call, Step, flag
+from baracuda.dtypes import named
+
+if TYPE_CHECKING:
+    from baracuda.backends.cuda.schedules.plane_sets import Sets
+
+_WARP = 32
+# Threads of a multiprocessor, in 64 registers each; bytes on chip that it has beside those that one
+# block may have, and that each block takes beside what it asks for.
+_THREADS, _MORE, _BESIDE = 1024, 1 << 10, 3 << 10
+# Blocks of a multiprocessor, one of which loads while another computes; one where sets are too
+# large for that.
+_RESIDENT = 2
+# Blocks of a cluster, at most. Beyond 8 they may be refused: not where there are more than 15
+# multiprocessors in each of the 8 parts of a device.
+_MOST, _PORTABLE, _PARTED = 8, 8, 120
+# Vectors of 16 bytes that a lane has of a part, by the number of arrays; of pairs of registers two.
+_HELD, _PAIRS = {1: 4, 2: 2}, 2
+# Sets that a cluster takes in turn, at most, so that loads of the next pass stores of the last.
+_TURNS = 4
+# Multiprocessors that are kept busy, and blocks below which too many are not.
+_PROCESSORS, _FEWEST = 132, 64
+
+
+class Share(NamedTuple):
+    """How the parts of a set are shared.
+
+    Attributes
+    ----------
+    cluster : int
+        Blocks of a set.
+    resident : int
+        Blocks of a multiprocessor.
+    parts : int
+        Of a block.
+    """
+
+    cluster: int
+    resident: int
+    parts: int
+
+
+def share(call: Call, units: int, nbytes: int) -> Share | None:
+    """Blocks for `units` parts of so many bytes on chip each; None where there are too many."""
+    most = _MOST if call.facts.multiprocessors > _PARTED else min(_MOST, _PORTABLE)
+    for resident in dict.fromkeys((_RESIDENT, 1)):
+        room = (call.facts.shared_per_block + _MORE) // resident - _BESIDE
+        least, cluster = -(-units // max(room // nbytes, 1)), 1
+        while cluster < least:
+            cluster *= 2
+        if room >= nbytes and cluster <= most:
+            return Share(cluster, resident, -(-units // cluster))
+    return None
+
+
+def threads(parts: int, resident: int) -> int:
+    """Threads of a block whose warps take about as many of its parts each."""
+    rounds = -(-parts * resident * _WARP // _THREADS)
+    return -(-parts // rounds) * _WARP
+
+
+def plan(call: Call, of: Sets) -> Step | None:
+    """One kernel; None where sets do not fit, or do not lie so."""
+    if int(call.facts.arch.removeprefix("sm_").rstrip("a")) < 90:
+        return None
+    width, arrays = WIDEST // call.itemsize, len(of.loads)
+    held = min(_HELD[arrays], _PAIRS) if call.itemsize == 8 else _HELD[arrays]
+    full = _WARP * held * width
+    parts = -(-of.s // full)
+    # Vectors are within a plane, and at least half of the lanes have some.
+    if of.s % width or 2 * of.s < parts * full:
+        return None
+    views = [*of.loads, call.out()]
+    inside = merged(views[0].shape[2:], [v.strides[2:] for v in views])
+    if len(inside) > 1 or any(s != 1 for d in inside for s in d.strides):
+        return None
+    units = parts * (of.channels if of.groups else of.n)
+    size, sums = named(call.accumulate_dtype).itemsize, 5 if of.back else 3
+    nbytes = arrays * full * call.itemsize + 8 + (4 + sums) * size
+    how = share(call, units, nbytes)
+    if how is None or of.number * how.cluster < _FEWEST:
+        return None
+    return _step(call, of, how, _sets(of, views), (held, parts, units, how.parts * nbytes))
+
+
+def _sets(of: Sets, views: list[View]) -> list[Dim]:
+    """From set to set."""
+    if not of.groups:
+        return merged((of.c,), [v.strides[1:2] for v in views])
+    strides = [(v.strides[0], v.strides[1] * of.channels) for v in views]
+    return merged((of.n, of.groups), strides)
+
+
+def _step(
+    call: Call, of: Sets, how: Share, sets: list[Dim], sizes: tuple[int, int, int, int]
+) -> Step:
+    held, parts, units, shared = sizes
+    views = [*of.loads, call.out()]
+    planes = [v.strides[1 if of.groups else 0] for v in views]
+    wide = divisor([*planes, *(s for d in sets for s in d.strides)], call.elements())
+    access = "VECTORS" if wide == WIDEST // call.itemsize else "ELEMENTS"
+    parameters = parameters_of(call, of, 0)
+    slots = [*(v.slot for v in views), *parameters.slots]
+    turns = max(min(of.number * how.cluster // (_PROCESSORS * how.resident), _TURNS), 1)
+    packer = Packer(True).pointers(len(slots)).add("d", 0.0)
+    parameters.numbers(packer)
+    packer.add("q", *planes).add("i", of.number, turns, units, of.s)
+    packer.extents(parts, how.parts, code="I").walk(sets, len(views))
+    arguments = packer.done()
+    counted(units, how.parts * how.cluster, of.number + turns)
+    add = call.add
+    schedule = (
+        f"KeptPlanes<{call.functor}<{call.accumulate}>, {call.type}, {parameters.given}, "
+        f"{flag(not of.groups)}, {how.cluster}, {held}, {access}, {flag(add)}>"
+    )
+    tags = ("kept", parameters.given, how.cluster, access.lower(), *["add"] * add)
+    entry = call.entry(schedule, len(arguments), *tags, threads=_THREADS, cluster=how.cluster)
+    front = [(slot, 0) for slot in slots]
+    blocks = -(-of.number // turns) * how.cluster
+    return Step(
+        entry, (blocks, 1), arguments, front, len(call.problem.spec.scalars), shared,
+        threads(how.parts, how.resident),
+    )  # fmt: skip
