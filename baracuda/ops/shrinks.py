@@ -220,8 +220,8 @@ def tanhshrink(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
 
     Notes
     -----
-    Below 1 in size by Lambert's continued fraction (in kernels, but for float64, a polynomial), which
-    keeps the relative accuracy that the difference loses near 0, in
+    Below 1 in size by Lambert's continued fraction (in kernels, but for float64, a polynomial),
+    which keeps the relative accuracy that the difference loses near 0, in
     `torch.nn.functional.tanhshrink` too. Bit-stable.
 
     Examples

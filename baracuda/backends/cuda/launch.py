@@ -29,8 +29,6 @@ _NO_CONTEXT = (
 launch_kernel = driver.cuLaunchKernel
 # Dynamic shared memory that any kernel may take: of 48 KiB, what is static is left out.
 _FIXED_SHARED = 47 * 1024
-# Blocks of a cluster that any device with clusters takes.
-_PORTABLE_CLUSTER = 8
 GEOMETRY = 7
 """Numbers that say where a kernel runs: grid, block, shared memory."""
 
@@ -100,25 +98,15 @@ def loaded(entry: Entry, facts: DeviceFacts, shared: int) -> Any:
             if found is None:
                 code, kernel = _load(entry, facts.arch)
                 found = _kernels[key] = code, driver.CUfunction(int(kernel.handle))
-    if shared > _FIXED_SHARED or entry.cluster > _PORTABLE_CLUSTER:
-        _grant(entry, facts.ordinal, found[1], shared)
+    if shared > _FIXED_SHARED:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        device, kernel = driver.CUdevice(facts.ordinal), driver.CUkernel(int(found[1]))
+        with _kernels_lock:
+            # Never less than before: launches that were made for more would fail.
+            if shared > _granted.get((entry, facts.ordinal), 0):
+                checked(driver.cuKernelSetAttribute(attribute, shared, kernel, device))
+                _granted[entry, facts.ordinal] = shared
     return found[1]
-
-
-def _grant(entry: Entry, ordinal: int, function: Any, shared: int) -> None:
-    """Let a kernel have more shared memory, and larger clusters, than any may."""
-    attribute = driver.CUfunction_attribute
-    device, kernel = driver.CUdevice(ordinal), driver.CUkernel(int(function))
-    with _kernels_lock:
-        # Never less than before: launches that were made for more would fail.
-        if shared <= _granted.get((entry, ordinal), -1):
-            return
-        grants = [(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)]
-        if entry.cluster > _PORTABLE_CLUSTER:
-            grants.append((attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
-        for what, value in grants:
-            checked(driver.cuKernelSetAttribute(what, value, kernel, device))
-        _granted[entry, ordinal] = shared
 
 
 def _load(entry: Entry, arch: str) -> tuple[Any, Any]:

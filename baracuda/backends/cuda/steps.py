@@ -33,9 +33,14 @@ class DeviceFacts(NamedTuple):
     shared_per_block: int
 
     @property
+    def compute_capability(self) -> int:
+        """Ten times what it is called: 90 of sm_90."""
+        return int(self.arch.removeprefix("sm_").rstrip("a"))
+
+    @property
     def clusters(self) -> bool:
         """Whether blocks may be clusters, and reach each other's shared memory."""
-        return int(self.arch.removeprefix("sm_").rstrip("a")) >= 90
+        return self.compute_capability >= 90
 
 
 class Step(NamedTuple):
