@@ -11,7 +11,7 @@ import emulator
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_emulated_rows import FACTS, Shape, Trial, reference, trial
+from test_emulated_rows import Shape, Trial, reference, trial
 
 from baracuda import check
 from baracuda.backends.cuda.compiler import Entry
@@ -86,7 +86,7 @@ def kept(op: str, dtype: str) -> Iterator[Trial]:
     options = {"num_groups": 2} if "num_groups" in spec.options else {}
     # Of a plane's two parts the second is the shorter one.
     s = {"float32": 520, "bfloat16": 1288, "float64": 198}[dtype]
-    for cluster in (1, 2, 4, 16):
+    for cluster in (1, 2, 4, 8):
 
         def share(_: Call, units: int, __: int, cluster: int = cluster) -> Share:
             return Share(cluster, 1, -(-units // cluster))
@@ -95,7 +95,7 @@ def kept(op: str, dtype: str) -> Iterator[Trial]:
         with few, patch.object(planes, "_on_chip", lambda *_: None):
             for form in spec.signatures:
                 shapes = {p.name: p.shape({"n": 3, "c": 6, "s": (s,)}) for p in form.inputs}
-                whole = form is spec.signatures[-1] and cluster < 16
+                whole = form is spec.signatures[-1] and cluster < 8
                 for how in ("dense", "odd", "padded") if whole else ("dense",):
                     yield trial(op, shapes, dtype, how, **options)
                 if spec.accumulates and whole:
@@ -235,20 +235,15 @@ def test_kept_sets_have_the_same_bits_in_vectors_and_not(dtype: str) -> None:
             bits.add(tuple(x.tobytes() for x in outs))
     assert {len(bits) for bits in found.values()} == {1}
     assert ways >= {(cluster, wide, 2) for cluster in (1, 2, 4) for wide in (True, False)}
-    assert (16, True, 2) in ways
+    assert (8, True, 2) in ways
 
 
 def test_sets_are_shared_by_as_few_blocks_as_two_fit_a_multiprocessor() -> None:
     call = trial("group_norm", {"x": (1, 2, 8)}, "float32", num_groups=1).call
-    call = call._replace(facts=FACTS._replace(multiprocessors=132))
     # Parts of 2 KiB and what is beside them: 200 KiB, 700, 1600 with one block, too many.
     assert kept_planes.share(call, 98, 2084) == Share(2, 2, 49)
     assert kept_planes.share(call, 340, 2084) == Share(8, 2, 43)
     assert kept_planes.share(call, 784, 2084) == Share(8, 1, 98)
     assert kept_planes.share(call, 1568, 2084) is None
-    with patch.object(kept_planes, "_MOST", 16):
-        assert kept_planes.share(call, 1568, 2084) == Share(16, 1, 98)
-        small = call._replace(facts=FACTS._replace(multiprocessors=114))
-        assert kept_planes.share(small, 1568, 2084) is None
     assert kept_planes.threads(49, 2) == 13 * 32
     assert kept_planes.threads(98, 1) == 25 * 32

@@ -146,7 +146,8 @@ struct KeptPlanes {
     const u32 warp = threadIdx.x / 32, begin = rank * args.share.size;
     const u32 rest = begin < u32(args.units) ? args.units - begin : 0;
     const u32 mine = rest < args.share.size ? rest : args.share.size;
-    // Planes that parts of this block are of, of which there are no more than threads; those of a channel share their coefficients.
+    // Planes that parts of this block are of, of which there are no more than threads; those of a
+    // channel share their coefficients.
     const u32 line = ACROSS ? 0 : args.parts.divide(begin);
     const u32 last = ACROSS || !mine ? line : args.parts.divide(begin + mine - 1);
     const u32 lines = mine ? last - line + 1 : 0;
