@@ -198,6 +198,10 @@ class Library:
         product = self._widely(a, b)
         return product if total is None else total + product
 
+    def scaled(self, total: Array, scale: Array) -> Array:
+        """The products with a number, in the place of `total` where nobody could tell."""
+        return total * scale
+
     def _widely(self, a: Array, b: Array) -> Array:
         wide = self.dtype(named(name_of(a.dtype)).accumulate)
         return self.xp.matmul(*[self.xp.astype(x, wide, copy=False) for x in (a, b)])

@@ -187,8 +187,7 @@ class Torch(Library):
         return torch.matmul(a, b)
 
     def add_product(self, total: Array | None, a: Array, b: Array) -> Array:
-        plain = type(a) in _PLAIN_TYPES and transforms() is None and not a.requires_grad
-        if not plain:
+        if not _plain(a):
             return super().add_product(total, a, b)
         if not (a.is_cuda and a.itemsize == 2):
             product = self._widely(a, b)
@@ -201,6 +200,9 @@ class Torch(Library):
             torch.addmm(x, y, b, out_dtype=torch.float32, out=x)
         return total
 
+    def scaled(self, total: Array, scale: Array) -> Array:
+        return total.mul_(scale) if _plain(total) else total * scale
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         out = torch.zeros(shape, dtype=values.dtype, device=values.device)
         line = self._line(index, axis)
@@ -208,6 +210,11 @@ class Torch(Library):
             return out.scatter_add(axis, index.long(), values)
         out[near(index.shape, axis)].index_add_(axis, line, values)
         return out
+
+
+def _plain(x: Array) -> bool:
+    """Whether `x` may be written to: nothing records or transforms what is done with it."""
+    return type(x) in _PLAIN_TYPES and transforms() is None and not x.requires_grad
 
 
 _dtype_name = cache(name_of)

@@ -149,7 +149,7 @@ def _all(
         dhidden.append(back)
         dweight = rows.added(dweight, slopes, hidden)
     if scale is not None:
-        dweight = dweight * scale
+        dweight = library.scaled(dweight, scale)
     every = xp.concat(dhidden) if len(dhidden) > 1 else dhidden[0]
     loss = rows.reduced(losses, reduction, options["ignore_index"])
     return loss, xp.reshape(every, rows.shape), rows.narrowed(dweight)
