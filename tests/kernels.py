@@ -38,6 +38,8 @@ FACTS = DeviceFacts(0, "sm_90", 132, 232448)
 SMALL = DeviceFacts(0, "sm_90", 132, 64)
 # Without clusters.
 OLD = DeviceFacts(0, "sm_80", 108, 166912)
+# Whose compiler takes more registers.
+NEW = DeviceFacts(0, "sm_100", 148, 232448)
 HUGE = 1 << 16
 
 GATED = (
@@ -311,12 +313,18 @@ def steps(call: Call) -> Steps:
     return schedules.plan(call)
 
 
-def planned(problem: Problem, out: str) -> Iterator[Entry]:
+def devices(spec: OpSpec) -> tuple[DeviceFacts, ...]:
+    """Those for which an op's schedule plans other kernels."""
+    if spec.kernel.schedule == "planes":
+        return (FACTS, NEW)
+    if spec.kernel.schedule in ("scatter", "cross_entropy"):
+        return (FACTS, SMALL, OLD)
+    return (FACTS,)
+
+
+def planned(problem: Problem, out: str, facts: Sequence[DeviceFacts]) -> Iterator[Entry]:
     """The kernels of a problem, at every alignment, written and added to."""
     spec = problem.spec
-    facts = [FACTS]
-    if spec.kernel.schedule in ("scatter", "cross_entropy"):
-        facts += [SMALL, OLD]
     adds = (False, True)[: 1 + spec.accumulates]
     for alignment, add, device in product(alignments(problem), adds, facts):
         usual = call(problem, out, add, alignment, device)
@@ -342,22 +350,35 @@ def entries(op: str, dtype: str) -> tuple[Entry, ...]:
         Where two kernels have one name.
     """
     found: dict[str, Entry] = {}
-    for problem, out in problems(registry[op].spec, dtype):
-        for entry in planned(problem, out):
+    spec = registry[op].spec
+    for problem, out in problems(spec, dtype):
+        for entry in planned(problem, out, devices(spec)):
             if found.setdefault(entry.symbol, entry) != entry:
                 other = found[entry.symbol]
                 raise ValueError(f"two kernels are called {entry.symbol}: {other} and {entry}")
     return tuple(found.values())
 
 
-def compiled(op: str, dtype: str, whole: bool) -> tuple[Entry, ...]:
-    """The kernels to compile: all, or a covering set. Where another op of the kind stands for this
-    one it is the latter too, with what large arrays run through."""
-    every = entries(op, dtype)
+@cache
+def launched(op: str, dtype: str, new: bool) -> tuple[Entry, ...]:
+    """The kernels of an op on devices of these or of earlier days."""
+    spec, every = registry[op].spec, entries(op, dtype)
+    if NEW not in devices(spec):
+        return every
+    device = NEW if new else FACTS
+    some = {e for each in problems(spec, dtype) for e in planned(*each, (device,))}
+    return tuple([e for e in every if e in some])
+
+
+def compiled(op: str, dtype: str, arch: str, whole: bool) -> tuple[Entry, ...]:
+    """The kernels to compile for an architecture: all, or a covering set. Where another op of the
+    kind stands for this one it is the latter too, with what large arrays run through."""
+    capability = int(arch.removeprefix("sm_"))
+    every = [e for e in launched(op, dtype, capability >= 100) if needs(e) <= capability]
     if not whole:
         return covering(every)
     if ALL or (op in OPS and not derived(registry[op].spec)):
-        return every
+        return tuple(every)
     widest = f"_v{WIDEST // named(dtype).itemsize}_"
     large = [e for e in every if "_flat_" in e.symbol and widest in e.symbol and "i32" in e.symbol]
     return tuple(dict.fromkeys([*large, *covering(every)]))

@@ -82,9 +82,7 @@ def test_a_kernel_compiles_and_stays_in_registers(
     op: str, dtype: str, arch: str, report: dict[str, dict[str, Any]]
 ) -> None:
     remarks = []
-    for entry in kernels.compiled(op, dtype, arch in WHOLE):
-        if int(arch.removeprefix("sm_")) < kernels.needs(entry):
-            continue
+    for entry in kernels.compiled(op, dtype, arch, arch in WHOLE):
         use = compiler.usage(entry, arch)
         report.setdefault(arch, {})[entry.symbol] = asdict(use)
         most = max((b for part, (b, _) in ALLOWED.items() if part in entry.symbol), default=0)

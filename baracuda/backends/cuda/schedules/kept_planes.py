@@ -122,7 +122,9 @@ def _step(
         f"KeptPlanes<{call.functor}<{call.accumulate}>, {call.type}, {parameters.given}, "
         f"{flag(not of.groups)}, {how.cluster}, {held}, {access}, {flag(add)}>"
     )
-    tags = ("kept", parameters.given, how.cluster, access.lower(), *["add"] * add)
+    # In the name where it is not that of the dtype.
+    other = [f"h{held}"] * (call.itemsize < 8 and held != _HELD[len(of.loads)])
+    tags = ("kept", parameters.given, how.cluster, access.lower(), *other, *["add"] * add)
     entry = call.entry(schedule, len(arguments), *tags, threads=_THREADS, cluster=how.cluster)
     front = [(slot, 0) for slot in slots]
     blocks = -(-of.number // turns) * how.cluster
