@@ -148,6 +148,8 @@ def _all(
             back = rows.narrowed(rows.widened(back) * scale)
         dhidden.append(back)
         dweight = rows.added(dweight, slopes, hidden)
+        # Before there are logits of another chunk, or a rounded gradient.
+        del chunk, slopes, hidden
     if scale is not None:
         dweight = library.scaled(dweight, scale)
     every = xp.concat(dhidden) if len(dhidden) > 1 else dhidden[0]
@@ -221,7 +223,11 @@ def linear_cross_entropy(
         registry["cross_entropy"], ignore_index=ignore_index, label_smoothing=label_smoothing,
         z_loss=z_loss, softcap=softcap, reduction="none", mode=mode,
     )  # fmt: skip
-    losses = [one(part.logits, part.target) for part in rows.chunks()]
+    losses = []
+    for part in rows.chunks():
+        losses.append(one(part.logits, part.target))
+        # Before there are logits of another.
+        del part
     return rows.reduced(losses, reduction, ignore_index)
 
 
@@ -270,9 +276,9 @@ def linear_cross_entropy_backward(
 
     Notes
     -----
-    Takes the memory of a chunk's logits, whose gradients take their place, and twice that of
-    `weight` in float32, where its gradient is added up over the chunks. In float16 and bfloat16
-    the gradients of logits are rounded once, `dhidden` twice, `dweight` once. Deterministic as
+    Takes the memory of a chunk's logits, whose gradients take their place, and that of `weight` in
+    float32, where its gradient is added up over the chunks. In float16 and bfloat16 the gradients
+    of logits are rounded once, `dhidden` twice, `dweight` once. Deterministic as
     `linear_cross_entropy`.
 
     Examples
