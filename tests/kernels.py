@@ -127,9 +127,11 @@ INDEXING = (
     Case({"b": (HUGE,), "n": 64, "c": (), "i": (HUGE,), "k": HUGE, "j": ()}, axis=1),
     Case({"b": (), "n": HUGE, "c": (HUGE,), "i": (), "k": HUGE, "j": (HUGE,)}, axis=0),
 )
-# Rows for some lanes, for a block near, for one that is left over, for one far, and for more than
-# a block.
-NORM = tuple(Case({"b": (3, 5), "n": n}) for n in (20, 4096, 5000, 8192, 16384, 1 << 18))
+# Rows for some lanes, for a block near, for one that is left over, for one far, for clusters of two
+# to eight, and for more than a block.
+NORM = tuple(
+    Case({"b": (3, 5), "n": n}) for n in (20, 4096, 5000, 8192, 16384, 32768, 65536, 1 << 18)
+)
 # Sets for lanes, a block and more, of odd and of even length; columns; as many as clusters keep,
 # groups and channels; more bytes than 32 bits count.
 CHANNEL_NORM = tuple(
@@ -386,7 +388,8 @@ def compiled(op: str, dtype: str, arch: str, whole: bool) -> tuple[Entry, ...]:
 
 def needs(entry: Entry) -> int:
     """The compute capability that a kernel takes, times ten."""
-    return 90 if entry.cluster > 1 or entry.schedule.startswith("KeptPlanes<") else 80
+    bulk = entry.schedule.startswith(("KeptPlanes<", "StreamedRows<"))
+    return 90 if bulk or entry.cluster > 1 else 80
 
 
 def arguments(entry: Entry) -> frozenset[tuple[str, int, str]]:

@@ -111,6 +111,7 @@ def norm_trials(op: str, dtype: str) -> Iterator[Trial]:
         yield odd(trial(op, shapes, dtype))
     if spec.accumulates and dtype != "float64":
         yield from kept_trials(op, dtype)
+        yield from streamed_trials(op, dtype)
     if "layer" in op:
         for n in (40, 300, 1000):
             shapes = {p.name: p.shape({"b": (7,), "n": n}) for p in spec.signatures[-1].inputs}
@@ -122,24 +123,32 @@ def norm_trials(op: str, dtype: str) -> Iterator[Trial]:
 
 
 def kept_trials(op: str, dtype: str) -> Iterator[Trial]:
-    """Rows of just what a block holds, more than there are blocks: near, as if far, in clusters."""
+    """Rows of just what a block holds, more than there are blocks: near, and as if far."""
     form = registry[op].spec.signatures[-1]
     shapes = {p.name: p.shape({"b": (2, 137), "n": 1024}) for p in form.inputs}
     far = kept_rows._FAR_HELD | {(4, 2, 1): 4, (2, 3, 1): 2}
     hows = (("dense", False), ("dense", True), ("odd", False), ("padded", False))
     for way, near in (("_kept_", kept_rows._HELD), ("_far_", {})):
-        with patch.multiple(kept_rows, _HELD=near, _FAR_HELD=far, _MANY=0):
+        with patch.multiple(kept_rows, _HELD=near, _FAR_HELD=far, _MANY=0, _STREAMED={}):
             every = [trial(op, shapes, dtype, how, add) for how, add in hows]
         assert all(way in one.steps.kernels[0].entry.symbol for one in every)
         yield from every
-    two = dict.fromkeys(kept_rows._HELD, 2)
-    for parts in kept_rows._PARTS:
-        n = parts * 64 * 2 * 16 // named(dtype).itemsize
-        shapes = {p.name: p.shape({"b": (2, 6), "n": n}) for p in form.inputs}
-        only = {"_FAR_HELD": {}, "_NEVER": set(), "_PARTS": {parts: 5}}
-        with patch.multiple(kept_rows, _HELD=two, _THREADS=64, **only):
+
+
+def streamed_trials(op: str, dtype: str) -> Iterator[Trial]:
+    """Rows that come in bulk, more of a block than it has places for, of one block and of more."""
+    form = registry[op].spec.signatures[-1]
+    for parts, slots, held in ((1, 2, 4), (1, 3, 2), (2, 3, 4), (8, 2, 4)):
+        n = parts * 64 * held * 16 // named(dtype).itemsize
+        shapes = {p.name: p.shape({"b": (2, 13), "n": n}) for p in form.inputs}
+        ways = {"_STREAMED": {2: held, 4: held}, "_PARTS": {parts: 3}, "_EARLY": slots}
+        with patch.multiple(kept_rows, _HELD={}, _LEAST=64, _THREADS=64, **ways):
+            hows = (("dense", False), ("dense", True), ("padded", False))
             every = [trial(op, shapes, dtype, how, add) for how, add in hows]
-        assert all(one.steps.kernels[0].entry.cluster == parts for one in every)
+        for one in every:
+            kernel = one.steps.kernels[0].entry
+            assert f", {held}, {slots}, {parts}, " in kernel.schedule
+            assert kernel.cluster == parts
         yield from (misled(one) if "layer" in op and one.call.add else one for one in every)
 
 

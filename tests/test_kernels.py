@@ -45,6 +45,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "_flat_": (128, "sm_100: four blocks at once outweigh a few registers of indices"),
     "16_columns_v8": (64, "as many threads as hold a long column outweigh a few registers"),
     "_kept_c": (32, "sm_100: the next row in registers outweighs a few registers"),
+    "_streamed_c": (96, "sums of all of a row outweigh a few registers of an output added to"),
     "_far_c": (288, "as many threads as hold the longest rows outweigh a few registers"),
     "layer_norm_backward_": (64, "the same; a second look at rows is rare"),
     "_f64_sum_parts": (96, "sm_80: two blocks at once outweigh a few registers of digits"),

@@ -1,6 +1,7 @@
 // Normalisation of rows. Inputs are x, or dy and x; columns are the weight and the bias, where given.
 #include "common/kept_rows.cuh"
 #include "common/rows.cuh"
+#include "common/streamed_rows.cuh"
 
 namespace baracuda {
 

@@ -2,10 +2,9 @@
 //
 // A block takes one row after the other, and rows are as long as what its threads hold, HELD vectors
 // each. Beside its sums a thread keeps its part of the columns and, while it computes a row, that of
-// the next, which is under way; the one after that is on its way to the L2. A cluster of PARTS blocks
-// takes longer rows, a part in each. FAR rows are those where there are no clusters: sums are on chip
-// then, columns are read again, only the L2 is asked for the next row, and of float32 an input that
-// no sum along the row needs (LATE) is read at last.
+// the next, which is under way; the one after that is on its way to the L2. Of longer rows (FAR)
+// sums are on chip, columns are read again, only the L2 is asked for the next row, and of float32 an
+// input that no sum along the row needs (LATE) is read at last.
 #pragma once
 #include "index.cuh"
 #include "reduce.cuh"
@@ -15,14 +14,13 @@
 
 namespace baracuda {
 
-template <class F, class T, int HELD, Access ACCESS, bool FAR, int PARTS, bool ADD> struct KeptRows {
+template <class F, class T, int HELD, Access ACCESS, bool FAR, bool ADD> struct KeptRows {
   using A = Acc<T>;
   using State = typename F::State;
   using Known = typename F::Known;
   static constexpr int RESIDENT = 1, V = 16 / sizeof(T), G = FRONT<T>;
   static constexpr int LOADS = F::loads, COLUMNS = F::columns, OUT = F::outputs, SUMS = F::sums;
   static constexpr u32 FULL = (1u << V) - 1;
-  static_assert(!FAR || PARTS == 1, "see above");
   static_assert(SUMS > 0 && OUT == 1 && LOADS == F::inputs && F::stages != TWICE, "see above");
 
   struct Args : Operands<T, LOADS + COLUMNS, OUT>, Beside<A>, F {
@@ -46,13 +44,7 @@ template <class F, class T, int HELD, Access ACCESS, bool FAR, int PARTS, bool A
   using Adder = typename Either<FAR, SumsOnChip<A, SUMS, HELD, V>, SumsKept<A, SUMS, HELD, V>>::type;
   using Columns = Vec<T, V>[COLUMNS][HELD];
 
-  // The first element of the block's part.
-  static DEVICE i32 first() {
-    return PARTS > 1 ? int(blockIdx.x % PARTS * blockDim.x) * HELD * V : 0;
-  }
-  static DEVICE i32 element(int h) {
-    return first() + (int(threadIdx.x) + h * int(blockDim.x)) * V;
-  }
+  static DEVICE i32 element(int h) { return (int(threadIdx.x) + h * int(blockDim.x)) * V; }
 
   static DEVICE Row load_row(const Args& args, const Place& place) {
     Row row;
@@ -106,7 +98,7 @@ template <class F, class T, int HELD, Access ACCESS, bool FAR, int PARTS, bool A
       widen_all(args, row, column, h, x, c);
       f.template take<0>(s, known, x, c, FULL);
     }
-    s = block_sums<PARTS>(s, rooms, turn);
+    s = block_sums<1>(s, rooms, turn);
     f.template settle<0>(s, part, known);
   }
 
@@ -141,7 +133,7 @@ template <class F, class T, int HELD, Access ACCESS, bool FAR, int PARTS, bool A
   }
 
   static DEVICE void run(const Args& args) {
-    using Room = Several<A, PARTS * 32 * sizeof(State) / sizeof(A)>;
+    using Room = Several<A, 32 * sizeof(State) / sizeof(A)>;
     __shared__ Room rooms[2];
     int turn = 0;
     const A part = A(1) / A(args.n);
@@ -162,8 +154,8 @@ template <class F, class T, int HELD, Access ACCESS, bool FAR, int PARTS, bool A
       args.walk.template offsets<1>(number < args.rows ? number : args.rows - 1, place.at);
       return place;
     };
-    const u32 step = gridDim.x / PARTS, line = blockIdx.x / PARTS;
-    i64 number = line;
+    const u32 step = gridDim.x;
+    i64 number = blockIdx.x;
     if constexpr (FAR) {
       ROLLED for (; number < args.rows; number += step) {
         const Place place = place_of(number);
@@ -174,8 +166,6 @@ template <class F, class T, int HELD, Access ACCESS, bool FAR, int PARTS, bool A
     } else {
       Place here = place_of(number), next = place_of(number + step);
       Row coming = load_row(args, here);
-      // Nobody reaches a block that is not there yet.
-      if constexpr (PARTS > 1) cluster_sync();
       ROLLED while (number < args.rows) {
         const Row row = coming;
         const Place place = here;
@@ -187,7 +177,9 @@ template <class F, class T, int HELD, Access ACCESS, bool FAR, int PARTS, bool A
         one_row(args, place, row, column, part, rooms, turn, sums);
       }
     }
-    sums.leave(args.beside + i64(line) * SUMS * args.n + first(), args.n, int(blockDim.x));
+    A* line = args.beside + i64(blockIdx.x) * SUMS * args.n;
+    if constexpr (FAR) sums.leave(line, args.n, int(blockDim.x));
+    else sums.leave(line + element(0), args.n, int(blockDim.x) * V);
   }
 };
 

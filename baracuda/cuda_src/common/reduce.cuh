@@ -50,14 +50,15 @@ DEVICE S join_block(S s, const S& start, Rooms<S>& rooms, int& turn, Join join) 
   return across_block(s, start, rooms, turn, across);
 }
 
-// Sums M values, a power of two, over a cluster of PARTS blocks of whole warps, with one barrier; all
-// threads have them. Lanes hand each other what they do not go on with, so that each goes on with one
-// value. The room is taken in turns, as above.
+// Sums M values, a power of two, over a cluster of PARTS blocks of whole warps, with one barrier, in two
+// steps between which a thread may do something else: it brings what it has, and it gets the sums, as
+// all do. Lanes hand each other what they do not go on with, so that each goes on with one value.
+// The room is taken in turns, as above.
 template <int PARTS, class A, int M>
-DEVICE Several<A, M> block_sums(Several<A, M> s, Several<A, PARTS * 32 * M> (&rooms)[2], int& turn) {
+DEVICE void bring(Several<A, M> s, Several<A, PARTS * 32 * M> (&rooms)[2], int turn) {
   static_assert(PARTS * M <= 32, "lanes tell one block one value each");
   static_assert((M & (M - 1)) == 0, "lanes have one value each");
-  const int lane = threadIdx.x % 32, warps = blockDim.x / 32, all = PARTS * warps;
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
   int value = 0;
   UNROLL for (int left = M / 2, by = 1; left; left /= 2, by *= 2) {
     const bool high = lane & by;
@@ -70,20 +71,33 @@ DEVICE Several<A, M> block_sums(Several<A, M> s, Several<A, PARTS * 32 * M> (&ro
   A x = s.at[0];
   UNROLL for (int by = M; by < 32; by *= 2) x += __shfl_xor_sync(~0u, x, by);
   A* room = rooms[turn & 1].at;
-  turn ^= 1;
   if constexpr (PARTS > 1) {
     const int warp = int(blockIdx.x % PARTS) * warps + int(threadIdx.x) / 32;
     if (lane < PARTS * M) *of_block(room + warp * M + value, lane / M) = x;
-    cluster_sync();
+    cluster_arrive();
   } else {
     if (lane < M) room[threadIdx.x / 32 * M + value] = x;
-    __syncthreads();
   }
-  x = 0;
+}
+template <int PARTS, class A, int M>
+DEVICE Several<A, M> brought(const Several<A, PARTS * 32 * M> (&rooms)[2], int& turn) {
+  const int lane = threadIdx.x % 32, all = PARTS * int(blockDim.x / 32);
+  const A* room = rooms[turn & 1].at;
+  turn ^= 1;
+  if constexpr (PARTS > 1) cluster_wait();
+  else __syncthreads();
+  A x = 0;
   ROLLED for (int i = lane; i < all * M; i += 32) x += room[i];
   UNROLL for (int by = M; by < 32; by *= 2) x += __shfl_xor_sync(~0u, x, by);
+  Several<A, M> s;
   UNROLL for (int i = 0; i < M; ++i) s.at[i] = __shfl_sync(~0u, x, i);
   return s;
+}
+template <int PARTS, class A, int M>
+DEVICE Several<A, M> block_sums(
+    const Several<A, M>& s, Several<A, PARTS * 32 * M> (&rooms)[2], int& turn) {
+  bring<PARTS>(s, rooms, turn);
+  return brought<PARTS, A, M>(rooms, turn);
 }
 
 // What all threads of a block bring, in the order of a tree; the first thread has it.

@@ -64,11 +64,10 @@ template <class A, int SUMS, int HELD, int V> struct SumsKept {
       UNROLL for (int i = 0; i < V; ++i) at[s][h].at[i] += t[s][i];
     }
   }
-  DEVICE void leave(A* lines, i32 n, int lanes) const {
+  // Into lines of n, from where the thread's first vector is; the next is `step` elements on.
+  DEVICE void leave(A* lines, i32 n, int step) const {
     UNROLL for (int s = 0; s < SUMS; ++s) {
-      UNROLL for (int h = 0; h < HELD; ++h) {
-        store<V>(lines + i64(s) * n + (int(threadIdx.x) + h * lanes) * V, at[s][h]);
-      }
+      UNROLL for (int h = 0; h < HELD; ++h) store<V>(lines + i64(s) * n + h * step, at[s][h]);
     }
   }
 };

@@ -1,4 +1,7 @@
-"""Rows whose sums stay in registers, where a block holds just what a row has: kept_rows.cuh."""
+"""Rows whose sums stay on chip, where blocks hold just what a row has.
+
+They come in registers (kept_rows.cuh) or by copies in bulk (streamed_rows.cuh).
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,22 @@ _HELD = {(2, 2, 1): 2, (2, 2, 2): 2, (2, 3, 1): 2, (2, 3, 2): 2,
 _FAR_HELD = {(2, 2, 1): 2, (2, 2, 2): 2, (2, 3, 2): 2,
              (4, 2, 2): 2, (4, 3, 1): 4, (4, 3, 2): 4}  # fmt: skip
 _MANY = 4
-# Rows that clusters take rather than one block as FAR, and those that they do not take where there
-# is no other way either. Of 16384 elements in float32 rms_norm_backward takes 397 us by two blocks
-# and 460 by one, add_rms_norm_backward by four 1017 and 806: who holds little waits often.
-_BEFORE_FAR, _NEVER = {(4, 2, 1)}, {(2, 2, 1)}
-# Blocks of a cluster that takes a row, and how many of these a device of 132 multiprocessors holds
-# at once, whose groups are not all of a multiple of four. One without that many takes turns.
-_PARTS = {2: 66, 4: 32, 8: 16}
+# Streamed rows: vectors of a lane, by the bytes of an element, and the fewest threads of a block.
+# Of rows that registers hold as well, those that come in bulk nevertheless, two vectors a lane and
+# three places: of [8192, 8192] in bfloat16 rms_norm_backward takes 111 us and not 119.
+_STREAMED, _LEAST = {2: 4, 4: 4}, 128
+_RATHER, _LESS, _LARGE = {(2, 2, 1), (2, 3, 1), (2, 3, 2)}, 2, 256
+# Places of a block, where it has two vectors a lane or waits for others, so that it asks for sums
+# early, and where it does not: 12288 elements of bfloat16 layer_norm_backward take 166 us with two
+# places and 188 with three, of float32, by two blocks, 349 and 326.
+_EARLY, _SLOTS = 3, 2
+# Bytes that a multiprocessor has on chip beside those of one block, and that each block takes
+# beside its rows, for itself and for the sums of each block of its cluster.
+_MORE, _BESIDE = 1 << 10, 1 << 10
+# Blocks of a cluster that takes a row, and how many of these a device of 132 multiprocessors has at
+# once: not all of its groups are of a multiple of four. Two clusters more take turns: 645 us for
+# 32768 elements of float32 rms_norm_backward, and 407.
+_PARTS = {2: 66, 4: 30, 8: 14}
 
 
 class Kept(NamedTuple):
@@ -38,57 +50,87 @@ class Kept(NamedTuple):
 
     Attributes
     ----------
+    way : str
+        In registers (``kept``), with sums in shared memory (``far``), or ``streamed``.
     threads : int
         Of a block.
     held : int
         Vectors of a thread.
-    parts : int
-        Blocks of a row, a cluster; 0 where rows are too long for sums in registers.
-    together : int
-        Rows that a device has at once, where each multiprocessor has one block.
     resident : int
         Blocks of a multiprocessor.
     shared : int
-        Bytes on chip for sums.
+        Bytes on chip, for sums or for rows.
+    together : int
+        Rows that a device has at once, where each multiprocessor has one block.
+    slots, parts : int
+        Of streamed rows: places of a block, blocks of a row.
     """
 
+    way: str
     threads: int
     held: int
-    parts: int
-    together: int
     resident: int
     shared: int
+    together: int
+    slots: int = 0
+    parts: int = 1
 
 
 def kept(call: Call, of: Operands, lie: Lie, n: int, processors: int, room: int) -> Kept | None:
     """How rows of `n` elements are kept, with so many bytes on chip; None where they are not."""
-    if lie.access == "STEPS":
+    if lie.access == "STEPS" or not of.sums:
         return None
     kind = (call.itemsize, len(of.loads), len(of.sums))
-    size = len(of.sums) * n * named(call.accumulate_dtype).itemsize
-    near, far = _HELD.get(kind), _FAR_HELD.get(kind)
-    clusters = _PARTS if call.facts.clusters and kind not in _NEVER else {}
+    near = _near(call, kind, n, processors)
+    bulk = lie.access == "VECTORS" and call.facts.clusters and call.itemsize in _STREAMED
+    # Registers that are all taken keep as much under way.
+    full = near and near.threads * near.resident == _THREADS
+    if near and full and bulk and kind in _RATHER and near.threads >= _LARGE:
+        return _streamed(call, kind, n, {1: processors}, _LESS)
+    if bulk and not full:
+        found = _streamed(call, kind, n, {1: processors} | _PARTS, _STREAMED[call.itemsize])
+        if found:
+            return found
+    return near or _far(call, kind, n, processors, room)
 
-    def shared(ways: dict[int, int]) -> Kept | None:
-        for parts, together in ways.items():
-            threads = _threads(call, n, near, parts, _WARP, _THREADS)
-            if near and threads:
-                return Kept(threads, near, parts, together, _THREADS // threads, 0)
+
+def _near(call: Call, kind: tuple[int, int, int], n: int, processors: int) -> Kept | None:
+    held = _HELD.get(kind)
+    threads = _threads(call, n, held, _WARP, _THREADS)
+    if not (held and threads):
         return None
-
-    first = shared({1: processors, **(clusters if kind in _BEFORE_FAR else {})})
-    if first:
-        return first
-    threads = _threads(call, n, far, 1, _THREADS if far == _MANY else _WARP, _FAR_THREADS)
-    if far and threads and size <= room:
-        resident = min(_FAR_THREADS // threads, room // size)
-        return Kept(threads, far, 0, processors, resident, size)
-    return shared(clusters)
+    return Kept("kept", threads, held, _THREADS // threads, 0, processors)
 
 
-def _threads(call: Call, n: int, held: int | None, parts: int, least: int, most: int) -> int:
-    """How many have just what a part of a row has, more than `least`; 0 where none do."""
-    threads, rest = divmod(n, parts * (held or n + 1) * WIDEST // call.itemsize)
+def _far(call: Call, kind: tuple[int, int, int], n: int, processors: int, room: int) -> Kept | None:
+    held, size = _FAR_HELD.get(kind), kind[2] * n * named(call.accumulate_dtype).itemsize
+    least = _THREADS if held == _MANY else _WARP
+    threads = _threads(call, n, held, least, _FAR_THREADS)
+    if not (held and threads and size <= room):
+        return None
+    resident = min(_FAR_THREADS // threads, room // size)
+    return Kept("far", threads, held, resident, size, processors)
+
+
+def _streamed(
+    call: Call, kind: tuple[int, int, int], n: int, ways: dict[int, int], held: int
+) -> Kept | None:
+    for parts, together in ways.items():
+        threads = _threads(call, n // parts, held, _LEAST - 1, _THREADS)
+        if not threads or n % parts:
+            continue
+        resident = _THREADS // threads
+        place = kind[1] * (n // parts * call.itemsize) + threads // _WARP * 8
+        room = (call.facts.shared_per_block + _MORE) // resident - _BESIDE * (1 + parts)
+        slots = min(room // place, _EARLY if parts > 1 or held == _LESS else _SLOTS)
+        if slots >= _SLOTS:
+            return Kept("streamed", threads, held, resident, slots * place, together, slots, parts)
+    return None
+
+
+def _threads(call: Call, n: int, held: int | None, least: int, most: int) -> int:
+    """How many have just `n` elements, more than `least`; 0 where none do."""
+    threads, rest = divmod(n, (held or n + 1) * WIDEST // call.itemsize)
     return threads if not rest and threads % _WARP == 0 and least < threads <= most else 0
 
 
@@ -100,14 +142,17 @@ def plan(call: Call, of: Operands, kind: Kind, how: Kept, lie: Lie, lines: int) 
     packer = Packer(True).pointers(len(pointers)).add("d", *[0.0] * scalars, *kind.numbers)
     packer.add("q", rows).add("i", n, 0).add("q", *lie.steps)
     arguments = packer.walk(lie.dims, len(lie.walked)).done()
-    far, parts = how.parts == 0, max(how.parts, 1)
-    schedule = (
-        f"KeptRows<{call.functor}<{call.accumulate}, {kind.number}>, {call.type}, {how.held}, "
-        f"{lie.access}, {flag(far)}, {parts}, {flag(call.add)}>"
-    )
-    way = "far" if far else f"parts_{parts}" if parts > 1 else "kept"
-    tags = (way, kind.label, lie.access.lower(), *["add"] * call.add)
-    most = _FAR_THREADS if far else _THREADS
-    entry = call.entry(schedule, len(arguments), *tags, threads=most, cluster=parts)
-    front, grid = [(slot, 0) for slot in pointers], (lines * parts, 1)
+    functor = f"{call.functor}<{call.accumulate}, {kind.number}>, {call.type}, {how.held}"
+    if how.way == "streamed":
+        schedule = f"StreamedRows<{functor}, {how.slots}, {how.parts}, {flag(call.add)}>"
+        own: tuple[object, ...] = (how.held, how.slots, how.parts)
+    else:
+        schedule = f"KeptRows<{functor}, {lie.access}, {flag(how.way == 'far')}, {flag(call.add)}>"
+        own = (lie.access.lower(),)
+    most = _FAR_THREADS if how.way == "far" else _THREADS
+    entry = call.entry(
+        schedule, len(arguments), how.way, kind.label, *own, *["add"] * call.add,
+        threads=most, cluster=how.parts,
+    )  # fmt: skip
+    front, grid = [(slot, 0) for slot in pointers], (lines * how.parts, 1)
     return Step(entry, grid, arguments, front, scalars, shared=how.shared, fewer=how.threads)
