@@ -312,8 +312,10 @@ def _liger_entropy(row: Row, arrays: list[Array]) -> dict[str, Task]:
         return {}
     fused = linear.LigerFusedLinearCrossEntropyFunction
     given = [x.detach().requires_grad_(x.is_floating_point()) for x in arrays]
-    function = fused if row.op.startswith("linear") else plain
-    return {"liger": lambda: function.apply(*given)}
+    if row.op.startswith("linear"):
+        return {"liger": lambda: fused.apply(*given)}
+    # No weights of classes.
+    return {"liger": lambda: plain.apply(*given, None)}
 
 
 def quack(row: Row, arrays: list[Array]) -> dict[str, Task]:
@@ -323,7 +325,6 @@ def quack(row: Row, arrays: list[Array]) -> dict[str, Task]:
         rmsnorm = import_module("quack.rmsnorm")
         softmax = import_module("quack.softmax").softmax
         entropy = import_module("quack.cross_entropy")
-        linear = import_module("quack.linear_cross_entropy")
     except ImportError:
         return {}
     if row.options:
@@ -351,8 +352,17 @@ def quack(row: Row, arrays: list[Array]) -> dict[str, Task]:
     def normaliser() -> Array:
         return entropy.cross_entropy_fwd(*arrays[1:], return_lse=True)[1]
 
+    @cache
+    def cotangent() -> Array:
+        return arrays[0].float().expand(arrays[2].shape)
+
     def backward(dloss: Array, logits: Array, target: Array) -> Any:
-        return entropy.cross_entropy_bwd(logits, target, dloss.expand(target.shape), normaliser())
+        return entropy.cross_entropy_bwd(logits, target, cotangent(), normaliser())
+
+    # Its matrix products, with which not every version of their compiler agrees.
+    def linear(*given: Array) -> Any:
+        module = import_module("quack.linear_cross_entropy")
+        return module.chunked_linear_cross_entropy(*given)
 
     recorded = {"rms_norm": rmsnorm.rmsnorm, "add_rms_norm": added, "softmax": softmax}
     forward = recorded.get(row.op.removesuffix("_backward"))
@@ -364,7 +374,7 @@ def quack(row: Row, arrays: list[Array]) -> dict[str, Task]:
         "cross_entropy": entropy.cross_entropy,
         "cross_entropy_backward": backward,
         "cross_entropy_with_gradient": with_gradient,
-        "linear_cross_entropy_with_gradient": linear.chunked_linear_cross_entropy,
+        "linear_cross_entropy_with_gradient": linear,
     }.get(row.op)
     if function is None:
         return {}
