@@ -51,7 +51,7 @@ _INSTEAD = (
     (r'asm volatile\("red\.release[^;]*;"[^;]*;', "++*p;"),
     (r'asm volatile\("createpolicy[^;]*;"[^;]*;', "policy = 0;"),
     (r'asm volatile\("ld\.global\.L1[^;]*;"[^;]*;', "std::memcpy(&v, p, sizeof v);"),
-    (r'asm volatile\("st\.global\.L2[^;]*;"[^;]*;', "std::memcpy(p, &v, sizeof v);"),
+    (r'asm volatile\("st\.global\.(?:L2|cs)[^;]*;"[^;]*;', "std::memcpy(p, &v, sizeof v);"),
     (r"const u32 at = u32\(__cvta_generic_to_shared\(to\)\);", ""),
     (r'asm volatile\("cp\.async\.ca[^;]*;"[^;]*;', "std::memcpy(to, from, BYTES);"),
     (r'asm volatile\("cp\.async\.wait_all[^;]*;"[^;]*;', ""),

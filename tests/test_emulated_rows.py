@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from baracuda import check
 from baracuda.backends.cuda.compiler import Entry
-from baracuda.backends.cuda.schedules import kept_rows, plan
+from baracuda.backends.cuda.schedules import kept_rows, plan, rows
 from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
 from baracuda.dispatch import DEFAULT
 from baracuda.dtypes import named
@@ -246,3 +246,15 @@ def test_rows_are_the_body_in_any_order_of_threads(category: str, dtype: str) ->
             most += small * (16 * size + 2 * rows**0.5)
             error = np.abs(got - want)
             assert np.all(error <= most), (one.label, float(error.max()))
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
+def test_what_passes_by_the_caches_is_the_same(op: str) -> None:
+    known = {"x": (1, 3, 4096), "weight": (4096,), "bias": (4096,)}
+    shapes = {name: known[name] for name in registry[op].spec.arrays}
+    with patch.object(rows, "PAST_CACHES", 0):
+        passing = trial(op, shapes, "float32")
+    plain = trial(op, shapes, "float32")
+    (first,), (second,) = (computed(one, "norm", "float32", 0) for one in (passing, plain))
+    assert passing.steps.kernels[0].arguments != plain.steps.kernels[0].arguments
+    assert first.tobytes() == second.tobytes()

@@ -117,9 +117,12 @@ def test_what_lies_around_an_output_stays(subject: Subject) -> None:
 
 
 # Past the caches kernels prefetch: positions that fill no block, rows ahead of one another, two
-# dimensions of rows.
+# dimensions of rows. And what they write passes by the L2.
 PAST_CACHES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("lerp_backward", (8, (1 << 22) + 3), {"weight": 0.3}),
+    ("gelu", (8, (1 << 22) + 3), {}),
+    ("softmax", (8, 1021, 4096), {}),
+    ("layer_norm", (8, 1021, 8192), {}),
     ("rope", (8, 16, 1021, 128), {}),
     ("rope", (8, 4096, 17, 32), {"interleaved": False}),
     ("rope_backward", (8, 1024, 16, 128), {"seq_axis": 1}),

@@ -93,9 +93,10 @@ struct RmsNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
   }
 };
 
-// The mean as a number near it and what is left, so that a large one costs no accuracy.
+// The mean as a number near it and what is left, so that a large one costs no accuracy; the latter
+// in deviations too.
 template <class A> struct Centre {
-  A near, shift, variance, inverse;
+  A near, shift, variance, inverse, offset;
   template <int N> HD void guess(const A (&x)[N], int there) {
     A sum = 0;
     UNROLL for (int i = 0; i < N; ++i) sum += x[i];
@@ -106,13 +107,14 @@ template <class A> struct Centre {
   HD bool good() const { return shift * shift <= A(4) * variance; }
 
   HD A deviation(A x) const { return x - near; }
-  HD A normal(A x) const { return (x - near - shift) * inverse; }
+  HD A normal(A x) const { return fused(x - near, inverse, -offset); }
   // From the sums of deviations and of their squares, and the part of one element.
   HD void spread(A first, A second, A part, A eps) {
     shift = first * part;
     variance = fused(-shift, shift, second * part);
     if (variance < 0) variance = 0;
     inverse = inverse_root(variance + eps);
+    offset = shift * inverse;
   }
 };
 

@@ -43,13 +43,21 @@ struct Rows {
   // All elements of a vector that is read are kept.
   static constexpr bool WHOLE = WIDE && LEFT == NONE;
   static constexpr u32 FULL = (1u << V) - 1;
+  // A stream in and one out: where more are written, or read, nothing is won by a policy.
+  static constexpr bool STREAMS = WIDE && WAY != LANES && LOADS == 1 && OUT == 1 && !ADD;
+  // Elements of a column that a vector has, and whether columns come with the row, which registers
+  // have to allow: after a join they would be waited for again.
+  static constexpr int OWN = BY == BY_PLANES ? 1 : V;
+  static constexpr bool EAGER = WIDE && WAY != LONG && BY != BY_MIXED_PLANES && COLUMNS > 0 &&
+                                COLUMNS * HELD * OWN <= 4 * V;
   // 64 registers, 80 where more than rows is looked after, 128 for single elements and for losses
-  // that are found in stages.
+  // that are found in stages, 48 for small planes.
   static constexpr int RESIDENT =
       WAY != LANES                              ? 1
       : !WIDE || (LOSSES && F::stages == TWICE) ? 2
       : F::sums || (LEFT & MASKED)              ? 3
-                                                : 4;
+      : BY != BY_PLANES                         ? 4
+                                                : 5;
   using Adder =
       typename Either<SUMS == 0, NoSums, SumsOnChip<A, greater(SUMS, 1), HELD, V>>::type;
 
@@ -61,6 +69,7 @@ struct Rows {
                 Planes<BY != BY_ELEMENTS> {
     i64 rows, ahead;  // and how many rows later is one that the L2 is asked for, 0 for none
     i32 n, log_lanes;
+    i32 passing, pad;  // whether outputs are for nobody who comes soon
     Extent<u32> queries;  // causal: rows of a diagonal
     i32 before;           // and the elements that its first row keeps, less one
     i64 step[K + COLUMNS];
@@ -80,7 +89,10 @@ struct Rows {
     Vec<T, V> x[N][HELD];
     u32 kept;  // V bits for each vector
   };
-  static DEVICE u32 kept(const Held<IN>& held, int h) {
+  struct Whole : Held<IN> {
+    Vec<T, OWN> columns[greater(COLUMNS, 1)][HELD];
+  };
+  static DEVICE u32 kept(const Whole& held, int h) {
     return WHOLE ? FULL : held.kept >> h * V & FULL;
   }
 
@@ -97,22 +109,28 @@ struct Rows {
     return bits;
   }
 
-  static DEVICE void columns(const Args& args, const Row& row, i32 e, A (&c)[COLUMNS + 1][V]) {
-    UNROLL for (int k = 0; k < COLUMNS; ++k) {
-      const T* from = args.in[LOADS + k];
-      if constexpr (BY == BY_ELEMENTS) {
-        widen(fetch<V, ACCESS>(from, args.step[K + k], e, args.n), c[k]);
-      } else {
-        UNROLL for (int i = 0; i < V; ++i) {
-          if (BY == BY_PLANES && i > 0) {
-            c[k][i] = c[k][0];
-          } else {
-            const i32 place = e + i < args.n ? e + i : args.n - 1;
-            const i64 channel = row.channel + args.plane.divide(u32(place));
-            c[k][i] = widen(from[channel * args.step[K + k]]);
-          }
-        }
+  // What a vector has of the k-th column.
+  static DEVICE Vec<T, OWN> column(const Args& args, const Row& row, i32 e, int k) {
+    if constexpr (BY == BY_ELEMENTS) {
+      return fetch<V, ACCESS>(args.in[LOADS + k], args.step[K + k], e, args.n);
+    } else {
+      Vec<T, OWN> own;
+      UNROLL for (int i = 0; i < OWN; ++i) {
+        const i32 place = e + i < args.n ? e + i : args.n - 1;
+        const i64 channel = row.channel + args.plane.divide(u32(place));
+        own.set(i, args.in[LOADS + k][channel * args.step[K + k]]);
       }
+      return own;
+    }
+  }
+
+  // The h-th vector is at e.
+  static DEVICE void columns(
+      const Args& args, const Row& row, const Whole& held, int h, i32 e,
+      A (&c)[COLUMNS + 1][V]) {
+    UNROLL for (int k = 0; k < COLUMNS; ++k) {
+      const Vec<T, OWN> own = EAGER ? held.columns[k][h] : column(args, row, e, k);
+      UNROLL for (int i = 0; i < V; ++i) c[k][i] = widen(own, i % OWN);
     }
   }
 
@@ -138,32 +156,36 @@ struct Rows {
 
   template <int S>
   static DEVICE void take(
-      const Args& args, const Row& row, i32 e, const Vec<T, V> (&v)[IN], u32 keep,
+      const Args& args, const Vec<T, V> (&v)[IN], const A (&c)[COLUMNS + 1][V], u32 keep,
       const Known& known, State& s) {
     const F& f = args;
-    A x[IN][V], c[COLUMNS + 1][V];
+    A x[IN][V];
     UNROLL for (int k = 0; k < IN; ++k) widen(v[k], x[k]);
-    columns(args, row, e, c);
     f.template take<S>(s, known, x, c, keep);
   }
 
   template <int S>
   static DEVICE void stage(
-      const Args& args, const Row& row, const Held<IN>& held, Rooms<State>* rooms, int& turn,
+      const Args& args, const Row& row, const Whole& held, Rooms<State>* rooms, int& turn,
       Known& known) {
     const F& f = args;
     State s = F::template start<S>();
     UNROLL for (int h = 0; h < HELD; ++h) {
       const i32 e = (row.rank + h * row.lanes) * V;
+      if (e >= row.end) continue;
       Vec<T, V> v[IN];
+      A c[COLUMNS + 1][V];
       UNROLL for (int k = 0; k < IN; ++k) v[k] = held.x[k][h];
-      if (e < row.end) take<S>(args, row, e, v, kept(held, h), known, s);
+      columns(args, row, held, h, e, c);
+      take<S>(args, v, c, kept(held, h), known, s);
     }
     if constexpr (WAY == LONG) {
       for (i32 e = (row.rank + HELD * row.lanes) * V; e < row.end; e += row.lanes * V) {
         Vec<T, V> v[IN];
+        A c[COLUMNS + 1][V];
         fetch_all(args, row, e, v);
-        take<S>(args, row, e, v, kept(args, row, e), known, s);
+        columns(args, row, held, 0, e, c);
+        take<S>(args, v, c, kept(args, row, e), known, s);
       }
     }
     const auto join = [](const State& a, const State& b) { return F::template join<S>(a, b); };
@@ -186,7 +208,7 @@ struct Rows {
   // Once more around the centre that was found, where the guess was bad. Rows of one warp go along
   // with each other and keep what they know.
   static DEVICE void again(
-      const Args& args, const Row& row, const Held<IN>& held, Rooms<State>* rooms, int& turn,
+      const Args& args, const Row& row, const Whole& held, Rooms<State>* rooms, int& turn,
       Known& known) {
     const bool good = known.good();
     if constexpr (WAY == LANES) {
@@ -202,6 +224,13 @@ struct Rows {
   }
 
   static DEVICE void put_all(const Args& args, const Row& row, i32 e, A (&y)[greater(OUT, 1)][V]) {
+    if constexpr (STREAMS) {
+      if (args.passing) {
+        Vec<T, V> v;
+        narrow(y[0], v);
+        return pass(args.out[0] + row.at[LOADS] + e, v);
+      }
+    }
     UNROLL for (int k = 0; k < OUT; ++k) {
       put<ACCESS, ADD>(args.out[k] + row.at[LOADS + k], args.step[LOADS + k], e, row.written, y[k]);
     }
@@ -209,12 +238,11 @@ struct Rows {
 
   // The outputs of a vector, and its share of the sums.
   static DEVICE void finish(
-      const Args& args, const Row& row, i32 e, const Vec<T, V> (&v)[IN], u32 keep,
-      const Known& known, A (&t)[F::sums + 1][V]) {
+      const Args& args, const Row& row, i32 e, const Vec<T, V> (&v)[IN],
+      const A (&c)[COLUMNS + 1][V], u32 keep, const Known& known, A (&t)[F::sums + 1][V]) {
     const F& f = args;
-    A x[IN][V], c[COLUMNS + 1][V], y[greater(OUT, 1)][V];
+    A x[IN][V], y[greater(OUT, 1)][V];
     UNROLL for (int k = 0; k < IN; ++k) widen(v[k], x[k]);
-    columns(args, row, e, c);
     f.finish(known, x, c, keep, y);
     if constexpr (F::sums > 0) f.share(known, x, t);
     put_all(args, row, e, y);
@@ -287,14 +315,18 @@ struct Rows {
       if constexpr (F::labelled) label = entry_of(args.labels, row.at[K], args.flags & WIDE_LABELS);
     }
 
-    Held<IN> held;
+    Whole held;
     held.kept = 0;
     UNROLL for (int h = 0; h < HELD; ++h) {
       Vec<T, V> from[LOADS], to[IN];
       UNROLL for (int k = 0; k < LOADS; ++k) from[k] = loaded.all.x[k][h];
       merge(from, to);
       UNROLL for (int k = 0; k < IN; ++k) held.x[k][h] = to[k];
-      if constexpr (!WHOLE) held.kept |= kept(args, row, (row.rank + h * row.lanes) * V) << h * V;
+      const i32 e = (row.rank + h * row.lanes) * V;
+      if constexpr (!WHOLE) held.kept |= kept(args, row, e) << h * V;
+      if constexpr (EAGER) {
+        UNROLL for (int k = 0; k < COLUMNS; ++k) held.columns[k][h] = column(args, row, e, k);
+      }
     }
     // While this row is computed, so that few blocks keep the memory busy.
     if constexpr (WAY == BLOCK && WIDE) {
@@ -324,20 +356,21 @@ struct Rows {
   }
 
   static DEVICE void finish_all(
-      const Args& args, const Row& row, i64 number, const Held<IN>& held, const Known& known,
+      const Args& args, const Row& row, i64 number, const Whole& held, const Known& known,
       f64* room, Adder& sums) {
     A t[F::sums + 1][V];
     [[maybe_unused]] const PlaneShares<A, SHARES, HELD, V> shares{reinterpret_cast<A*>(room)};
     const int base = WAY == LANES ? int(threadIdx.x) / row.lanes * row.lanes * HELD : 0;
     UNROLL for (int h = 0; h < HELD; ++h) {
       const i32 e = (row.rank + h * row.lanes) * V;
+      if (e >= row.written) continue;
       Vec<T, V> v[IN];
+      A c[COLUMNS + 1][V];
       UNROLL for (int k = 0; k < IN; ++k) v[k] = held.x[k][h];
-      if (e < row.written) {
-        finish(args, row, e, v, kept(held, h), known, t);
-        if constexpr (SUMS > 0) sums.add(h, t);
-        if constexpr (SHARES > 0) shares.keep(base + row.rank + h * row.lanes, t);
-      }
+      columns(args, row, held, h, e, c);
+      finish(args, row, e, v, c, kept(held, h), known, t);
+      if constexpr (SUMS > 0) sums.add(h, t);
+      if constexpr (SHARES > 0) shares.keep(base + row.rank + h * row.lanes, t);
     }
     if constexpr (SHARES > 0) {
       if constexpr (WAY == LANES) __syncwarp();
@@ -347,8 +380,10 @@ struct Rows {
     if constexpr (WAY == LONG) {
       for (i32 e = (row.rank + HELD * row.lanes) * V; e < row.written; e += row.lanes * V) {
         Vec<T, V> v[IN];
+        A c[COLUMNS + 1][V];
         fetch_all(args, row, e, v);
-        finish(args, row, e, v, kept(args, row, e), known, t);
+        columns(args, row, held, 0, e, c);
+        finish(args, row, e, v, c, kept(args, row, e), known, t);
         if constexpr (SUMS > 0) {
           UNROLL for (int s = 0; s < SUMS; ++s) {
             UNROLL for (int i = 0; i < V; ++i) {
