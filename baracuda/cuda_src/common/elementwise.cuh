@@ -25,10 +25,11 @@ struct Elementwise {
   // bf16 on an H200 has 0.88 of the copy ceiling with 4 blocks and 0.99 with 8, its backward 0.98
   // with 4 and 1.00 with 6, gelu 0.90 with 6 and 0.95 with 8. 64-bit offsets leave no registers for that.
   static constexpr bool FEW = sizeof(T) != 2 || sizeof(I) == 8 || DIMS == 0 || ADD;
-  static constexpr int RESIDENT = FEW ? 4 : IN == 2 || IN * OUT == 1 ? 8 : 6;
-  // Where more is written than read, blocks ask the L2 for what later ones will read: loads that
+  // Blocks of 256 threads, or of 128 with several inputs.
+  static constexpr int RESIDENT = (FEW ? 4 : IN == 2 || IN * OUT == 1 ? 8 : 6) * (IN > 1 ? 2 : 1);
+  // Where no more is read than written, blocks ask the L2 for what later ones will read: loads that
   // wait behind stores hold up both.
-  static constexpr bool EARLY = IN < OUT && DIMS == 1 && !ADD;
+  static constexpr bool EARLY = IN - ones(ONE) <= OUT && DIMS == 1 && !ADD;
 
   struct Args : Operands<T, IN, OUT>, Functor, Share<ONE != 0> {
     I items, tail;  // vectors, and the elements left over behind them
@@ -79,7 +80,9 @@ struct Elementwise {
       UNROLL for (int d = 0; d < DEPTH; ++d) {
         I item = first + d * step + args.ahead;
         if (item >= args.items) continue;
-        UNROLL for (int k = 0; k < IN; ++k) prefetch<V>(args.in[k] + item * V);
+        UNROLL for (int k = 0; k < IN; ++k) {
+          if (!one(k)) prefetch<V>(args.in[k] + item * V);
+        }
       }
     }
     UNROLL for (int d = 0; d < DEPTH; ++d) {
