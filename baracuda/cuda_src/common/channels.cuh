@@ -33,8 +33,9 @@ struct Channels {
   struct Args : Operands<T, IN + 1, OUT>,
                 Beside<typename Either<(SUMS > 0), A, void>::type>,
                 Functor {
-    Extent<u32> fast;   // blocks of a run where BESIDE, else of a channel
-    i32 log_lanes;
+    Extent<u32> fast;   // blocks of a run where BESIDE, else runs of a channel that follow memory
+    Extent<u32> tiles;  // and channels
+    i32 log_lanes, runs;
     I items, tail;      // of a channel, and the elements left over behind them
     I run, channels;    // items of a block
     I step[STEPS];      // from channel to channel, of the parameter too
@@ -94,9 +95,12 @@ struct Channels {
     const int lane = int(threadIdx.x) & (lanes - 1);
     const I row = I(threadIdx.x) >> (BESIDE ? args.log_lanes : 0);
     const I rows = I(blockDim.x) >> (BESIDE ? args.log_lanes : 0);
-    // Blocks follow memory.
+    // Blocks follow memory: channels come between the runs of one.
     const u32 slow = args.fast.divide(blockIdx.x), fast = blockIdx.x - slow * args.fast.size;
-    const u32 number = BESIDE ? slow : fast, tile = BESIDE ? fast : slow;
+    const u32 part = BESIDE ? slow : args.tiles.divide(slow);
+    const u32 tile = BESIDE ? fast : slow - part * args.tiles.size;
+    const u32 number = BESIDE ? slow : part * args.fast.size + fast;
+    if (!BESIDE && number >= u32(args.runs)) return;
     const I begin = I(number) * args.run, channel = (I(tile) * lanes + lane) * OWN;
     const bool there = channel < args.channels, last = begin + args.run >= args.items;
     const I end = !there ? 0 : last ? args.items : begin + args.run;

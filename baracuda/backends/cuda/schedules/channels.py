@@ -58,7 +58,11 @@ def plan(call: Call) -> Steps:
         rounds = max(_ROUNDS, -(-over.items // (each * _MOST)), lanes and _RUN // each)
     tiles = -(-channels // (lanes * width)) if lanes else channels
     runs = max(-(-over.items // (each * rounds)), 1)
-    if runs * tiles >= 2**31:
+    # Runs of a channel that lie beside each other.
+    beside = max(over.dims[0].extent // over.width // (each * rounds), 1) if over.dims else 1
+    fast = tiles if lanes else min(beside, runs)
+    grid = runs * tiles if lanes else -(-runs // fast) * fast * tiles
+    if grid >= 2**31:
         raise Refusal("counts at most 2^31 blocks")
 
     steps.append(weight.strides[0] if channels > 1 else 0)
@@ -67,7 +71,7 @@ def plan(call: Call) -> Steps:
     ))  # fmt: skip
     slots = [*(v.slot for v in (*loads, weight, whole)), *[call.workspace()] * len(sums)]
     packer.pointers(len(slots)).add("d", *[0.0] * scalars)
-    packer.extents(tiles if lanes else runs, code="I").add("i", max(lanes, 1).bit_length() - 1)
+    packer.extents(fast, tiles, code="I").add("i", max(lanes, 1).bit_length() - 1, runs)
     packer.indices(over.items, over.tail, each * rounds, channels, *steps, *[0] * (len(steps) % 2))
     packer.walk(split(over.dims, over.width), len(views), over.kind)
     arguments, integer = packer.done(), packer.type
@@ -77,7 +81,7 @@ def plan(call: Call) -> Steps:
     )
     tags = ("beside" if lanes else LAYOUTS[over.kind], f"v{width}", integer, *["add"] * call.add)
     entry = call.entry(schedule, len(arguments), *tags)
-    step = Step(entry, (runs * tiles, 1), arguments, [(slot, 0) for slot in slots], scalars)
+    step = Step(entry, (grid, 1), arguments, [(slot, 0) for slot in slots], scalars)
     there = (step,) if prod(whole.shape) else ()
     if not sums:
         return Steps(there)
