@@ -86,6 +86,17 @@ template <class F, class T, int GIVEN, bool ACROSS, bool ADD> struct PlaneSets {
     return i64(set - args.groups.divide(set) * args.groups.size) * args.channels;
   }
 
+  // What is known of a set whose statistics are given.
+  template <class Args> static DEVICE Statistics<A> told(const Args& args, u32 set) {
+    const F& f = args;
+    Statistics<A> known{};
+    known.count = A(args.count);
+    known.mean = widen(args.parameter[0][set * args.parameter_step[0]]);
+    const A variance = widen(args.parameter[1][set * args.parameter_step[1]]);
+    known.inverse = inverse_root(variance + A(f.eps));
+    return known;
+  }
+
   template <bool MOMENTS, class Args, class Parts>
   static DEVICE Joined<A> join(
       const Args& args, const Parts& parts, u32 set, Rooms<State>& rooms, int& turn) {
@@ -94,12 +105,10 @@ template <class F, class T, int GIVEN, bool ACROSS, bool ADD> struct PlaneSets {
     const i64 channel = first(args, set);
     const u32 items = parts.number();
     Statistics<A> known{};
-    known.count = A(args.count);
     if constexpr (F::given) {
-      known.mean = widen(args.parameter[0][set * args.parameter_step[0]]);
-      const A variance = widen(args.parameter[1][set * args.parameter_step[1]]);
-      known.inverse = inverse_root(variance + A(f.eps));
+      known = told(args, set);
     } else {
+      known.count = A(args.count);
       State s{};
       for (u32 i = threadIdx.x; i < items; i += blockDim.x) {
         const Part<A> p = parts.part(i);

@@ -2,7 +2,8 @@
 //
 // A functor F<A> takes `inputs` arrays, x the last. `LineMoments` and `ColumnMoments` leave moments
 // of parts, `JoinMoments` joins those of a set in their order and makes four coefficients for each
-// plane or channel of them, `MapPlanes` computes the elements.
+// plane or channel of them, `MapPlanes` computes the elements; where the statistics are given and
+// there is nothing to sum, from these.
 #pragma once
 #include "plane_moments.cuh"
 #include "plane_sets.cuh"
@@ -65,17 +66,22 @@ template <class F, class T, int GIVEN, bool ACROSS, bool MOMENTS, bool ADD> stru
 // The elements of n lines of c planes. A thread has HELD vectors beside each other or, where the
 // coefficients are those of all lines, some rounds of as many below each other (DOWN). SAME: a
 // vector is within a plane.
-// Blocks go backwards: what was read last before is in the L2 still.
-template <class F, class T, int HELD, Access ACCESS, bool SAME, bool DOWN, bool ADD>
+// Blocks go backwards: what was read last before is in the L2 still. TOLD: nothing was, and these
+// parameters are GIVEN.
+template <
+    class F, class T, int HELD, Access ACCESS, bool SAME, bool DOWN, bool ADD, bool TOLD = false,
+    int GIVEN = 0>
 struct MapPlanes {
   using A = Acc<T>;
+  using Of = PlaneSets<F, T, GIVEN, true, false>;
   static constexpr int V = 16 / sizeof(T), READS = F::reads, K = READS + 1;
   static constexpr int RESIDENT = ACCESS == VECTORS && SAME ? 4 : 2;
 
-  struct Pointers : Operands<T, READS, 1> {
+  struct Joined {
     const A* coefs;
   };
-  struct Args : Pointers {
+  struct Parameters : Of::Pointers, F, Of::Numbers {};
+  struct Args : Operands<T, READS, 1>, Either<TOLD, Parameters, Joined>::type {
     i64 rows;  // of coefficients, from line to line
     i32 n, lines, items, rounds;
     Extent<u32> vectors, plane;
@@ -113,9 +119,12 @@ struct MapPlanes {
   }
   template <int ROWS>
   static DEVICE void know(const Args& args, i32 line, i32 e, Coefficients<A> (&c)[ROWS]) {
+    [[maybe_unused]] const auto& f = static_cast<const typename Either<TOLD, F, Args>::type&>(args);
     UNROLL for (int i = 0; i < ROWS; ++i) {
       const i32 last = args.n - 1, place = e + i < last ? e + i : last;
-      c[i] = coefficients(args.coefs, line * args.rows + args.plane.divide(u32(place)));
+      const i64 row = line * args.rows + args.plane.divide(u32(place));
+      if constexpr (TOLD) c[i] = f.settle(Of::told(args, u32(row)), Of::channel_of(args, u32(row), 0));
+      else c[i] = coefficients(args.coefs, row);
     }
   }
   template <int ROWS>
@@ -139,7 +148,7 @@ struct MapPlanes {
   }
 
   static DEVICE void run(const Args& args) {
-    const u32 block = gridDim.x - 1 - blockIdx.x;
+    const u32 block = TOLD ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
     Vec<T, V> x[HELD][READS];
     Place at[HELD];
     Coefficients<A> c[SAME ? 1 : V];
