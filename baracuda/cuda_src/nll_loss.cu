@@ -114,13 +114,13 @@ template <class T> struct NllTotal {
   }
 };
 
-// The gradient, zeros and slopes in one stream of writes: in vectors of V classes of a row or,
-// ACROSS rows that lie beside each other, of V rows, of which a thread takes `run` classes.
+// The gradient, zeros and slopes in one stream of writes: in vectors of V classes, of which a thread
+// takes DEPTH of one row, 2^run lanes beside each other; or, ACROSS rows that lie beside each other,
+// of V rows, of which a thread takes `run` classes.
 template <class T, int V, bool ACROSS, class I, bool ADD> struct NllLossBackward {
   using A = Acc<T>;
   using U = typename Unsigned<I>::type;
-  static constexpr int RESIDENT = 4, ROWS = ACROSS ? V : 1;
-  static constexpr int DEPTH = ACROSS ? 1 : 16 / sizeof(I);
+  static constexpr int RESIDENT = 4, DEPTH = 4;
 
   struct Args {
     const T* dloss;
@@ -128,10 +128,10 @@ template <class T, int V, bool ACROSS, class I, bool ADD> struct NllLossBackward
     const A* sums;
     Targets<T> targets;
     i32 parts, run;
-    I items, step;         // step: from class to class
+    I items, step;         // of threads; step: from class to class
     I beside[2];           // and from row to row, of dloss and target
-    Extent<U> vectors;     // of a row; or of rows beside each other, for each run of classes,
-    Extent<U> runs;        // of which there are so many
+    Extent<U> vectors;     // of a row; or of rows beside each other, for each run of classes
+    Extent<U> runs;        // of the vectors of a row, or of classes
     Walk<0, 3, I> walk;    // dloss, target, dx
   };
 
@@ -143,75 +143,73 @@ template <class T, int V, bool ACROSS, class I, bool ADD> struct NllLossBackward
     return join_lanes(sum, 32, Added<A, 1>{}).at[0];
   }
 
-  // Where a vector is, and the targets of its rows.
-  struct Place {
-    I begin, row, at[3];
-    i64 target[ROWS];
-  };
+  static DEVICE A slope(const Args& args, i64 at, i64 target, A whole) {
+    return -(widen(args.dloss[at]) / whole) * args.targets.share(target);
+  }
 
-  static DEVICE void locate(const Args& args, I item, Place& p) {
-    const I outer = I(args.vectors.divide(U(item)));
-    const I vector = item - outer * I(args.vectors.size);
-    if constexpr (ACROSS) {
-      const I group = I(args.runs.divide(U(outer)));
-      p.begin = (outer - group * I(args.runs.size)) * args.run;
-      p.row = (group * I(args.vectors.size) + vector) * V;
-    } else {
-      p.begin = vector * V;
-      p.row = outer;
-    }
-    args.walk.template offsets<1>(p.row, p.at);
-    UNROLL for (int r = 0; r < ROWS; ++r) {
-      p.target[r] = args.targets.fetch(p.at[1] + r * args.beside[1]);
+  static DEVICE void along(const Args& args, I thread, A whole) {
+    const I lanes = I(1) << args.run, unit = thread >> args.run;
+    const I row = I(args.runs.divide(U(unit))), chunk = unit - row * I(args.runs.size);
+    const I first = chunk * lanes * DEPTH + (thread & (lanes - 1));
+    I at[3];
+    args.walk.template offsets<1>(row, at);
+    const i64 target = args.targets.fetch(at[1]);
+    // The vector that has the target's class, and whether it is one of this thread's.
+    const bool counts = args.targets.counts(target, first == 0, row);
+    const I hit = counts ? I(target / V) : I(-1), from = hit - first;
+    const bool here = from >= 0 && (from & (lanes - 1)) == 0 && from < lanes * DEPTH;
+    const A found = here ? slope(args, at[0], target, whole) : A(0);
+    T* const dx = args.dx + at[2];
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      const I vector = first + d * lanes;
+      if (vector >= I(args.vectors.size) || (ADD && vector != hit)) continue;
+      A y[V];
+      UNROLL for (int v = 0; v < V; ++v) {
+        y[v] = vector == hit && target % V == v ? found : A(0);
+      }
+      put<ADD>(dx + vector * V * args.step, y);
     }
   }
 
-  static DEVICE void finish(const Args& args, const Place& p, A whole) {
+  static DEVICE void across(const Args& args, I thread, A whole) {
+    const I outer = I(args.vectors.divide(U(thread)));
+    const I vector = thread - outer * I(args.vectors.size);
+    const I group = I(args.runs.divide(U(outer)));
+    const I begin = (outer - group * I(args.runs.size)) * args.run;
+    const I row = (group * I(args.vectors.size) + vector) * V;
+    I at[3];
+    args.walk.template offsets<1>(row, at);
     // From the first class on; of what is elsewhere, and of rows that do not count, before it.
-    I local[ROWS];
-    A slope[ROWS];
-    const i64 end = ACROSS ? args.run : V;
-    UNROLL for (int r = 0; r < ROWS; ++r) {
-      const bool counts = args.targets.counts(p.target[r], p.begin == 0, p.row + r);
-      const i64 from = p.target[r] - p.begin;
-      const bool here = counts && u64(from) < u64(end);
+    I local[V];
+    A slopes[V];
+    UNROLL for (int r = 0; r < V; ++r) {
+      const i64 target = args.targets.fetch(at[1] + r * args.beside[1]);
+      const bool counts = args.targets.counts(target, begin == 0, row + r);
+      const i64 from = target - begin;
+      const bool here = counts && u64(from) < u64(args.run);
       local[r] = here ? I(from) : I(-1);
-      slope[r] = 0;
-      if (!here) continue;
-      const A dloss = widen(args.dloss[p.at[0] + r * args.beside[0]]);
-      slope[r] = -(dloss / whole) * args.targets.share(p.target[r]);
+      slopes[r] = here ? slope(args, at[0] + r * args.beside[0], target, whole) : A(0);
     }
-    T* const dx = args.dx + p.at[2] + p.begin * args.step;
-    if constexpr (ACROSS) {
-      const i64 left = args.targets.classes - p.begin;
-      const I many = left < args.run ? I(left) : I(args.run);
-      for (I c = 0; c < many; ++c) {
-        A y[V];
-        bool hit = false;
-        UNROLL for (int v = 0; v < V; ++v) {
-          y[v] = local[v] == c ? slope[v] : A(0);
-          hit |= local[v] == c;
-        }
-        if (!ADD || hit) put<ADD>(dx + c * args.step, y);
-      }
-    } else {
+    T* const dx = args.dx + at[2] + begin * args.step;
+    const i64 left = args.targets.classes - begin;
+    const I many = left < args.run ? I(left) : I(args.run);
+    for (I c = 0; c < many; ++c) {
       A y[V];
-      UNROLL for (int v = 0; v < V; ++v) y[v] = local[0] == v ? slope[0] : A(0);
-      if (!ADD || local[0] >= 0) put<ADD>(dx, y);
+      bool hit = false;
+      UNROLL for (int v = 0; v < V; ++v) {
+        y[v] = local[v] == c ? slopes[v] : A(0);
+        hit |= local[v] == c;
+      }
+      if (!ADD || hit) put<ADD>(dx + c * args.step, y);
     }
   }
 
   static DEVICE void run(const Args& args) {
-    const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
+    const I thread = I(blockIdx.x) * I(blockDim.x) + I(threadIdx.x);
     const A whole = args.parts ? total(args) : A(1);
-    Place place[DEPTH];
-    UNROLL for (int d = 0; d < DEPTH; ++d) {
-      const I item = first + d * I(blockDim.x);
-      if (item < args.items) locate(args, item, place[d]);
-    }
-    UNROLL for (int d = 0; d < DEPTH; ++d) {
-      if (first + d * I(blockDim.x) < args.items) finish(args, place[d], whole);
-    }
+    if (thread >= args.items) return;
+    if constexpr (ACROSS) across(args, thread, whole);
+    else along(args, thread, whole);
   }
 };
 

@@ -23,8 +23,9 @@ from baracuda.spec import Refusal
 _WIDE_TARGET, _EACH, _WEIGHTED, _COSTS, _MEAN, _COUNTED = 1, 2, 4, 8, 16, 32
 # Sums that one block adds up; those that every warp does, each of so many rows at least.
 _MOST, _PARTS, _RUN = 4096, 64, 4096
-# Vectors of a thread along classes; bytes of each row for which it keeps the targets.
-_DEPTH, _KEPT = {"i32": 4, "i64": 2}, 32
+# Vectors of a thread along classes, and the lanes of a row; bytes of each row for which a thread
+# across rows keeps the targets.
+_DEPTH, _WARP, _KEPT = 4, 32, 32
 
 
 def plan(call: Call) -> Steps:
@@ -70,10 +71,15 @@ def _gradient(call: Call) -> Steps:
     strides = [d.strides[2] for d in dims[across:]]
     width = divisor([inner.extent if across else n, step * across, *strides], most)
     width = width if across or step == 1 else 1
-    vectors = inner.extent // width if across else n // width
-    classes = _KEPT // call.itemsize
-    runs = -(-n // classes) if across else 1
-    items = rows // inner.extent * runs * vectors if across else rows * vectors
+    vectors = (inner.extent if across else n) // width
+    if across:
+        each = _KEPT // call.itemsize
+        runs = -(-n // each)
+        items = rows // inner.extent * runs * vectors
+    else:
+        lanes = min(1 << (-(-vectors // _DEPTH) - 1).bit_length(), _WARP)
+        runs, each = -(-vectors // (lanes * _DEPTH)), lanes.bit_length() - 1
+        items = rows * runs * lanes
     run = max(_RUN, -(-rows // _MOST))
     counted = -(-rows // run) if options["reduction"] == "mean" else 0
     # More than a warp should add up are added up before.
@@ -82,13 +88,13 @@ def _gradient(call: Call) -> Steps:
     sums = (call.workspace(1 if parts < counted else 0), 0) if counted else (dx.slot, 0)
     packer = Packer(wide(n * rows, items, reach(dims) + n * abs(step)))
     _targets(call, packer, 0, call.listener)
-    packer.add("i", parts, classes).indices(items, step, *inner.strides[:2])
+    packer.add("i", parts, each).indices(items, step, *inner.strides[:2])
     packer.extents(vectors, runs).walk(dims, 3)
     arguments, integer = packer.done(), packer.type
     schedule = f"NllLossBackward<{call.type}, {width}, {flag(across)}, {integer}, {flag(call.add)}>"
     tags = ("across" if across else "along", f"v{width}", integer, *["add"] * call.add)
     entry = call.entry(schedule, len(arguments), *tags)
-    grid = blocks(items, 1 if across else _DEPTH[integer]), 1
+    grid = blocks(items), 1
     places = [(dloss.slot, 0), (dx.slot, 0), sums]
     last = Step(entry, grid, arguments, _front(call, places))
     if not counted:
