@@ -113,7 +113,7 @@ def normal(b: Array) -> tuple[Array, Array]:
     end, k, coefficients = _TAIL_F64 if b.dtype == xp.float64 else _TAIL_F32
     above, below = sides(b)
     side = above - below
-    z = xp.clip(b * side, None, end)
+    z = library_of(b).clip(b * side, None, end)
     # z*z rounded once would cost z*z/4 eps: the head squares exactly, the rest is small. Their
     # powers never meet as factors, which XLA would make the power of a sum.
     head = xp.round(z * 16) * 0.0625

@@ -79,11 +79,6 @@ class _Fusable:
     def astype(x: Array, dtype: Any, *, copy: bool = True) -> Array:
         return x.astype(dtype, copy=copy)
 
-    @staticmethod
-    def clip(x: Array, low: float | None, high: float | None) -> Array:
-        x = x if low is None else cupy.maximum(x, low)
-        return x if high is None else cupy.minimum(x, high)
-
 
 class _Tracing(CuPy):
     """Of what stands for arrays while `cupy.fuse` traces: no array can be made then."""

@@ -132,6 +132,10 @@ class Library:
         """Whether writing to `x` is forbidden."""
         return False
 
+    def clip(self, x: Array, low: float | None, high: float | None) -> Array:
+        """`x` held between two numbers, of which one may be left out; NaN at NaN."""
+        return self.xp.clip(x, low, high)
+
     def sigmoid(self, x: Array) -> Array:
         """The logistic function. Where exp overflows the quotient is 0, as it should be."""
         return 1 / (1 + self.xp.exp(-x))

@@ -59,6 +59,10 @@ class NumPy(Library):
     def frozen(self, x: Array) -> bool:
         return not x.flags.writeable
 
+    def clip(self, x: Array, low: float | None, high: float | None) -> Array:
+        # That of array_api_compat takes elements by a mask.
+        return np.clip(x, low, high)
+
     def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:
         if keep is not None:
             np.copyto(x, -np.inf, where=~keep)

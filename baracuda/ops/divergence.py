@@ -134,7 +134,7 @@ def binary_cross_entropy_backward(
     >>> bc.binary_cross_entropy_backward(np.asarray(1.0), np.asarray([0.5]), np.asarray([1.0]))
     array([-2.])
     """
-    spread = library_of(x).xp.clip((1 - x) * x, 1e-12, None)
+    spread = library_of(x).clip((1 - x) * x, 1e-12, None)
     return share(dloss, x, reduction) * ((x - target) / spread)
 
 

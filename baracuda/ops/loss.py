@@ -257,11 +257,11 @@ def smooth_l1_loss(
     >>> bc.smooth_l1_loss(np.asarray([0.5, 4.0]), np.zeros(2), reduction="none")
     array([0.125, 3.5  ])
     """
-    xp = library_of(x).xp
-    distance = xp.abs(x - target)
+    library = library_of(x)
+    distance = library.xp.abs(x - target)
     if beta == 0:
         return reduced(distance, reduction)
-    near = xp.clip(distance, None, beta)
+    near = library.clip(distance, None, beta)
     return reduced((distance - near) + near * near * (0.5 / beta), reduction)
 
 
@@ -313,7 +313,7 @@ def smooth_l1_loss_backward(
     if beta == 0:
         slope = sign(difference)
     else:
-        slope = library_of(x).xp.clip(difference, -beta, beta) / beta
+        slope = library_of(x).clip(difference, -beta, beta) / beta
     return share(dloss, x, reduction) * slope
 
 
@@ -367,9 +367,9 @@ def huber_loss(
     >>> bc.huber_loss(np.asarray([0.5, 4.0]), np.zeros(2), reduction="none", delta=2.0)
     array([0.125, 6.   ])
     """
-    xp = library_of(x).xp
-    distance = xp.abs(x - target)
-    near = xp.clip(distance, None, delta)
+    library = library_of(x)
+    distance = library.xp.abs(x - target)
+    near = library.clip(distance, None, delta)
     return reduced((distance - near) * delta + near * near * 0.5, reduction)
 
 
@@ -417,5 +417,5 @@ def huber_loss_backward(
     >>> bc.huber_loss_backward(np.ones(2), np.asarray([0.5, 4.0]), np.zeros(2), reduction="none")
     array([0.5, 1. ])
     """
-    slope = library_of(x).xp.clip(x - target, -delta, delta)
+    slope = library_of(x).clip(x - target, -delta, delta)
     return share(dloss, x, reduction) * slope
