@@ -33,8 +33,8 @@ struct Channels {
   struct Args : Operands<T, IN + 1, OUT>,
                 Beside<typename Either<(SUMS > 0), A, void>::type>,
                 Functor {
-    Extent<u32> fast;   // blocks of a run where BESIDE, else runs of a channel that follow memory
-    Extent<u32> tiles;  // and channels
+    Extent<u32> fast;   // blocks of a run where BESIDE, else runs that lie beside each other,
+    Extent<u32> tiles;  // with those of so many channels between them and the next
     i32 log_lanes, runs;
     I items, tail;      // of a channel, and the elements left over behind them
     I run, channels;    // items of a block

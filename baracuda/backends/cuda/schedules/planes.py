@@ -3,9 +3,9 @@
 A set that lies beside itself and fits the registers of a block is a row, and read once; so is one
 that fits on chip in a cluster of blocks (`kept_planes`). Else one kernel leaves moments of parts of
 the data, one joins those of each set and makes coefficients for each channel of it, one computes
-the elements. Where each of the n has sets of its own, what they leave for the
-gradients of parameters is added up at last. What is summed in which order follows from the shape,
-and from which axes lie beside each other.
+the elements, which is enough where the statistics are given and nothing is summed. Where each of
+the n has sets of its own, what they leave for the gradients of parameters is added up at last.
+What is summed in which order follows from the shape, and from which axes lie beside each other.
 """
 
 from __future__ import annotations
