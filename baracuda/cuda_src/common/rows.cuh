@@ -48,8 +48,8 @@ struct Rows {
   // Elements of a column that a vector has, and whether columns come with the row, which registers
   // have to allow: after a join they would be waited for again.
   static constexpr int OWN = BY == BY_PLANES ? 1 : V;
-  static constexpr bool EAGER = WIDE && WAY != LONG && BY != BY_MIXED_PLANES && COLUMNS > 0 &&
-                                COLUMNS * HELD * OWN <= 4 * V;
+  static constexpr bool EAGER = WIDE && WAY != LONG && BY != BY_MIXED_PLANES && SUMS == 0 &&
+                                COLUMNS > 0 && COLUMNS * HELD * OWN <= 4 * V;
   // 64 registers, 80 where more than rows is looked after, 128 for single elements and for losses
   // that are found in stages, 48 for small planes.
   static constexpr int RESIDENT =
