@@ -107,8 +107,6 @@ template <class A> struct Centre {
 
   HD A deviation(A x) const { return x - near; }
   HD A normal(A x) const { return (x - near - shift) * inverse; }
-  // With an instruction less; in gradients, which have no register to spare, it spills.
-  HD A quickly(A x) const { return fused(x - near, inverse, -shift * inverse); }
   // From the sums of deviations and of their squares, and the part of one element.
   HD void spread(A first, A second, A part, A eps) {
     shift = first * part;
@@ -122,7 +120,11 @@ template <class A, int COLUMNS, bool RESIDUAL>
 struct LayerNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
   static constexpr int stages = CENTRED, X = 0;
   using State = Several<A, 2>;
-  using Known = Centre<A>;
+  // What is left of the mean, in deviations: an instruction less for each element. Gradients have no
+  // register to spare for it.
+  struct Known : Centre<A> {
+    A offset;
+  };
   f64 eps;
 
   template <int S, int N>
@@ -138,6 +140,7 @@ struct LayerNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
   }
   template <int S> HD void settle(const State& s, A part, Known& known) const {
     known.spread(s.at[0], s.at[1], part, A(eps));
+    known.offset = known.shift * known.inverse;
   }
   template <int N>
   HD void finish(
@@ -145,7 +148,7 @@ struct LayerNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
       A (&y)[1 + RESIDUAL][N]) const {
     UNROLL for (int i = 0; i < N; ++i) {
       y[RESIDUAL][i] = x[0][i];
-      const A normal = known.quickly(x[0][i]);
+      const A normal = fused(known.deviation(x[0][i]), known.inverse, -known.offset);
       if constexpr (COLUMNS == 2) y[0][i] = fused(normal, c[0][i], c[1][i]);
       else y[0][i] = COLUMNS ? normal * c[0][i] : normal;
     }
