@@ -234,6 +234,6 @@ def flag(value: Any) -> str:
     return "true" if value else "false"
 
 
-def blocks(items: int, per_thread: int = 1) -> int:
+def blocks(items: int, per_thread: int = 1, threads: int = THREADS) -> int:
     """How many blocks cover `items`."""
-    return -(-items // (THREADS * per_thread))
+    return -(-items // (threads * per_thread))

@@ -15,6 +15,7 @@
 // (BLOCK); what a block does not hold it reads again (LONG).
 // Where rows are some planes each, columns are the channels' own, and a row leaves sums of its own.
 #pragma once
+#include "policy.cuh"
 #include "reduce.cuh"
 #include "row.cuh"
 #include "row_sums.cuh"
@@ -43,7 +44,7 @@ struct Rows {
   // All elements of a vector that is read are kept.
   static constexpr bool WHOLE = WIDE && LEFT == NONE;
   static constexpr u32 FULL = (1u << V) - 1;
-  // A stream in and one out: where more are written, or read, nothing is won by a policy.
+  // Stores past the caches pay where one array is read and one written.
   static constexpr bool STREAMS = WIDE && WAY != LANES && LOADS == 1 && OUT == 1 && !ADD;
   // Elements of a column that a vector has, and whether columns come with the row, which registers
   // have to allow: after a join they would be waited for again.

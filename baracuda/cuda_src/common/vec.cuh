@@ -105,14 +105,6 @@ template <int N, class T> DEVICE void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// The same of 16 bytes that nobody comes back for soon.
-template <int N, class T> DEVICE void pass(T* p, const Vec<T, N>& v) {
-  static_assert(sizeof(v) == 16, "a vector of registers");
-  const u32* w = reinterpret_cast<const u32*>(&v);
-  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]),
-               "r"(w[2]), "r"(w[3]) : "memory");
-}
-
 // N elements, from memory to where they are kept on chip; there once `copied` has been called, and a
 // barrier by whoever else reads them.
 template <int N, class T> DEVICE void copy(T* to, const T* from) {

@@ -26,6 +26,7 @@ from baracuda.backends.cuda.steps import (
     DeviceFacts,
     Step,
     Steps,
+    blocks,
     entry_of,
     flag,
     strides_of,
@@ -142,7 +143,7 @@ def plan(call: Call) -> Steps:
     )
     entry = _entry(call.problem.spec, form, len(arguments))
     front = [(o.slot, o.offset * itemsize) for o in operands]
-    grid = -(-(items + tail) // (entry.threads * depth)), 1
+    grid = blocks(items + tail, depth, threads), 1
     shared = _reserved(call.facts) if early and read < written else 0
     return Steps((Step(entry, grid, arguments, front, scalars, shared),), variant=variant)
 
