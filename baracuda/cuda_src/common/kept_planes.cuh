@@ -19,7 +19,6 @@ template <
 struct KeptPlanes {
   using A = Acc<T>;
   using Of = PlaneSets<F, T, GIVEN, ACROSS, ADD>;
-  using State = typename Of::State;
   static constexpr int RESIDENT = 1, V = 16 / sizeof(T), IN = F::inputs, M = F::sums;
   // Elements of a part.
   static constexpr int PART = 32 * HELD * V;
@@ -136,7 +135,7 @@ struct KeptPlanes {
 
   static DEVICE void run(const Args& args) {
     extern __shared__ __align__(16) f64 memory[];
-    using Meet = Rooms<State>;
+    using Meet = typename Of::Meet;
     __shared__ Meet rooms;
     const F& f = args;
     int turn = 0;

@@ -52,10 +52,12 @@ template <class A> struct Part {
 enum Given { WEIGHT = 1, BIAS = 2, PULLS = 4 };
 
 // A set is a channel of all n (ACROSS), or some channels of one of the n, and a block joins its
-// moments. `Parts` says how many parts there are, and which.
-template <class F, class T, int GIVEN, bool ACROSS, bool ADD> struct PlaneSets {
+// moments, or those of BESIDE sets: every so many threads are of one. `Parts` says how many parts
+// there are, and which.
+template <class F, class T, int GIVEN, bool ACROSS, bool ADD, int BESIDE = 1> struct PlaneSets {
   using A = Acc<T>;
   using State = Several<A, 4>;
+  using Meet = Rooms<State, BESIDE>;
   static constexpr bool BACK = F::inputs > 1;
   static constexpr int W = F::given ? 2 : 0, AFTER = W + ((GIVEN & WEIGHT) != 0);
   static constexpr int PARAMETERS = AFTER + ((GIVEN & BIAS) != 0) + 2 * ((GIVEN & PULLS) != 0);
@@ -99,26 +101,26 @@ template <class F, class T, int GIVEN, bool ACROSS, bool ADD> struct PlaneSets {
 
   template <bool MOMENTS, class Args, class Parts>
   static DEVICE Joined<A> join(
-      const Args& args, const Parts& parts, u32 set, Rooms<State>& rooms, int& turn) {
+      const Args& args, const Parts& parts, u32 set, Meet& rooms, int& turn) {
     const F& f = args;
     const Added<A, 4> add{};
     const i64 channel = first(args, set);
-    const u32 items = parts.number();
+    const u32 items = parts.number(), own = threadIdx.x / BESIDE, step = blockDim.x / BESIDE;
     Statistics<A> known{};
     if constexpr (F::given) {
       known = told(args, set);
     } else {
       known.count = A(args.count);
       State s{};
-      for (u32 i = threadIdx.x; i < items; i += blockDim.x) {
+      for (u32 i = own; i < items; i += step) {
         const Part<A> p = parts.part(i);
         s.at[0] += fused(p.count, parts.moment(p, 0), parts.moment(p, 1));
       }
-      known.mean = join_block(s, State{}, rooms, turn, add).at[0] / known.count;
+      known.mean = join_beside<BESIDE>(s, State{}, rooms, turn, add).at[0] / known.count;
     }
     State s{};
     if constexpr (MOMENTS) {
-      for (u32 i = threadIdx.x; i < items; i += blockDim.x) {
+      for (u32 i = own; i < items; i += step) {
         const Part<A> p = parts.part(i);
         const A off = parts.moment(p, 0) - known.mean, d = parts.moment(p, 1);
         s.at[0] += fused(p.count, off, d);
@@ -129,7 +131,7 @@ template <class F, class T, int GIVEN, bool ACROSS, bool ADD> struct PlaneSets {
           s.at[3] = fused(w, fused(g, off, parts.moment(p, 4)), s.at[3]);
         }
       }
-      s = join_block(s, State{}, rooms, turn, add);
+      s = join_beside<BESIDE>(s, State{}, rooms, turn, add);
     }
     if constexpr (!F::given) {
       known.shift = s.at[0] / known.count;
@@ -149,7 +151,7 @@ template <class F, class T, int GIVEN, bool ACROSS, bool ADD> struct PlaneSets {
   // What is found of a channel.
   template <class Args>
   static DEVICE void leave(const Args& args, const Joined<A>& of, u32 set) {
-    if (threadIdx.x) return;
+    if (threadIdx.x >= BESIDE) return;
     UNROLL for (int k = 0; k < 2; ++k) {
       A one[1] = {of.found[k]};
       put<ADD>(args.found[k] + set * args.found_step[k], one);

@@ -11,11 +11,13 @@
 
 namespace baracuda {
 
-// A block for each set. Without MOMENTS the statistics are given and nothing is summed.
-template <class F, class T, int GIVEN, bool ACROSS, bool MOMENTS, bool ADD> struct JoinMoments {
+// A block for each BESIDE sets, whose moments lie beside each other where they are several. Without
+// MOMENTS the statistics are given and nothing is summed.
+template <class F, class T, int GIVEN, bool ACROSS, bool MOMENTS, bool ADD, int BESIDE>
+struct JoinMoments {
   using A = Acc<T>;
-  using Of = PlaneSets<F, T, GIVEN, ACROSS, ADD>;
-  using State = typename Of::State;
+  using Of = PlaneSets<F, T, GIVEN, ACROSS, ADD, BESIDE>;
+  static_assert(ACROSS || BESIDE == 1, "one set leaves shares of its planes");
   static constexpr int RESIDENT = 1;
 
   struct Pointers : Of::Pointers {
@@ -25,7 +27,7 @@ template <class F, class T, int GIVEN, bool ACROSS, bool MOMENTS, bool ADD> stru
   struct Args : Pointers, F, Of::Numbers {
     i64 units, base, step;  // moments of one kind, from set to set and from line to line
     i32 lines, full, tail;  // of a set; elements of a part and of the last one
-    i32 rows_are_parts;
+    i32 rows_are_parts, sets;
     Extent<u32> parts;
   };
 
@@ -46,17 +48,20 @@ template <class F, class T, int GIVEN, bool ACROSS, bool MOMENTS, bool ADD> stru
   };
 
   static DEVICE void run(const Args& args) {
-    using Meet = Rooms<State>;
+    using Meet = typename Of::Meet;
     __shared__ Meet rooms;
     int turn = 0;
     const F& f = args;
-    const u32 set = blockIdx.x;
-    const Parts parts{args, set};
-    const Joined<A> of = Of::template join<MOMENTS>(args, parts, set, rooms, turn);
+    const u32 set = blockIdx.x * BESIDE + threadIdx.x % BESIDE;
+    // Threads of none take part with another's, and leave nothing.
+    const bool there = BESIDE == 1 || set < u32(args.sets);
+    const Parts parts{args, there ? set : 0};
+    const Joined<A> of = Of::template join<MOMENTS>(args, parts, parts.set, rooms, turn);
+    if (!there) return;
     if constexpr (Of::LEAVES && ACROSS) Of::leave(args, of, set);
     if constexpr (Of::LEAVES && !ACROSS) Of::shares(args, parts, of.known, set, 0, blockDim.x / 32);
     const i32 channels = ACROSS ? 1 : args.channels;
-    for (i32 c = threadIdx.x; c < channels; c += blockDim.x) {
+    for (i32 c = threadIdx.x / BESIDE; c < channels; c += blockDim.x / BESIDE) {
       const Channel<A> channel = Of::channel_of(args, set, c);
       keep(args.coefs, i64(set) * channels + c, f.settle(of.known, channel));
     }

@@ -20,14 +20,15 @@ template <class A, int M> DEVICE Several<A, M> of_lane(const Several<A, M>& s, i
 }
 
 // Joins S of each run of `lanes` lanes, a power of two up to 32; every lane of the warp takes part.
-template <class S, class Join> DEVICE S join_lanes(S s, int lanes, Join join) {
-  for (int by = lanes / 2; by; by /= 2) s = join(s, of_lane(s, by));
+// Of each run there are `beside`, a lane of one next to a lane of the other.
+template <class S, class Join> DEVICE S join_lanes(S s, int lanes, Join join, int beside = 1) {
+  for (int by = lanes / 2; by >= beside; by /= 2) s = join(s, of_lane(s, by));
   return s;
 }
 
 // Two rooms, taken in turns: who is in the second has left the first.
-template <class S> struct Rooms {
-  S at[2][32];
+template <class S, int BESIDE = 1> struct Rooms {
+  S at[2][32 * BESIDE];
 };
 
 // Joins S of a block of whole warps, with one barrier; `across` joins those of some lanes. `start`
@@ -48,6 +49,21 @@ template <class S, class Join>
 DEVICE S join_block(S s, const S& start, Rooms<S>& rooms, int& turn, Join join) {
   const auto across = [&](S s, int lanes) { return join_lanes(s, lanes, join); };
   return across_block(s, start, rooms, turn, across);
+}
+
+// By joins of two, for BESIDE runs of threads, a power of two up to 32, which lie as `join_lanes` says.
+template <int BESIDE, class S, class Join>
+DEVICE S join_beside(S s, const S& start, Rooms<S, BESIDE>& rooms, int& turn, Join join) {
+  s = join_lanes(s, 32, join, BESIDE);
+  const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+  if (warps == 1) return s;
+  S* room = rooms.at[turn & 1];
+  turn ^= 1;
+  if (lane < BESIDE) room[threadIdx.x / 32 * BESIDE + lane] = s;
+  __syncthreads();
+  s = start;
+  for (int i = lane; i < warps * BESIDE; i += 32) s = join(s, room[i]);
+  return join_lanes(s, 32, join, BESIDE);
 }
 
 // Sums M values, a power of two, over a cluster of PARTS blocks of whole warps, with one barrier, in two

@@ -32,8 +32,9 @@ _SHARED, _LONGEST = 1 << 16, 128
 _NARROW, _FEW = 1024, 16
 # Times that a thread uses what it knows of its columns, at most.
 _ROUNDS = 16
-# Parts that a thread joins.
-_JOINED = 4
+# Parts that a thread joins, and channels of one element a plane that a block joins: their moments
+# lie beside each other, a sector of 32 bytes or more.
+_JOINED, _BESIDE = 4, 8
 
 
 class Moments(NamedTuple):
@@ -218,22 +219,22 @@ def _join(call: Call, of: Sets, moments: Moments) -> Step:
     packer = Packer(True).pointers(len(slots)).add("d", 0.0)
     parameters.numbers(packer)
     packer.add("q", moments.units, moments.base, moments.step)
-    packer.add("i", moments.lines, moments.full, moments.tail, moments.by_lines)
+    packer.add("i", moments.lines, moments.full, moments.tail, moments.by_lines, of.number)
     packer.extents(moments.parts, code="I")
     arguments = packer.done()
     add = call.add and parameters.left
+    beside = _BESIDE if moments.by_lines and moments.parts == 1 else 1
     schedule = (
         f"JoinMoments<{call.functor}<{call.accumulate}>, {call.type}, {parameters.given}, "
-        f"{flag(not of.groups)}, {flag(of.sums)}, {flag(add)}>"
+        f"{flag(not of.groups)}, {flag(of.sums)}, {flag(add)}, {beside}>"
     )
-    entry = call.entry(
-        schedule, len(arguments), "join", parameters.given, *["add"] * add, threads=_MOST
-    )  # fmt: skip
-    items = max(moments.lines * moments.parts // _JOINED, of.channels)
+    tags = ["join", parameters.given, *["beside"] * (beside > 1), *["add"] * add]
+    entry = call.entry(schedule, len(arguments), *tags, threads=_MOST)
+    items = max(moments.lines * moments.parts // _JOINED, of.channels) * beside
     threads = min(-(-max(items, 1) // _WARP) * _WARP, _MOST)
     front = [(slot, 0) for slot in slots]
     scalars = len(call.problem.spec.scalars)
-    return Step(entry, (of.number, 1), arguments, front, scalars, fewer=threads)
+    return Step(entry, (-(-of.number // beside), 1), arguments, front, scalars, fewer=threads)
 
 
 class Mapped(NamedTuple):
