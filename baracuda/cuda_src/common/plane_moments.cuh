@@ -100,7 +100,9 @@ template <class F, class T, int HELD, Access ACCESS> struct LineMoments {
   }
 };
 
-// Columns of a matrix, WIDTH beside each other in a thread, which takes `rows` of the n.
+// Columns of a matrix, WIDTH beside each other in a thread, which takes one of `chunks` of the n rows.
+// Threads read rows beside each other at a time: what was read last, the end of the matrix, is in the
+// L2 still when its elements are computed.
 template <class F, class T, int HELD, int WIDTH> struct ColumnMoments {
   using A = Acc<T>;
   static constexpr int IN = F::inputs, X = IN - 1, M = F::sums;
@@ -114,20 +116,18 @@ template <class F, class T, int HELD, int WIDTH> struct ColumnMoments {
   struct Args : Pointers {
     i64 step[IN];
     i64 columns;
-    i32 n, rows, chunks, pad;
+    i32 n, chunks, full, leading;  // rows of a chunk, those from `leading` on have one less
     Extent<u32> vectors;
   };
 
   struct Batch {
     Vec<T, WIDTH> x[IN][HELD];
   };
-  static DEVICE void fetch(const Args& args, i64 column, i32 first, i32 end, Batch& batch) {
-    UNROLL for (int h = 0; h < HELD; ++h) {
+  static DEVICE void fetch(const Args& args, i64 column, i32 row, Batch& batch) {
+    UNROLL for (int h = 0; h < HELD; ++h, row += args.chunks) {
       UNROLL for (int k = 0; k < IN; ++k) {
         batch.x[k][h] = {};
-        if (first + h < end) {
-          batch.x[k][h] = load<WIDTH>(args.in[k] + (first + h) * args.step[k] + column);
-        }
+        if (row < args.n) batch.x[k][h] = load<WIDTH>(args.in[k] + row * args.step[k] + column);
       }
     }
   }
@@ -136,20 +136,19 @@ template <class F, class T, int HELD, int WIDTH> struct ColumnMoments {
     const u32 item = blockIdx.x * blockDim.x + threadIdx.x, chunk = args.vectors.divide(item);
     if (chunk >= u32(args.chunks)) return;
     const i64 column = i64(item - chunk * args.vectors.size) * WIDTH;
-    const i32 first = i32(chunk) * args.rows;
-    const i32 end = args.n - first < args.rows ? args.n : first + args.rows;
+    i32 left = i32(chunk) < args.leading ? args.full : args.full - 1;
     A found[M][WIDTH] = {};
     Batch batch;
-    fetch(args, column, first, end, batch);
-    const A share = A(1) / A(end - first < HELD ? end - first : HELD);
+    fetch(args, column, i32(chunk), batch);
+    const A share = A(1) / A(left < HELD ? left : HELD);
     UNROLL for (int v = 0; v < WIDTH; ++v) {
       A sum = 0;
       UNROLL for (int h = 0; h < HELD; ++h) sum += widen(batch.x[X][h], v);
       found[0][v] = sum * share;
     }
-    ROLLED for (i32 e = first;;) {
+    ROLLED for (i32 row = i32(chunk);;) {
       UNROLL for (int h = 0; h < HELD; ++h) {
-        if (e + h < end) {
+        if (h < left) {
           UNROLL for (int v = 0; v < WIDTH; ++v) {
             const A x = widen(batch.x[X][h], v) - found[0][v];
             found[1][v] += x;
@@ -162,9 +161,10 @@ template <class F, class T, int HELD, int WIDTH> struct ColumnMoments {
           }
         }
       }
-      e += HELD;
-      if (e >= end) break;
-      fetch(args, column, e, end, batch);
+      row += HELD * args.chunks;
+      left -= HELD;
+      if (left <= 0) break;
+      fetch(args, column, row, batch);
     }
     UNROLL for (int k = 0; k < M; ++k) {
       A* to = args.moments + (i64(k) * args.chunks + chunk) * args.columns + column;

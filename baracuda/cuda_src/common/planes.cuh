@@ -26,8 +26,8 @@ struct JoinMoments {
   };
   struct Args : Pointers, F, Of::Numbers {
     i64 units, base, step;  // moments of one kind, from set to set and from line to line
-    i32 lines, full, tail;  // of a set; elements of a part and of the last one
-    i32 rows_are_parts, sets;
+    i32 lines, full, tail, leading;  // of a set; elements of a part, and of those from `leading` on
+    i32 by_lines, sets;             // whether lines are counted for that, or parts of each
     Extent<u32> parts;
   };
 
@@ -39,10 +39,9 @@ struct JoinMoments {
     DEVICE u32 number() const { return MOMENTS ? u32(args.lines) * args.parts.size : 0; }
     DEVICE Part<A> part(u32 item) const {
       const u32 line = args.parts.divide(item), rest = item - line * args.parts.size;
-      const bool last = args.rows_are_parts ? i32(line) == args.lines - 1
-                                            : rest == args.parts.size - 1;
+      const bool full = i32(args.by_lines ? line : rest) < args.leading;
       const i64 at = set * args.base + line * args.step + rest;
-      return {args.moments + at, A(last ? args.tail : args.full), i32(line)};
+      return {args.moments + at, A(full ? args.full : args.tail), i32(line)};
     }
     DEVICE A moment(const Part<A>& p, int k) const { return p.at[k * args.units]; }
   };
@@ -69,8 +68,8 @@ struct JoinMoments {
 };
 
 // The elements of n lines of c planes. A thread has HELD vectors beside each other or, where the
-// coefficients are those of all lines, some rounds of as many below each other (DOWN). SAME: a
-// vector is within a plane.
+// coefficients are those of all lines, some rounds of as many below each other (DOWN), the last
+// first. SAME: a vector is within a plane.
 // Blocks go backwards: what was read last before is in the L2 still. TOLD: nothing was, and these
 // parameters are GIVEN.
 template <
@@ -88,7 +87,7 @@ struct MapPlanes {
   struct Parameters : Of::Pointers, F, Of::Numbers {};
   struct Args : Operands<T, READS, 1>, Either<TOLD, Parameters, Joined>::type {
     i64 rows;  // of coefficients, from line to line
-    i32 n, lines, items, rounds;
+    i32 n, lines, items, rounds, apart;  // apart: threads below each other
     Extent<u32> vectors, plane;
     Walk<0, K, i64> walk, inside;
   };
@@ -161,11 +160,10 @@ struct MapPlanes {
       const u32 item = block * blockDim.x + threadIdx.x;
       if (item >= u32(args.items)) return;
       const u32 row = args.vectors.divide(item);
-      const i32 e = i32(item - row * args.vectors.size) * V, many = args.rounds * HELD;
+      const i32 e = i32(item - row * args.vectors.size) * V;
       know(args, 0, e, c);
-      const i32 first = i32(row) * many, left = args.lines - first;
-      const i32 end = left < many ? args.lines : first + many;
-      ROLLED for (i32 line = first; line < end; line += HELD) {
+      ROLLED for (i32 round = args.rounds - 1; round >= 0; --round) {
+        const i32 line = (round * args.apart + i32(row)) * HELD;
         UNROLL for (int h = 0; h < HELD; ++h) {
           place(args, line + h, e, at[h]);
           fetch(args, line + h, e, at[h], x[h]);

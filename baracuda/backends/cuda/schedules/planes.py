@@ -47,11 +47,11 @@ class Moments(NamedTuple):
     base, step : int
         Parts from set to set, and from line to line of a set.
     lines, parts : int
-        Of a set and of a line; the last line, or the last part of each, is the shorter one.
-    full, tail : int
-        Elements of a part, and of the shorter one.
+        Of a set and of a line.
+    full, tail, leading : int
+        Elements of a part, of a shorter one, and how many come before the shorter ones.
     by_lines : bool
-        Whether lines are what has a shorter last one.
+        Whether it is lines that are counted for that, or the parts of each.
     steps : tuple of Step
     """
 
@@ -62,11 +62,12 @@ class Moments(NamedTuple):
     parts: int
     full: int
     tail: int
+    leading: int
     by_lines: bool
     steps: tuple[Step, ...]
 
 
-_NOTHING = Moments(0, 0, 0, 0, 1, 0, 0, False, ())
+_NOTHING = Moments(0, 0, 0, 0, 1, 0, 0, 0, False, ())
 
 
 def plan(call: Call) -> Steps:
@@ -185,7 +186,7 @@ def _moments(call: Call, of: Sets, count: int) -> Moments:
     lines = of.n if not of.groups else groups // of.groups
     between = groups * parts if not of.groups else parts
     base = parts if not of.groups else lines * parts
-    return Moments(units, base, between, lines, parts, full, tail, False, (step,))
+    return Moments(units, base, between, lines, parts, full, tail, parts - 1, False, (step,))
 
 
 def _columns(call: Call, of: Sets, lie: Lie) -> Moments:
@@ -193,24 +194,22 @@ def _columns(call: Call, of: Sets, lie: Lie) -> Moments:
     held = _ROWS[len(of.loads)]
     # As if they were read in vectors: their alignment does not change the bits.
     each = of.n * -(-columns // width) // _SHARED // _ROWS[1] * _ROWS[1]
-    rows = min(max(each, _ROWS[1]), _LONGEST)
-    chunks = -(-of.n // rows)
+    chunks = -(-of.n // min(max(each, _ROWS[1]), _LONGEST))
+    rows, leading = -(-of.n // chunks), of.n % chunks or chunks
     width = width if lie.access == "VECTORS" else 1
     vectors = columns // width
     counted(chunks * vectors)
     steps = [lie.lines[0].strides[k] if lie.lines else 0 for k in range(len(of.loads))]
     packer = Packer(True).pointers(len(of.loads) + 1).add("q", *steps, columns)
-    packer.add("i", of.n, rows, chunks, 0).extents(vectors, code="I")
+    packer.add("i", of.n, chunks, rows, leading).extents(vectors, code="I")
     arguments = packer.done()
     functor = f"{call.functor}<{call.accumulate}>"
     schedule = f"ColumnMoments<{functor}, {call.type}, {held}, {width}>"
     entry = call.entry(schedule, len(arguments), "columns", f"v{width}")
     front = [*((v.slot, 0) for v in of.loads), (call.workspace(1), 0)]
     step = Step(entry, (blocks(chunks * vectors), 1), arguments, front)
-    tail = of.n - (chunks - 1) * rows
-    return Moments(
-        chunks * columns, of.s, columns, chunks, of.s, rows, tail, True, (step,)
-    )  # fmt: skip
+    of_lines = rows, rows - 1, leading, True
+    return Moments(chunks * columns, of.s, columns, chunks, of.s, *of_lines, (step,))
 
 
 def _join(call: Call, of: Sets, moments: Moments) -> Step:
@@ -219,7 +218,8 @@ def _join(call: Call, of: Sets, moments: Moments) -> Step:
     packer = Packer(True).pointers(len(slots)).add("d", 0.0)
     parameters.numbers(packer)
     packer.add("q", moments.units, moments.base, moments.step)
-    packer.add("i", moments.lines, moments.full, moments.tail, moments.by_lines, of.number)
+    packer.add("i", moments.lines, moments.full, moments.tail, moments.leading)
+    packer.add("i", moments.by_lines, of.number)
     packer.extents(moments.parts, code="I")
     arguments = packer.done()
     add = call.add and parameters.left
@@ -274,7 +274,8 @@ def _map(call: Call, of: Sets, over: Mapped) -> Step:
     # What is known of a vector of 16 bits has twice the bytes of what a thread holds.
     most = _ROUNDS if call.itemsize == 2 else 1
     rounds = max(min(of.n * vectors // (held * _SHARED), most), 1)
-    items = vectors * (-(-of.n // (held * rounds)) if down else of.n)
+    apart = -(-of.n // (held * rounds))
+    items = vectors * (apart if down else of.n)
     counted(items)
     slots = [*(v.slot for v in views), *(told.slots if told else [call.workspace()])]
     packer, given = Packer(True).pointers(len(slots)), ""
@@ -282,7 +283,7 @@ def _map(call: Call, of: Sets, over: Mapped) -> Step:
         told.numbers(packer.add("d", *[0.0] * scalars))
         given = f", true, {told.given}"
     packer.add("q", of.c if of.groups else 0)
-    packer.add("i", of.c * of.s, of.n, items, rounds).extents(vectors, of.s, code="I")
+    packer.add("i", of.c * of.s, of.n, items, rounds, apart).extents(vectors, of.s, code="I")
     arguments = packer.walk(lie.lines, arrays).walk(lie.inside, arrays).done()
     schedule = (
         f"MapPlanes<{call.functor}<{call.accumulate}>, {call.type}, {held}, {lie.access}, "
