@@ -105,14 +105,14 @@ template <class F, class T, int GIVEN, bool ACROSS, bool ADD, int BESIDE = 1> st
     const F& f = args;
     const Added<A, 4> add{};
     const i64 channel = first(args, set);
-    const u32 items = parts.number(), own = threadIdx.x / BESIDE, step = blockDim.x / BESIDE;
+    const u32 items = parts.number();
     Statistics<A> known{};
     if constexpr (F::given) {
       known = told(args, set);
     } else {
       known.count = A(args.count);
       State s{};
-      for (u32 i = own; i < items; i += step) {
+      for (u32 i = threadIdx.x / BESIDE; i < items; i += blockDim.x / BESIDE) {
         const Part<A> p = parts.part(i);
         s.at[0] += fused(p.count, parts.moment(p, 0), parts.moment(p, 1));
       }
@@ -120,7 +120,7 @@ template <class F, class T, int GIVEN, bool ACROSS, bool ADD, int BESIDE = 1> st
     }
     State s{};
     if constexpr (MOMENTS) {
-      for (u32 i = own; i < items; i += step) {
+      for (u32 i = threadIdx.x / BESIDE; i < items; i += blockDim.x / BESIDE) {
         const Part<A> p = parts.part(i);
         const A off = parts.moment(p, 0) - known.mean, d = parts.moment(p, 1);
         s.at[0] += fused(p.count, off, d);

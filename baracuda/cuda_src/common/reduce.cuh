@@ -61,8 +61,10 @@ DEVICE S join_beside(S s, const S& start, Rooms<S, BESIDE>& rooms, int& turn, Jo
   turn ^= 1;
   if (lane < BESIDE) room[threadIdx.x / 32 * BESIDE + lane] = s;
   __syncthreads();
-  s = start;
-  for (int i = lane; i < warps * BESIDE; i += 32) s = join(s, room[i]);
+  s = lane < warps * BESIDE ? room[lane] : start;
+  if constexpr (BESIDE > 1) {
+    for (int i = lane + 32; i < warps * BESIDE; i += 32) s = join(s, room[i]);
+  }
   return join_lanes(s, 32, join, BESIDE);
 }
 

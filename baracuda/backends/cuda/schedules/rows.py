@@ -29,6 +29,9 @@ _LESS_HELD = {1: 2, 2: 2, 3: 1}
 # Elements of a row that fewer vectors a thread serve better, unless it is all there is to read:
 # rms_norm of [8192, 1024] in bf16 on an H200 takes 14.0 us, and 14.5 with 4, softmax 15.3 and 14.1.
 _SHORT, _FEW = 1024, 2
+# Lanes that a row which is a loss should have: cosine_embedding_loss of [2^20, 128] takes 142 us in
+# bf16 with 8, two vectors each, and 150 with 4; in float32 255 with 8 and 268 with 16.
+_LANES = 8
 # Threads of a block that has gradients of row losses, each row in some lanes of a warp:
 # triplet_margin_loss_backward of [2^20, 128] in bf16 takes 393 us, and 405 with 256.
 _SMALL = 64
@@ -167,7 +170,10 @@ def holds(call: Call, of: Operands) -> int:
 def _vectors(call: Call, of: Operands, n: int) -> int:
     """Fewer for rows of `n` elements that are short, and for gradients of losses."""
     held, arrays = holds(call, of), len(of.loads) + len(of.columns)
-    few = bool(of.outs) if of.costs else n <= _SHORT and arrays > 1 and not of.sums
+    if of.costs:
+        few = bool(of.outs) or n < held * WIDEST // call.itemsize * _LANES
+    else:
+        few = n <= _SHORT and arrays > 1 and not of.sums
     return min(held, _FEW) if few else held
 
 
