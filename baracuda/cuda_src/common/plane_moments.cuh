@@ -123,11 +123,11 @@ template <class F, class T, int HELD, int WIDTH> struct ColumnMoments {
   struct Batch {
     Vec<T, WIDTH> x[IN][HELD];
   };
-  static DEVICE void fetch(const Args& args, i64 column, i32 row, Batch& batch) {
+  static DEVICE void fetch(const Args& args, i64 column, u32 row, Batch& batch) {
     UNROLL for (int h = 0; h < HELD; ++h, row += args.chunks) {
       UNROLL for (int k = 0; k < IN; ++k) {
         batch.x[k][h] = {};
-        if (row < args.n) batch.x[k][h] = load<WIDTH>(args.in[k] + row * args.step[k] + column);
+        if (row < u32(args.n)) batch.x[k][h] = load<WIDTH>(args.in[k] + row * args.step[k] + column);
       }
     }
   }
@@ -139,14 +139,14 @@ template <class F, class T, int HELD, int WIDTH> struct ColumnMoments {
     i32 left = i32(chunk) < args.leading ? args.full : args.full - 1;
     A found[M][WIDTH] = {};
     Batch batch;
-    fetch(args, column, i32(chunk), batch);
+    fetch(args, column, chunk, batch);
     const A share = A(1) / A(left < HELD ? left : HELD);
     UNROLL for (int v = 0; v < WIDTH; ++v) {
       A sum = 0;
       UNROLL for (int h = 0; h < HELD; ++h) sum += widen(batch.x[X][h], v);
       found[0][v] = sum * share;
     }
-    ROLLED for (i32 row = i32(chunk);;) {
+    ROLLED for (u32 row = chunk;;) {
       UNROLL for (int h = 0; h < HELD; ++h) {
         if (h < left) {
           UNROLL for (int v = 0; v < WIDTH; ++v) {

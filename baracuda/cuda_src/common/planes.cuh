@@ -27,7 +27,7 @@ struct JoinMoments {
   struct Args : Pointers, F, Of::Numbers {
     i64 units, base, step;  // moments of one kind, from set to set and from line to line
     i32 lines, full, tail, leading;  // of a set; elements of a part, and of those from `leading` on
-    i32 by_lines, sets;             // whether lines are counted for that, or parts of each
+    i32 by_lines, sets;              // whether lines are counted for that, or parts of each
     Extent<u32> parts;
   };
 
