@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from baracuda.check import indices
+from baracuda.dispatch import unrecorded
 from baracuda.libraries import TRACED, Array
 from baracuda.numerics import stored_as
 from baracuda.sku import PrecisionGuarantee
@@ -25,7 +26,17 @@ def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
 
         return moved
 
-    if problem.dtype == problem.compute_dtype or problem.spec.composite:
+    if problem.spec.composite:
+
+        def composed(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
+            # A record says how to run this op, not those that it is made of.
+            with unrecorded():
+                result = body(*arrays, **options, **scalars)
+            return result if type(result) is tuple else (result,)
+
+        return composed
+
+    if problem.dtype == problem.compute_dtype:
 
         def plain(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
             result = body(*arrays, **options, **scalars)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from baracuda import backends
 from baracuda._version import __version__
 from baracuda.plan import Plan
 from baracuda.sku import KernelSku
@@ -93,10 +94,15 @@ class PlanCache:
     def clear(self) -> None:
         """Forget all plans, loaded records and counts."""
         with self._lock:
-            self._entries.clear()
-            self._aliases.clear()
             self._records.clear()
             self._hits = self._misses = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all plans, as where others would be made now."""
+        with self._lock:
+            self._entries.clear()
+            self._aliases.clear()
             self.generation += 1
 
     def count_hit(self) -> None:
@@ -248,3 +254,4 @@ def _tuples(value: Any) -> Any:
 
 
 plan_cache = PlanCache()
+backends.on_change.append(plan_cache.forget)

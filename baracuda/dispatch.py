@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from typing import Any, TypedDict, Unpack
 
 from baracuda.errors import ArgumentValueError, type_error, value_error
@@ -47,11 +48,13 @@ class Choices:
             return self
         for name, value in given.items():
             kinds, text = _KINDS[name]
-            if not isinstance(value, kinds) or (name == "max_workspace_bytes" and value is True):
+            if not isinstance(value, kinds) or (Integral in kinds and isinstance(value, bool)):
                 raise type_error(op, name, text, repr(value))
-        limit = given.get("max_workspace_bytes") or 0
-        if limit < 0:
-            raise value_error(op, "max_workspace_bytes", "a size >= 0", limit)
+        limit = given.get("max_workspace_bytes")
+        if limit is not None:
+            if limit < 0:
+                raise value_error(op, "max_workspace_bytes", "a size >= 0", limit)
+            given = {**given, "max_workspace_bytes": int(limit)}
         if isinstance(given.get("sku"), str):
             try:
                 given = {**given, "sku": KernelSku.from_json(given["sku"])}
@@ -64,7 +67,7 @@ _NONE = type(None)
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "backend": ((str, _NONE), "the name of a backend or None"),
     "deterministic": ((bool, _NONE), "True, False or None"),
-    "max_workspace_bytes": ((int, _NONE), "a number of bytes or None"),
+    "max_workspace_bytes": ((Integral, _NONE), "a number of bytes or None"),
     "autotune": ((bool,), "True or False"),
     "sku": ((KernelSku, str, _NONE), "a KernelSku, its JSON text or None"),
 }
@@ -104,6 +107,20 @@ def options(**dispatch: Unpack[Dispatch]) -> Iterator[None]:
     if unknown:
         raise type_error("options", unknown[0], f"one of {', '.join(sorted(NAMES))}", "that")
     token = current.set(current.get().but("options", dispatch))
+    try:
+        yield
+    finally:
+        current.reset(token)
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """A block like the one around it, where no choice is to be made again."""
+    given = current.get()
+    if given.sku is None:
+        yield
+        return
+    token = current.set(replace(given, sku=None))
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
@@ -12,6 +13,8 @@ Shape: TypeAlias = tuple[int, ...]
 
 # Beyond this many steps the exact overlap test gives up and the answer is "may overlap".
 _OVERLAP_WORK = 20_000
+# Beyond so many elements an array whose rows interlock counts as one that overlaps itself.
+_PLACES = 1 << 16
 
 
 def contiguous(shape: Shape) -> Shape:
@@ -134,6 +137,14 @@ def _folded(shape: Shape, strides: Shape, itemsize: int) -> bool:
     reach = itemsize
     for step, extent in steps:
         if step < reach:
-            return True
+            break
         reach = step * (extent - 1) + reach
-    return False
+    else:
+        return False
+    if prod(shape) > _PLACES:
+        return True
+    # Rows that interlock: whether two elements are apart, each tells by its own address.
+    places = np.zeros((), np.int64)
+    for step, extent in steps:
+        places = np.add.outer(places, step * np.arange(extent))
+    return bool(np.any(np.diff(np.sort(places, axis=None)) < itemsize))

@@ -137,8 +137,20 @@ class Op(Generic[P, R]):
         try:
             return plan.run(arrays, None, False, scalars)  # type: ignore[no-any-return]
         except Misfit:
-            plan = self._find(arrays, options)
+            plan = self._misfit(arrays, options)
             return plan.run(arrays, None, False, scalars)  # type: ignore[no-any-return]
+
+    def _misfit(self, arrays: Sequence[Any], options: Mapping[str, Any]) -> Plan:
+        """The plan for arrays that look like those of the last call, but lie differently."""
+        try:
+            alias = self._alias(arrays, options)
+            plan = plan_cache.find(alias)
+        except _UNFIT:
+            return self._find(arrays, options)
+        plan = plan or self._find(arrays, options, alias)
+        if alias[1] in _REPEATED and alias[-1] is DEFAULT:
+            self._last = plan, plan_cache.generation, alias[3]
+        return plan
 
     def as_operator(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
         """The call as torch's graphs, modes and subclasses see it: one operator."""
@@ -253,7 +265,7 @@ class Op(Generic[P, R]):
     def _sibling(self, plan: Plan, arrays: Sequence[Any]) -> Plan:
         """The plan for the same problem in the layout of `arrays`."""
         problem = plan.problem
-        dispatch = {name: getattr(problem.choices, name) for name in NAMES - {"sku"}}
+        dispatch = {name: getattr(problem.choices, name) for name in NAMES} | {"sku": None}
         if problem.choices.sku is not None:
             dispatch["backend"] = problem.choices.sku.backend
         options = {**problem.options, **dispatch}

@@ -285,12 +285,12 @@ def make(
     NotImplementedError
         Where no backend takes the problem.
     """
-    wanted = problem.choices.sku
+    wanted, asked = problem.choices.sku, problem.choices.backend
     if wanted is not None:
         problem = _as_recorded(problem, wanted)
     watch = _watched(problem)
     name, prepared, why = backends.choose(replace(problem, mode="") if watch else problem)
-    if watch and prepared.kernel == "body" and problem.choices.backend is None:
+    if watch and prepared.kernel == "body" and asked is None:
         # Of the body the framework's own gradient is the faster: it computes nothing twice.
         watch = None
         name, prepared, why = backends.choose(problem)

@@ -437,6 +437,10 @@ BAD = {
         lambda a: bc.swiglu(a(2, 8), max_workspace_bytes=True),
         TypeError, "swiglu: max_workspace_bytes: expected a number of bytes or None, got True",
     ),
+    "workspace False": (
+        lambda a: bc.swiglu(a(2, 8), max_workspace_bytes=False),
+        TypeError, "swiglu: max_workspace_bytes: expected a number of bytes or None, got False",
+    ),
     "autotune None": (
         lambda a: bc.swiglu(a(2, 8), autotune=None),
         TypeError, "swiglu: autotune: expected True or False, got None",

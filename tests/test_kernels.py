@@ -26,6 +26,7 @@ import pytest
 from baracuda import check
 from baracuda.dispatch import DEFAULT
 from baracuda.op import registry
+from baracuda.spec import Refusal
 
 try:
     version("cuda-core"), version("nvidia-cuda-nvrtc")
@@ -160,3 +161,16 @@ def test_room_is_kept_free_past_the_caches_only(n: int, prefetches: bool) -> Non
     # Four blocks fit a multiprocessor, five do not; each takes 1 KiB more than it asks for.
     available = kernels.FACTS.shared_per_block + 1024
     assert not prefetches or available // (step.shared + 1024) == 4
+
+
+@pytest.mark.parametrize("shape", [(2106161, 1025, 8), (3 << 30, 1)])
+def test_a_diagonal_is_found_for_as_many_rows_as_are_counted(shape: tuple[int, ...]) -> None:
+    spec = registry["softmax"].spec
+    x = kernels.phantom(shape, "dense", "bfloat16")
+    for causal in (False, True):
+        problem = check.problem(spec, [x, None], {"causal": causal}, DEFAULT)
+        if causal:
+            with pytest.raises(Refusal, match="rows where there is a diagonal"):
+                kernels.steps(kernels.call(problem))
+        else:
+            kernels.steps(kernels.call(problem))

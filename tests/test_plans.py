@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import baracuda as bc
 from baracuda import backends, body
 from baracuda.op import Op, routes
-from baracuda.spec import OpSpec, Prepared, Problem
+from baracuda.spec import Misfit, OpSpec, Prepared, Problem
 
 X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(3, 8)
 
@@ -114,6 +118,35 @@ def test_a_recorded_choice_is_made_again() -> None:
         assert bc.swiglu.plan(X, sku=spelling).sku == sku
 
 
+@pytest.mark.parametrize("by_block", [False, True])
+def test_the_record_of_watched_tensors_is_made_again(by_block: bool) -> None:
+    x = torch.ones(2, 8, requires_grad=True)
+    sku = bc.swiglu.plan(x).sku
+    if by_block:
+        with bc.options(sku=sku):
+            assert bc.swiglu.plan(x).sku == sku
+    else:
+        assert bc.swiglu.plan(x, sku=sku).sku == sku
+
+
+def test_the_record_of_a_block_is_for_the_calls_in_it_alone() -> None:
+    """Not for the plan of another layout, for gradients, nor for what an op is made of."""
+    plan, known = bc.reglu.plan(X), bc.reglu(X)
+    with bc.options(sku=bc.swiglu.plan(X).sku):
+        assert np.array_equal(plan(np.asfortranarray(X)), known)
+    x = torch.ones(2, 8, requires_grad=True)
+    with bc.options(sku=bc.swiglu.plan(x).sku):
+        bc.swiglu(x).sum().backward()
+    assert x.grad is not None
+    y = jnp.ones((2, 8))
+    with bc.options(sku=bc.swiglu.plan(y).sku):
+        assert jax.grad(lambda y: bc.swiglu(y).sum())(y).shape == y.shape
+    given = X, np.ones((5, 8), np.float32), np.asarray([0, 4, 2])
+    with bc.options(sku=bc.linear_cross_entropy.plan(*given).sku):
+        inside = bc.linear_cross_entropy(*given)
+    assert np.array_equal(inside, bc.linear_cross_entropy(*given))
+
+
 class _Doubling:
     """A backend from outside that takes float32 lerps and runs the body."""
 
@@ -138,10 +171,8 @@ def outside() -> Iterator[None]:
     module.BACKEND = _Doubling()  # type: ignore[attr-defined]
     sys.modules["outside_backend"] = module
     backends.register("doubling", backends.Entry("outside_backend", ("numpy",)), before="numpy")
-    bc.plan_cache.clear()
     yield
     backends.unregister("doubling")
-    bc.plan_cache.clear()
     del sys.modules["outside_backend"]
 
 
@@ -156,6 +187,33 @@ def test_a_backend_slots_in_without_touching_an_op() -> None:
         NotImplementedError, match="'doubling' refuses: doubling: takes float32 only"
     ):
         bc.lerp(wide, wide, weight=0.5, backend="doubling")
+
+
+def test_backends_that_come_and_go_take_hold_of_calls_that_were_planned(
+    request: pytest.FixtureRequest,
+) -> None:
+    def planned() -> str:
+        bc.lerp(X, X, weight=0.5)
+        return bc.lerp.plan(X, X).sku.backend
+
+    assert planned() == "numpy"
+    request.getfixturevalue("outside")
+    assert planned() == "doubling"
+    entry = backends._ENTRIES["doubling"]
+    backends.unregister("doubling")
+    assert planned() == "numpy"
+    backends.register("doubling", entry, before="numpy")
+    assert planned() == "doubling"
+
+
+@pytest.mark.parametrize("place", ["nowhere", "numpy"])
+def test_a_backend_cannot_go_before_what_is_not_there(place: str) -> None:
+    before = backends.names()
+    with pytest.raises(ValueError, match=f"expected another backend, got '{place}'"):
+        backends.register("numpy", backends._ENTRIES["numpy"], before=place)
+    with pytest.raises(KeyError):
+        backends.unregister("nowhere")
+    assert backends.names() == before
 
 
 @pytest.mark.usefixtures("outside")
@@ -239,3 +297,79 @@ def test_a_call_with_options_repeats_the_last_one_only_where_they_are_the_same()
     for wrong in (1, np.ones(2), [True]):
         with pytest.raises(TypeError, match="gate_first"):
             bc.glu(x, axis=0, gate_first=wrong)  # type: ignore[arg-type]
+
+
+def test_arrays_that_lie_differently_are_looked_up_before_they_are_planned_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the quick comparison does not see is refused by the plan, and costs one look."""
+    calls: list[str] = []
+    known = bc.tanhshrink.plan(X)
+
+    class Narrow:
+        def matches(self, arrays: Sequence[Any]) -> bool:
+            return True
+
+        def run(self, *_: Any) -> Any:
+            raise Misfit
+
+    bc.tanhshrink(X)
+    op: Any = bc.tanhshrink
+    monkeypatch.setattr(op, "_last", (Narrow(), bc.plan_cache.generation, ()))
+    monkeypatch.setattr(type(op), "_find", lambda *_: calls.append("find"))
+    assert np.array_equal(bc.tanhshrink(X), known(X))
+    assert op._last[0] is known
+    assert not calls
+
+
+SHUT_DOWN = """
+import atexit, threading, time
+import numpy as np
+import baracuda as bc
+
+x = np.ones((2048, 4096), np.float32)
+bc.relu(x)
+
+
+def late():
+    time.sleep(0.5)
+    assert bc.relu(x)[0, 0] == 1
+    print("thread", flush=True)
+
+
+atexit.register(lambda: print("exit", bc.relu(x)[0, 0], flush=True))
+threading.Thread(target=late).start()
+"""
+
+
+def test_arrays_in_blocks_are_computed_while_the_interpreter_shuts_down() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHUT_DOWN], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.split(), done.stderr) == (["thread", "exit", "1.0"], "")
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "apart"),
+    [
+        ((3, 2), (2, 3), True),
+        ((3, 2), (2, 2), False),
+        ((2, 3), (3, 2), True),
+        ((4, 2), (2, 6), False),
+        ((5, 1), (-3, 7), True),
+    ],
+)
+def test_rows_that_interlock_are_apart_where_no_element_is_two(
+    shape: tuple[int, int], strides: tuple[int, int], apart: bool
+) -> None:
+    room = np.zeros(64, np.float32)[16:]
+    steps = (strides[0] * 4, strides[1] * 4)
+    out = np.lib.stride_tricks.as_strided(room, shape, steps)
+    x = np.ones(shape, np.float32)
+    plan = bc.relu.plan(x)
+    if apart:
+        plan(x, out=out)
+        assert np.array_equal(out, x)
+    else:
+        with pytest.raises(ValueError, match="overlaps itself"):
+            plan(x, out=out)

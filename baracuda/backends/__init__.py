@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from threading import RLock
@@ -81,7 +81,7 @@ def _entries() -> dict[str, Entry]:
                     if name in _ENTRIES:
                         logger.warning("a second backend called %r is ignored", name)
                     else:
-                        register(name, entry, before=entry.before or None)
+                        _put(name, entry, entry.before)
                 _done = True
     return _ENTRIES
 
@@ -141,17 +141,54 @@ def names() -> tuple[str, ...]:
 
 
 def register(name: str, entry: Entry, *, before: str | None = None) -> None:
-    """Add a backend, or replace one; `before` puts it ahead of another."""
-    _entries().pop(name, None)
-    at = list(_ENTRIES).index(before) if before else len(_ENTRIES)
-    items = list(_ENTRIES.items())
-    _ENTRIES.clear()
-    _ENTRIES.update([*items[:at], (name, entry), *items[at:]])
+    """Add a backend, or replace one; `before` puts it ahead of another.
+
+    Plans that were made without it are forgotten.
+
+    Raises
+    ------
+    ValueError
+        Where `before` is no other backend.
+    """
+    if before is not None and (before == name or before not in _entries()):
+        raise ValueError(f"register: before: expected another backend, got {before!r}")
+    _entries()
+    _put(name, entry, before)
+    _tell()
 
 
 def unregister(name: str) -> None:
-    """Take a backend out."""
-    _entries().pop(name)
+    """Take a backend out, and forget the plans that were made with it.
+
+    Raises
+    ------
+    KeyError
+        Where there is none of this name.
+    """
+    global _ENTRIES
+    with _reading:
+        left = dict(_entries())
+        del left[name]
+        _ENTRIES = left
+    _tell()
+
+
+def _put(name: str, entry: Entry, before: str | None) -> None:
+    """Replaces the table: who goes through it meanwhile has the old one, whole."""
+    global _ENTRIES
+    with _reading:
+        items = [item for item in _ENTRIES.items() if item[0] != name]
+        at = [key for key, _ in items].index(before) if before else len(items)
+        _ENTRIES = dict([*items[:at], (name, entry), *items[at:]])
+
+
+on_change: list[Callable[[], None]] = []
+"""What is called when there are other backends than before."""
+
+
+def _tell() -> None:
+    for told in on_change:
+        told()
 
 
 def load(name: str) -> Backend:

@@ -140,7 +140,7 @@ class JaxRoute:
         call = device_call(plan, scalars)
         if plan.problem.dtype in FLOATS:
             # A record says how to run this op, not its partner.
-            dispatch = {k: v for k, v in options.items() if k in NAMES and k != "sku"}
+            dispatch = {k: v for k, v in options.items() if k in NAMES} | {"sku": None}
             call = _differentiable(plan, scalars, call, dispatch)
         result = call(*_varying([x for x in arrays if x is not None]))
         return result if len(result) > 1 else result[0]

@@ -248,6 +248,11 @@ def facts_of(arrays: Sequence[Array]) -> tuple[tuple[str, bool] | None, tuple[Ha
     return state, tuple([FACTS[type(x)](x) for x in arrays])
 
 
+def alignment(address: int) -> int:
+    """The power of two up to 16 that divides an address; 16 for that of an empty array."""
+    return min(address & -address or 16, 16)
+
+
 def near(shape: Shape, axis: int) -> tuple[slice, ...]:
     """The corner of an array where an index of this shape points into."""
     return tuple(slice(None) if i == axis else slice(n) for i, n in enumerate(shape))

@@ -14,7 +14,7 @@ import cupy
 
 from baracuda.dtypes import name_of, numpy_dtype
 from baracuda.layouts import Shape, contiguous
-from baracuda.libraries import Array, Facts, Library
+from baracuda.libraries import Array, Facts, Library, alignment
 
 _FACTS = attrgetter("dtype", "shape", "strides", "data.device_id")
 
@@ -29,7 +29,7 @@ class CuPy(Library):
     stored_as = MappingProxyType({"bfloat16": "uint16"})
 
     def facts(self, x: Array) -> Hashable:
-        return ("cupy", *_FACTS(x), _alignment(x.data.ptr))
+        return ("cupy", *_FACTS(x), alignment(x.data.ptr))
 
     def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
         if any(x is None for x in arrays):
@@ -55,7 +55,7 @@ class CuPy(Library):
                 f" got address {address} and strides {x.strides}"
             )
         device = f"cuda:{x.data.device_id}"
-        return Facts(name_of(x.dtype), x.shape, self.strides(x), device, _alignment(address))
+        return Facts(name_of(x.dtype), x.shape, self.strides(x), device, alignment(address))
 
     def strides(self, x: Array) -> Shape | None:
         size = x.dtype.itemsize
@@ -108,11 +108,6 @@ def empty(shape: Shape, strides: Shape, dtype: Any) -> Array:
     size = dtype.itemsize
     memory = cupy.cuda.alloc(prod(shape) * size)
     return cupy.ndarray(shape, dtype, memory, tuple([s * size for s in strides]))
-
-
-def _alignment(address: int) -> int:
-    """The power of two up to 16 that divides the address; 16 for that of an empty array."""
-    return min(address & -address or 16, 16)
 
 
 ADAPTER = CuPy()

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from baracuda.dtypes import name_of
 from baracuda.layouts import Shape
-from baracuda.libraries import Array, Facts, Library, near
+from baracuda.libraries import Array, Facts, Library, alignment, near
 
 _any_autocast = torch._C._is_any_autocast_enabled
 _AS_IT_IS = nullcontext()
@@ -40,7 +40,8 @@ class Torch(Library):
     def facts(self, x: Array) -> Hashable:
         device = x.device
         if device.type == "cuda":
-            return ("torch", x.dtype, x.shape, x.stride(), device, _alignment(x))
+            lies = _alignment(x), _materialised(x)
+            return ("torch", x.dtype, x.shape, x.stride(), device, *lies)
         return ("torch", x.dtype, x.shape, x.stride(), device)
 
     def describe(self, x: Array) -> Facts:
@@ -48,8 +49,12 @@ class Torch(Library):
             what = "a nested tensor" if x.is_nested else f"layout {x.layout}"
             raise TypeError(f"expected a dense tensor, got {what}")
         device = _device_name(x.device)
-        alignment = _alignment(x) if device.startswith("cuda") else 16
-        return Facts(_dtype_name(x.dtype), tuple(x.shape), tuple(x.stride()), device, alignment)
+        on_gpu = device.startswith("cuda")
+        if on_gpu and not _materialised(x):
+            text = "a lazily conjugated or negated view: resolve_conj() and resolve_neg() make one"
+            raise TypeError(f"expected a tensor whose memory has its values, got {text}")
+        divides = _alignment(x) if on_gpu else 16
+        return Facts(_dtype_name(x.dtype), tuple(x.shape), tuple(x.stride()), device, divides)
 
     def strides(self, x: Array) -> Shape | None:
         return tuple(x.stride())
@@ -221,6 +226,11 @@ _dtype_name = cache(name_of)
 _device_name = lru_cache(maxsize=256)(str)
 
 
+def _materialised(x: Array) -> bool:
+    """Whether what is in memory are the values: kernels read nothing else."""
+    return not (x.is_conj() or x.is_neg())
+
+
 def _alignment(x: Array) -> int:
     """The power of two up to 16 that divides the address; 16 for what has none."""
     if type(x) not in _PLAIN_TYPES:
@@ -229,7 +239,7 @@ def _alignment(x: Array) -> int:
         address = x.data_ptr()
     except RuntimeError:
         return 16
-    return min(address & -address or 16, 16)
+    return alignment(address)
 
 
 ADAPTER = Torch()

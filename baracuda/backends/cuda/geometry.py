@@ -63,6 +63,11 @@ def merged(shape: Shape, strides: Sequence[Shape], order: Sequence[int] | None =
     return out
 
 
+def without(shape: Shape, axis: int) -> Shape:
+    """Extents or strides but that of one axis."""
+    return (*shape[:axis], *shape[axis + 1 :])
+
+
 def by_stride(shape: Shape, strides: Sequence[Shape]) -> Sequence[int]:
     """The axes from the slowest to the fastest of the last operand, ties broken by the others."""
     last = strides[-1]

@@ -10,7 +10,8 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -217,7 +218,10 @@ def on_threads(task: Callable[[Any], None], items: Iterable[Any]) -> None:
                     return
                 task(item)
 
-    helpers = [_shared_pool().submit(drain) for _ in range(_WORKERS - 1)]
+    helpers: list[Future[None]] = []
+    # While the interpreter shuts down nothing is taken any more: then this thread does it all.
+    with suppress(RuntimeError):
+        helpers.extend(_shared_pool().submit(drain) for _ in range(_WORKERS - 1))
     try:
         drain()
     finally:

@@ -106,11 +106,11 @@ class Link:
         ])  # fmt: skip
         # All of them: the block that set them may be left by then, or another one entered. A record
         # says how to run this op, not its partner.
-        chosen = {k: getattr(problem.choices, k) for k in NAMES if k != "sku"}
+        chosen = {k: getattr(problem.choices, k) for k in NAMES} | {"sku": None}
         op = registry[partner.name]
         self._request = partial(op.plan, **asked.options, **chosen)
         # What is to be differentiated again is nobody's to choose.
-        self._again = partial(op, **asked.options)
+        self._again = partial(op, **asked.options, sku=None)
         self._planned: tuple[Plan | None, Callable[..., bool]] = None, lambda *arrays: False
 
     def gradients(

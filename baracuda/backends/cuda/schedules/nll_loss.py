@@ -13,6 +13,7 @@ from baracuda.backends.cuda.geometry import (
     merged,
     reach,
     wide,
+    without,
 )
 from baracuda.backends.cuda.schedules.reduce import Place
 from baracuda.backends.cuda.steps import THREADS, Call, Step, Steps, blocks, flag
@@ -40,7 +41,7 @@ def _losses(call: Call) -> Steps:
     run = THREADS if each else max(THREADS, -(-rows // _MOST))
     many, steps = -(-rows // run), []
     if rows:
-        dims = _dims(target, _but(x.strides, options["axis"]), out.strides if each else None)
+        dims = _dims(target, without(x.strides, options["axis"]), out.strides if each else None)
         places = [(x.slot, 0), (out.slot, 0), (out.slot, 0) if each else sums]
         along, flags = x.strides[options["axis"]], _COSTS | _EACH * each
         steps.append(_looked_up(call, dims, places, run, along, flags))
@@ -64,7 +65,7 @@ def _gradient(call: Call) -> Steps:
     each = options["reduction"] == "none"
     if not n * rows:
         return Steps(())
-    dims = _dims(target, dloss.strides if each else None, _but(dx.strides, axis))
+    dims = _dims(target, dloss.strides if each else None, without(dx.strides, axis))
     # Rows that lie beside each other are written side by side.
     inner = dims[0] if dims else Dim(1, (0, 0, 0))
     across, most = step != 1 and inner.strides[2] == 1, call.elements()
@@ -106,10 +107,6 @@ def _gradient(call: Call) -> Steps:
         steps.append(_total(call, call.accumulate, counted, _COUNTED, [left, sums]))
         workspaces.append(((2,), kind))
     return Steps((*steps, last), tuple(workspaces))
-
-
-def _but(strides: Shape, axis: int) -> Shape:
-    return (*strides[:axis], *strides[axis + 1 :])
 
 
 def _dims(target: View, first: Shape | None, last: Shape | None) -> list[Dim]:

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged
+from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged, without
 from baracuda.backends.cuda.schedules import columns, elementwise, kept_rows, reduce
 from baracuda.backends.cuda.steps import PAST_CACHES, THREADS, WIDEST, Call, Step, Steps, flag
 from baracuda.dtypes import named
-from baracuda.layouts import Shape
 from baracuda.spec import Refusal
 
 # common/rows.cuh: lanes of a warp, and threads of the largest block.
@@ -181,7 +180,7 @@ def plan(call: Call) -> Steps:
     """One kernel, one more where rows are added up; see `columns` for inner axes."""
     of = operands(call)
     shape = of.loads[0].shape
-    n, rows = shape[of.axis], prod(_but(shape, of.axis))
+    n, rows = shape[of.axis], prod(without(shape, of.axis))
     if n > _LONGEST:
         raise Refusal(f"counts at most {_LONGEST} elements along an axis")
     if of.axis < len(shape) - 1 and not (of.masks or of.columns):
@@ -269,7 +268,7 @@ class Planes(NamedTuple):
 def whole(call: Call, of: Operands, planes: Planes) -> Step | None:
     """One kernel for rows of planes, each read once; None where a block does not hold one."""
     shape, width, most = of.outs[0].shape, WIDEST // call.itemsize, _MOST
-    n, rows, lie = shape[of.axis], prod(_but(shape, of.axis)), _lie(call, of)
+    n, rows, lie = shape[of.axis], prod(without(shape, of.axis)), _lie(call, of)
     held = 1 if lie.access == "STEPS" else holds(call, of)
     how = shares(n, width, held, most if lie.access == "VECTORS" else _SINGLE)
     if how.way == "LONG" or rows >= 2**31 or (of.sums and planes.size % width):
@@ -280,10 +279,6 @@ def whole(call: Call, of: Operands, planes: Planes) -> Step | None:
     room = how.threads * held * len(of.sums) * named(call.accumulate_dtype).itemsize
     step = _rows(call, of, _kind(call, of), how, lie, -(-rows // how.groups), ahead, planes)
     return step._replace(shared=room)
-
-
-def _but(shape: Shape, axis: int) -> Shape:
-    return (*shape[:axis], *shape[axis + 1 :])
 
 
 class Lie(NamedTuple):
@@ -309,7 +304,7 @@ class Lie(NamedTuple):
 
 def _lie(call: Call, of: Operands) -> Lie:
     shape, axis = of.loads[0].shape, of.axis
-    walked, outer = [*of.loads, *of.outs, *of.masks], _but(of.loads[0].shape, of.axis)
+    walked, outer = [*of.loads, *of.outs, *of.masks], without(of.loads[0].shape, of.axis)
     # A mask of extent 1 is that of all.
     strides = [
         tuple([s if x == y else 0 for s, x, y in zip(v.strides, v.shape, shape, strict=True)])
@@ -319,7 +314,7 @@ def _lie(call: Call, of: Operands) -> Lie:
     shared = (0,) * len(outer)
     labels = [v.strides for v in of.labels] or [shared] * len(of.costs)
     each = [*labels, *[shared if of.reduced else v.strides for v in of.costs]]
-    dims = merged(outer, [*[_but(s, axis) for s in strides], *each])
+    dims = merged(outer, [*[without(s, axis) for s in strides], *each])
     if len(dims) > MOST_DIMS:
         raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
     steps = [s[axis] for s in strides] + [v.strides[0] for v in of.columns]
@@ -343,12 +338,12 @@ def _rows(
 ) -> Step:
     problem, scalars = call.problem, len(call.problem.spec.scalars)
     walked, steps, dims, access = lie
-    n, outer = of.loads[0].shape[of.axis], _but(of.loads[0].shape, of.axis)
+    n, outer = of.loads[0].shape[of.axis], without(of.loads[0].shape, of.axis)
     causal = bool(problem.options.get("causal"))
     left = _CAUSAL * causal + _MASKED * bool(of.masks)
     queries = outer[-1] if causal else 1
-    if causal and prod(outer) >= 2**32:
-        raise Refusal("counts at most 2^32 rows where there is a diagonal")
+    if causal and prod(outer) > _LONGEST:
+        raise Refusal(f"counts at most {_LONGEST} rows where there is a diagonal")
     pointers = [v.slot for v in (*of.loads, *of.columns, *of.outs, *of.masks)]
     pointers += [call.workspace()] * bool(of.sums)
     if of.costs:
