@@ -306,7 +306,7 @@ def outside(problem: Problem, x: Array, extent: Any) -> Array:
     """Which entries of an integer input are out of range, but for one that stands for none."""
     bad = (x < 0) | (x >= extent)
     if "ignore_index" in problem.options:
-        bad = bad & (x != problem.options["ignore_index"])
+        bad = bad & problem.library.differs(x, problem.options["ignore_index"])
     return bad
 
 

@@ -285,12 +285,15 @@ def make(
     NotImplementedError
         Where no backend takes the problem.
     """
-    wanted, asked = problem.choices.sku, problem.choices.backend
+    wanted = problem.choices.sku
+    # Whether the framework may differentiate what runs: none was asked for, or it did by record.
+    free = problem.choices.backend is None and problem.spec.category not in _EXACT
     if wanted is not None:
+        free = wanted.variant == problem.mode
         problem = _as_recorded(problem, wanted)
     watch = _watched(problem)
     name, prepared, why = backends.choose(replace(problem, mode="") if watch else problem)
-    if watch and prepared.kernel == "body" and asked is None:
+    if watch and prepared.kernel == "body" and free:
         # Of the body the framework's own gradient is the faster: it computes nothing twice.
         watch = None
         name, prepared, why = backends.choose(problem)
@@ -326,6 +329,9 @@ def _watched(problem: Problem) -> Callable[[Runner], Runner] | None:
     return framework.watched(problem)  # type: ignore[no-any-return]
 
 
+# Ops whose explicit gradients keep what differentiating the body loses, to saturation, to what
+# cancels or is infinite.
+_EXACT = frozenset({"activation", "loss", "softmax"})
 _SKU_FIELDS = tuple(field.name for field in fields(KernelSku))
 
 

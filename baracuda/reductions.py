@@ -18,8 +18,9 @@ def reduced(losses: Array, reduction: str) -> Array:
 
 def classes(target: Array, v: int, ignore_index: int) -> tuple[Array, Array]:
     """Which targets count: are one of `v` classes, and not to be ignored; and which, else 0."""
-    xp = library_of(target).xp
-    counts = (target != ignore_index) & (target >= 0) & (target < v)
+    library = library_of(target)
+    xp = library.xp
+    counts = library.differs(target, ignore_index) & (target >= 0) & (target < v)
     native = xp.__array_namespace_info__().default_dtypes()["indexing"]
     return counts, xp.astype(xp.where(counts, target, 0), native, copy=False)
 

@@ -29,7 +29,9 @@ template <class A> struct BinaryCrossEntropyBackward {
 template <class A> struct BinaryCrossEntropyWithLogits {
   static constexpr int inputs = 2, outputs = 1;
   template <bool QUICK = false> HD void operator()(const A (&x)[2], A (&y)[1]) const {
-    y[0] = fused(-x[1], x[0], softplus<QUICK>(x[0]));
+    // Nothing cancels where the logit is right.
+    const bool high = x[0] > 0;
+    y[0] = fused(high ? 1 - x[1] : -x[1], x[0], logarithm_1p_exponential<QUICK>(-magnitude(x[0])));
   }
 };
 

@@ -222,6 +222,11 @@ class Library:
         """The device for which programs are compiled while arrays of it are traced."""
         return TRACED
 
+    def differs(self, x: Array, value: int) -> Array:
+        """``x != value`` of integers, also of a value that their dtype does not hold."""
+        held = self.xp.iinfo(x.dtype)
+        return x != value if held.min <= value <= held.max else x == x
+
     def running(self, device: str) -> AbstractContextManager[Any]:
         """A block that computes on `device`; floating-point exceptions neither warn nor raise."""
         return nullcontext()

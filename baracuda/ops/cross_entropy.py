@@ -127,7 +127,7 @@ def _gradient(
     pull = xp.astype(hits(rows.at, axis, n), rows.shifted.dtype) * (1 - label_smoothing)
     if label_smoothing:
         pull = pull + label_smoothing / n
-    return xp.where(rows.counts, rows.powers * weight - pull * dloss, 0) * rows.slope
+    return xp.where(rows.counts, (rows.powers * weight - pull * dloss) * rows.slope, 0)
 
 
 @_entropy(

@@ -9,7 +9,7 @@ from baracuda.check import choice, flag
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import Array, library_of
 from baracuda.losses import CASES, PROBABILITY, backward, forward
-from baracuda.numerics import sigmoid, softplus
+from baracuda.numerics import parts, sigmoid
 from baracuda.reductions import reduced, share
 from baracuda.spec import Case, Kernel
 
@@ -176,9 +176,10 @@ def binary_cross_entropy_with_logits(
 
     Notes
     -----
-    As `torch.nn.functional.binary_cross_entropy_with_logits` without weights. No exponential
-    overflows. An infinite logit gives NaN where it is right, as in torch. Sums are taken in a
-    fixed order, in float32 (float64 for float64), and rounded once. Bit-stable.
+    As `torch.nn.functional.binary_cross_entropy_with_logits` without weights, but that a small
+    loss keeps its digits for targets of 0 as of 1. No exponential overflows. An infinite logit
+    gives NaN where it is right, infinity where it is wrong. Sums are taken in a fixed order, in
+    float32 (float64 for float64), and rounded once. Bit-stable.
 
     Examples
     --------
@@ -187,7 +188,10 @@ def binary_cross_entropy_with_logits(
     >>> bc.binary_cross_entropy_with_logits(x, np.zeros(2), reduction="none").round(4)
     array([6.931e-01, 1.000e+03])
     """
-    return reduced(softplus(x) - target * x, reduction)
+    (above, below), xp = parts(x), library_of(x).xp
+    # Of one sign both, or one of them 0: nothing cancels where the logit is right.
+    linear = (1 - target) * above - target * below
+    return reduced(linear + xp.log1p(xp.exp(below - above)), reduction)
 
 
 @backward(

@@ -98,7 +98,8 @@ class _Rows:
     def number(self, ignore_index: int) -> Array:
         """How many count."""
         xp, target = self.xp, self.target
-        counts = (target != ignore_index) & (target >= 0) & (target < self.weight.shape[0])
+        counts = self.library.differs(target, ignore_index)
+        counts = counts & (target >= 0) & (target < self.weight.shape[0])
         return xp.astype(xp.sum(xp.astype(counts, xp.int32)), self.wide)
 
     def reduced(self, losses: list[Array], reduction: str, ignore_index: int) -> Array:
@@ -132,6 +133,8 @@ def _all(
     scale = None if dloss is None else rows.widened(dloss)
     if reduction == "mean":
         number = rows.number(options["ignore_index"])
+        # Where none counts the loss is NaN and the gradients are 0.
+        number = xp.where(number > 0, number, 1)
         scale = 1 / number if scale is None else scale / number
     elif reduction == "none" and scale is not None:
         scale, each = None, xp.reshape(scale, (*rows.target.shape, 1))

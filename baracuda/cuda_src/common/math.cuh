@@ -224,10 +224,13 @@ template <bool QUICK = false> HD f32 bounded_logarithm(f32 x) {
   return magnitude(off) < 0.5f ? near : far;
 }
 
-// log(1 + exp(b)): nothing overflows, and far below 0 the relative accuracy is kept.
+// log(1 + exp(b)) for b up to 0, to which far below 0 the relative accuracy is kept.
+template <bool QUICK = false, class A> HD A logarithm_1p_exponential(A b) {
+  return logarithm_1p<QUICK>(QUICK ? quick_exponential(b) : exponential(b));
+}
+// The same for any b: nothing overflows.
 template <bool QUICK = false, class A> HD A softplus(A b) {
-  const A size = magnitude(b), e = QUICK ? quick_exponential(-size) : exponential(-size);
-  return (b > 0 ? b : A(0)) + logarithm_1p<QUICK>(e);
+  return (b > 0 ? b : A(0)) + logarithm_1p_exponential<QUICK>(-magnitude(b));
 }
 
 // With u = (z - k)/(z + k) the upper tail of the normal distribution is exp(-z*z/2) P(u)/(z + k)
