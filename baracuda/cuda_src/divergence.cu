@@ -30,8 +30,8 @@ template <class A> struct BinaryCrossEntropyWithLogits {
   static constexpr int inputs = 2, outputs = 1;
   template <bool QUICK = false> HD void operator()(const A (&x)[2], A (&y)[1]) const {
     // Nothing cancels where the logit is right.
-    const bool high = x[0] > 0;
-    y[0] = fused(high ? 1 - x[1] : -x[1], x[0], logarithm_1p_exponential<QUICK>(-magnitude(x[0])));
+    const A linear = (A(x[0] > 0) - x[1]) * x[0];
+    y[0] = linear + logarithm_1p_exponential<QUICK>(-magnitude(x[0]));
   }
 };
 
