@@ -27,6 +27,7 @@ from baracuda.backends.cuda.schedules import plan
 from baracuda.backends.cuda.steps import Call, DeviceFacts, strides_of
 from baracuda.dispatch import DEFAULT
 from baracuda.layouts import Shape
+from baracuda.libraries.torch import _materialised
 from baracuda.op import registry
 from baracuda.spec import Refusal
 
@@ -290,6 +291,16 @@ def test_shared_memory_is_asked_for_and_never_taken_back(monkeypatch: pytest.Mon
     assert asked == [49152, 200000, 210000]
     launch.loaded(entry, facts._replace(ordinal=1), 60000)
     assert asked[3:] == [60000]
+
+
+@pytest.mark.usefixtures("willing")
+def test_memory_that_does_not_have_the_values_is_left_to_others() -> None:
+    problem = on_gpu("glu", (2, 4))
+    inputs = (problem.inputs[0]._replace(alignment=0), None)  # type: ignore[union-attr]
+    want = "reads memory as it is, not lazily conjugated or negated views"
+    assert BACKEND.refuses(replace(problem, inputs=inputs)) == want
+    z = torch.ones(3, dtype=torch.complex64)
+    assert [_materialised(x) for x in (z, z.conj(), z.conj().imag)] == [True, False, False]
 
 
 @pytest.mark.usefixtures("willing")

@@ -14,6 +14,20 @@ import baracuda as bc
 pytestmark = MARKS
 
 
+def test_lazily_conjugated_and_negated_views_are_read_as_what_they_are() -> None:
+    z, index = torch.randn(64, 128, dtype=torch.complex64, device="cuda"), randint(64, 64, 128)
+    for x in (z, z.conj()):
+        want = torch.gather(x.resolve_conj(), 0, index.long())
+        assert torch.equal(bc.gather(x, index, axis=0), want)
+    negated = z.conj().imag
+    assert negated.is_neg()
+    assert torch.equal(bc.relu(negated), torch.relu(negated.resolve_neg()))
+    plan = bc.relu.plan(z.imag)
+    assert plan.sku.backend == "cuda"
+    assert torch.equal(plan(negated), torch.relu(negated.resolve_neg()))
+    assert bc.relu.plan(negated).sku.backend != "cuda"
+
+
 # Indices out of range.
 
 

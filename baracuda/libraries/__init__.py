@@ -28,7 +28,7 @@ class Facts(NamedTuple):
     """What `check` reads off an array.
 
     `strides` are in elements, None where there are none; `alignment` is the power of two up to 16
-    that divides the address, where kernels depend on it.
+    that divides the address, where kernels depend on it, and 0 where they would not read values.
     """
 
     dtype: str

@@ -49,11 +49,7 @@ class Torch(Library):
             what = "a nested tensor" if x.is_nested else f"layout {x.layout}"
             raise TypeError(f"expected a dense tensor, got {what}")
         device = _device_name(x.device)
-        on_gpu = device.startswith("cuda")
-        if on_gpu and not _materialised(x):
-            text = "a lazily conjugated or negated view: resolve_conj() and resolve_neg() make one"
-            raise TypeError(f"expected a tensor whose memory has its values, got {text}")
-        divides = _alignment(x) if on_gpu else 16
+        divides = 16 if not device.startswith("cuda") else _alignment(x) if _materialised(x) else 0
         return Facts(_dtype_name(x.dtype), tuple(x.shape), tuple(x.stride()), device, divides)
 
     def strides(self, x: Array) -> Shape | None:
@@ -227,7 +223,7 @@ _device_name = lru_cache(maxsize=256)(str)
 
 
 def _materialised(x: Array) -> bool:
-    """Whether what is in memory are the values: kernels read nothing else."""
+    """Whether its memory has its values: not that of a lazily conjugated or negated view."""
     return not (x.is_conj() or x.is_neg())
 
 

@@ -44,6 +44,8 @@ class CudaBackend:
             return f"takes arrays on NVIDIA devices, not on {device}"
         if problem.mode and not traced:
             return f"{problem.mode} arrays need functions that can be differentiated and traced"
+        if any(x.alignment == 0 for x in problem.given):
+            return "reads memory as it is, not lazily conjugated or negated views"
         reason = unavailable() or _arrays(problem.library.name).refuses()
         return reason or _too_many_dims(problem)
 
