@@ -149,9 +149,12 @@ class Plan:
         if out is not None or accumulate:
             outs = plan._outs(arrays, out, accumulate)
         try:
-            return plan.run(arrays, outs, accumulate, scalars)
+            result = plan.run(arrays, outs, accumulate, scalars)
         except Misfit:
-            return plan._fitting(arrays).run(arrays, outs, accumulate, scalars)
+            result = plan._fitting(arrays).run(arrays, outs, accumulate, scalars)
+        if outs is not None:
+            plan.problem.library.written(outs)
+        return result
 
     def _same_facts(self, arrays: Sequence[Array]) -> bool:
         """What the library's own way of telling may miss: it sees more than facts."""

@@ -28,6 +28,17 @@ def test_lazily_conjugated_and_negated_views_are_read_as_what_they_are() -> None
     assert bc.relu.plan(negated).sku.backend != "cuda"
 
 
+def test_autograd_knows_what_a_kernel_has_written() -> None:
+    x = randn(4, 8)
+    plan, y = bc.relu.plan(x), torch.exp(x.clone().requires_grad_())
+    plan(x, out=y.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    with torch.inference_mode():
+        hidden = torch.empty(4, 8, device="cuda")
+    assert plan(x, out=hidden) is hidden
+
+
 # Indices out of range.
 
 

@@ -224,6 +224,38 @@ def test_a_plan_that_needs_too_much_workspace_is_passed_over() -> None:
     assert bc.lerp.plan(X, X).workspace_size == 1024
 
 
+class _Behind(_Doubling):
+    """A backend that writes into memory of tensors, as kernels do, behind the back of torch."""
+
+    def prepare(self, problem: Problem) -> Prepared:
+        def run(arrays: Any, outs: Any, accumulate: bool, scalars: Any) -> Any:
+            outs[0].detach().numpy()[...] = 7
+            return outs[0]
+
+        return super().prepare(problem)._replace(run=run)
+
+
+def test_autograd_knows_of_outputs_that_were_written_behind_its_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = types.ModuleType("backend_behind")
+    module.BACKEND = _Behind()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "backend_behind", module)
+    backends.register("behind", backends.Entry("backend_behind", ("torch",)), before="torch")
+    try:
+        x, fresh = torch.zeros(3, requires_grad=True), torch.zeros(3)
+        y = torch.exp(x)
+        plan = bc.lerp.plan(fresh, fresh)
+        assert plan(fresh, fresh, weight=0.5, out=y.detach())[0] == 7
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+        with torch.inference_mode():
+            hidden = torch.zeros(3)
+        assert plan(fresh, fresh, weight=0.5, out=hidden) is hidden
+    finally:
+        backends.unregister("behind")
+
+
 class _Echo:
     """A route that notes what it was handed."""
 

@@ -115,3 +115,19 @@ def test_what_targets_cannot_hold_is_no_target(ignored: int) -> None:
             given[0], like(linear), given[1], ignore_index=ignored  # type: ignore[operator]
         )  # fmt: skip
         np.testing.assert_allclose(np.asarray(found), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("state", "slope"), [(0.0031, 1 / 2048), (20.0, 1e4)])
+def test_sums_of_slopes_keep_their_digits_in_half_precision(state: float, slope: float) -> None:
+    rows = 2048 if slope < 1 else 4
+    given = [
+        torch.full((rows,), slope, dtype=torch.float16),
+        torch.full((rows, 8), state, dtype=torch.float16),
+        torch.tensor([0.0, 0.03], dtype=torch.float16)[:, None].expand(2, 8),
+    ]
+    target = torch.ones(rows, dtype=torch.int32)
+    want = bc.linear_cross_entropy_backward(*[x.double() for x in given], target, reduction="none")
+    found = bc.linear_cross_entropy_backward(*given, target, reduction="none")
+    # In a row the gradients of states are as small as float16 has them.
+    np.testing.assert_allclose(found[1], want[1], rtol=4e-3)
+    np.testing.assert_allclose(found[0], want[0], rtol=4e-3, atol=np.finfo(np.float16).tiny)

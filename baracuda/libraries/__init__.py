@@ -116,6 +116,9 @@ class Library:
             value = self.xp.astype(out, value.dtype) + value
         out[...] = self.xp.astype(value, out.dtype, copy=False)
 
+    def written(self, outs: Sequence[Array]) -> None:
+        """Take note that memory of `outs` has new values, which the library may not have seen."""
+
     def memory(self, x: Array) -> tuple[int, Shape] | None:
         """Address of the first element and strides in bytes, None where there is no such thing."""
         return None

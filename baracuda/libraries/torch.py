@@ -136,6 +136,10 @@ class Torch(Library):
     def assign(self, out: Array, value: Array, accumulate: bool) -> None:
         out.copy_(out.to(value.dtype) + value if accumulate else value)
 
+    def written(self, outs: Sequence[Array]) -> None:
+        # Else autograd would use saved tensors of which a kernel has changed the values.
+        torch.autograd.graph.increment_version([x for x in outs if not x.is_inference()])
+
     def memory(self, x: Array) -> tuple[int, Shape] | None:
         size = x.element_size()
         return x.data_ptr(), tuple(s * size for s in x.stride())

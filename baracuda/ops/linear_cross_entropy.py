@@ -95,6 +95,13 @@ class _Rows:
     def narrowed(self, x: Array) -> Array:
         return self.xp.astype(x, self.hidden.dtype, copy=False)
 
+    def largest(self, scale: Array) -> Any:
+        """The largest magnitude, or 1 where one cannot divide by that."""
+        if not self.count:
+            return 1.0
+        most = self.xp.max(self.xp.abs(scale))
+        return self.xp.where(self.xp.isfinite(most) & (most > 0), most, 1)
+
     def number(self, ignore_index: int) -> Array:
         """How many count."""
         xp, target = self.xp, self.target
@@ -137,7 +144,7 @@ def _all(
         number = xp.where(number > 0, number, 1)
         scale = 1 / number if scale is None else scale / number
     elif reduction == "none" and scale is not None:
-        scale, each = None, xp.reshape(scale, (*rows.target.shape, 1))
+        each, scale = xp.reshape(scale, (*rows.target.shape, 1)), rows.largest(scale)
     losses, dhidden, dweight = [], [], None
     for chunk in rows.chunks():
         loss, slopes = _with_slopes(chunk, library, options)
@@ -146,7 +153,8 @@ def _all(
         if each is not None:
             part = each[chunk.first : chunk.first + hidden.shape[0], ...]
             back = rows.narrowed(rows.widened(back) * part)
-            hidden = rows.narrowed(rows.widened(hidden) * part)
+            # By 1 and less, which keeps float16 in its range.
+            hidden = rows.narrowed(rows.widened(hidden) * (part / scale))
         elif scale is not None:
             back = rows.narrowed(rows.widened(back) * scale)
         dhidden.append(back)
