@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -74,6 +75,23 @@ def test_every_library_takes_the_same_steps(text, one_torch_thread):
     assert losses["numpy"][-1] < losses["numpy"][0]
     for name, of_library in losses.items():
         np.testing.assert_allclose(of_library, losses["numpy"], rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_a_compiled_step_is_the_same_step(text):
+    bc.plan_cache.clear()
+    run = fit("jax", text, steps=6, compiler=jax.jit)
+    assert run.losses == pytest.approx(fit("numpy", text, steps=6).losses, rel=0, abs=1e-5)
+    assert (run.validation_misses, run.later_misses) == (1, 0)
+    calls = run.training.plans.calls
+    outside = {slot for slot in calls if not run.compiled(slot)}
+    assert outside == {("lerp", name) for name in run.training.weights}
+    words, kept = train.summary(run)
+    assert kept
+    traced = calls.total() - 6 * len(outside)
+    assert traced == run.first_calls.total() - len(outside) > 0
+    assert f"{len(outside)} a step x 6 steps = {6 * len(outside)}" in words
+    assert f"beside {traced} in compiled programs" in words
+    assert words.count("compiled  ") == len(run.training.plans.plans) - len(outside)
 
 
 def test_the_seed_decides(text):

@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +26,28 @@ Array: TypeAlias = Any
 Weights: TypeAlias = dict[str, Array]
 Saved: TypeAlias = tuple[Array, ...]
 Gradient: TypeAlias = Callable[..., tuple[Array, Weights]]
+Compiler: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+Tokens: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Character ids, and how many different characters there are."""
+
+    training: Tokens
+    validation: Tokens
+    vocabulary: int
+
+
+def python_reference() -> Text:
+    """The topics of `help()` in the order of their names, the last tenth for validation."""
+    from pydoc_data.topics import topics
+
+    text = "".join(topics[name] for name in sorted(topics))
+    alphabet, inverse = np.unique(np.array(list(text)), return_inverse=True)
+    ids = inverse.astype(np.int32)
+    cut = ids.size - ids.size // 10
+    return Text(ids[:cut], ids[cut:], alphabet.size)
 
 
 @dataclass(frozen=True)
@@ -201,32 +224,65 @@ def loss_and_gradient(
 # -- training ------------------------------------------------------------------------------------
 
 
+def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The compiler of libraries that have none."""
+    return function
+
+
+def adam(
+    w: Weights,
+    mean: Weights,
+    square: Weights,
+    dw: Weights,
+    rate: float,
+    unbias: float,
+    config: Config,
+) -> tuple[Weights, Weights, Weights]:
+    """One step of Adam: the weights and their two moments after it."""
+    c, after = config, (w.copy(), mean.copy(), square.copy())
+    for name, g in dw.items():
+        xp = array_namespace(g)
+        m = c.beta1 * mean[name] + (1 - c.beta1) * g
+        s = c.beta2 * square[name] + (1 - c.beta2) * g * g
+        new = w[name] - rate * m / (xp.sqrt(s / unbias) + c.epsilon)
+        after[0][name], after[1][name], after[2][name] = new, m, s
+    return after
+
+
 class Training:
-    """Weights, their exponential moving average, and the two moments of Adam."""
+    """Weights, their exponential moving average, and the two moments of Adam.
+
+    What `compiler` is given takes and returns arrays only, so that it may be `jax.jit`: a plan that
+    is called meanwhile becomes part of the program. The average is left outside, as the weight of
+    its `lerp` is another number at every step.
+    """
 
     def __init__(
-        self, weights: Weights, config: Config, gradient: Gradient = loss_and_gradient
+        self,
+        weights: Weights,
+        config: Config,
+        gradient: Gradient = loss_and_gradient,
+        compiler: Compiler = as_it_is,
     ) -> None:
         xp = array_namespace(*weights.values())
-        self.config, self.gradient, self.plans, self.steps = config, gradient, Plans(), 0
+        self.config, self.plans, self.steps = config, Plans(), 0
+        self.gradient = compiler(lambda *batch: gradient(*batch, config, self.plans))
+        self.adam = compiler(partial(adam, config=config))
         self.weights, self.average = dict(weights), dict(weights)
         self.mean = {name: xp.zeros_like(w) for name, w in weights.items()}
         self.square = {name: xp.zeros_like(w) for name, w in weights.items()}
 
     def step(self, tokens: Array, targets: Array) -> Array:
         """One step of Adam on one batch; its loss, before the step."""
-        loss, gradient = self.gradient(self.weights, tokens, targets, self.config, self.plans)
+        loss, gradient = self.gradient(self.weights, tokens, targets)
         self.steps = t = self.steps + 1
         c = self.config
-        rate = c.learning_rate * min(1.0, t / c.warmup)
+        rate = c.learning_rate * min(1.0, t / c.warmup) / (1 - c.beta1**t)
         keep = min(c.average, (1 + t) / (10 + t))  # a young average forgets its start quickly
-        for name, g in gradient.items():
-            xp = array_namespace(g)
-            self.mean[name] = mean = c.beta1 * self.mean[name] + (1 - c.beta1) * g
-            self.square[name] = square = c.beta2 * self.square[name] + (1 - c.beta2) * g * g
-            spread = xp.sqrt(square / (1 - c.beta2**t)) + c.epsilon
-            w = self.weights[name] - (rate / (1 - c.beta1**t)) * mean / spread
-            self.weights[name] = w
+        self.weights, self.mean, self.square = self.adam(
+            self.weights, self.mean, self.square, gradient, rate, 1 - c.beta2**t
+        )
+        for name, w in self.weights.items():
             self.average[name] = self.plans(
                 bc.lerp, self.average[name], w, slot=name, scalars={"weight": 1 - keep}
             )

@@ -15,7 +15,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,14 +26,19 @@ import numpy as np
 import baracuda as bc
 from baracuda.examples.charlm import (
     Array,
+    Compiler,
     Config,
     Gradient,
     Plans,
+    Text,
+    Tokens,
     Training,
     Weights,
+    as_it_is,
     initial_weights,
     loss_and_gradient,
     loss_of,
+    python_reference,
 )
 from baracuda.examples.curves import Curves
 from baracuda.tools import CannotRun, can_plot, needs
@@ -50,28 +56,6 @@ STEPS, SECONDS = 3500, 60.0  # of a run that asks for neither
 VALIDATE_EVERY = 250
 FLUSH_EVERY = 10
 PATIENCE = 10.0  # seconds that other processes leave the first to say what is wrong
-
-Tokens = np.ndarray[Any, np.dtype[np.int32]]
-
-
-@dataclass(frozen=True)
-class Text:
-    """Character ids, and how many different characters there are."""
-
-    training: Tokens
-    validation: Tokens
-    vocabulary: int
-
-
-def python_reference() -> Text:
-    """The topics of `help()` in the order of their names, the last tenth for validation."""
-    from pydoc_data.topics import topics
-
-    text = "".join(topics[name] for name in sorted(topics))
-    alphabet, inverse = np.unique(np.array(list(text)), return_inverse=True)
-    ids = inverse.astype(np.int32)
-    cut = ids.size - ids.size // 10
-    return Text(ids[:cut], ids[cut:], alphabet.size)
 
 
 class Alone:
@@ -107,11 +91,13 @@ class Run(Curves):
 
     text: Text
     training: Training
+    loss: Callable[..., Array]
     to_library: Callable[[Any], Array]
     team: Alone | Ranks
     first_misses: int = 0
     validation_misses: int = 0
     later_misses: int = 0
+    first_calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     calls_per_step: int = 0
 
     @property
@@ -134,13 +120,18 @@ class Run(Curves):
 
     def validate(self, weights: Weights) -> float:
         """The mean loss over the held-out text, cut into windows; a last short batch is left."""
-        config, ids, plans = self.training.config, self.text.validation, Plans()
+        config, ids = self.training.config, self.text.validation
         starts = np.arange(0, ids.size - config.context, config.context)
         losses = []
         for i in range(0, starts.size - config.batch + 1, config.batch):
             tokens, targets = self.batch(ids, starts[i : i + config.batch])
-            losses.append(loss_of(weights, tokens, targets, config, plans))
+            losses.append(self.loss(weights, tokens, targets))
         return float(np.mean(self.team.mean(losses)))
+
+    def compiled(self, slot: tuple[str, str]) -> bool:
+        """Whether a plan is part of a program: called in the first step, and not since."""
+        later = self.steps > 1
+        return later and self.training.plans.calls[slot] == self.first_calls[slot]
 
     def hold_out(self) -> None:
         """Validate the averaged weights; only the first time may make plans of its own."""
@@ -161,6 +152,7 @@ def fit(
     seconds: float | None = None,
     device: str | None = None,
     team: Alone | Ranks | None = None,
+    compiler: Compiler = as_it_is,
     report: Callable[[Run], None] = lambda run: None,
 ) -> Run:
     """Train until `steps` or `seconds` are reached, whichever is first.
@@ -183,6 +175,8 @@ def fit(
         Where the arrays live; the library's own choice by default.
     team : Ranks, optional
         The processes that train this model together, if it is several.
+    compiler : callable, optional
+        What the gradient, the step of Adam and the loss go through once: `jax.jit`.
     report : callable, optional
         Called after every step.
 
@@ -196,10 +190,11 @@ def fit(
     weights = {k: xp.asarray(w.astype(np.float32), **where) for k, w in initial.items()}
     team = team or Alone()
     kept, gradient = team.share(weights, loss_of)
-    training = Training(kept, config, gradient)
+    training, held_out = Training(kept, config, gradient, compiler), Plans()
     run = Run(
-        text=text, training=training, team=team, to_library=lambda ids: xp.asarray(ids, **where)
-    )
+        text=text, training=training, team=team, to_library=lambda ids: xp.asarray(ids, **where),
+        loss=compiler(partial(loss_of, config=config, plans=held_out)),
+    )  # fmt: skip
     misses = bc.plan_cache.info().misses
     pending: list[Array] = []  # read now and then: reading a loss waits for the device
     while (steps is None or run.steps < steps) and (seconds is None or run.seconds < seconds):
@@ -209,7 +204,9 @@ def fit(
         pending.append(training.step(tokens, targets))
         if run.steps == 1:
             run.first_misses = bc.plan_cache.info().misses - misses
-            run.calls_per_step = training.plans.calls.total()
+            run.first_calls = training.plans.calls.copy()
+        if run.steps <= 2:  # the second makes none of what the first has compiled
+            run.calls_per_step = training.plans.calls.total() - run.calls_per_step
         if len(pending) == FLUSH_EVERY or run.steps == steps:
             run.losses += team.mean(pending)
             pending.clear()
@@ -263,17 +260,21 @@ def progress(steps: int | None, seconds: float | None) -> Iterator[Callable[[Run
         yield draw
 
 
-def sku_table(plans: Plans, others: Mapping[str, int]) -> str:
+def sku_table(run: Run) -> str:
     """What ran: per SKU the number of plans that made this choice, and of their calls.
 
-    `others` are plans that nobody counts the calls of.
+    Of some plans nobody counts the calls: compiled programs and autograd make them.
     """
     rows: Counter[str] = Counter()
     calls: Counter[str] = Counter()
+    plans, others = run.training.plans, run.team.gradients()
     for slot, plan in plans.plans.items():
         rows[str(plan.sku)] += 1
-        calls[str(plan.sku)] += plans.calls[slot]
-    lines = [f"{rows[sku]:>5} {calls[sku]:>9,}  {sku}" for sku in rows]
+        calls[str(plan.sku)] += 0 if run.compiled(slot) else plans.calls[slot]
+    lines = [
+        f"{n:>5} {f'{calls[sku]:,}' if calls[sku] else 'compiled':>9}  {sku}"
+        for sku, n in rows.items()
+    ]
     lines += [f"{others[sku]:>5} {'autograd':>9}  {sku}" for sku in others if sku not in rows]
     return "\n".join([f"{'plans':>5} {'calls':>9}  SKU", *lines])
 
@@ -286,7 +287,8 @@ def summary(run: Run) -> tuple[str, bool]:
     config, steps, text, team = run.training.config, run.steps, run.text, run.team
     weights = team.whole(run.training.weights)
     size = sum(int(np.prod(w.shape)) for w in weights.values())
-    made = run.training.plans.calls.total()
+    traced = sum(run.first_calls[slot] for slot in run.training.plans.plans if run.compiled(slot))
+    made = run.training.plans.calls.total() - traced
     kept = run.later_misses == 0 and made == run.calls_per_step * steps
     raw = run.validate(weights)
     validating = f", {run.validation_misses} in the first validation"
@@ -303,9 +305,10 @@ def summary(run: Run) -> tuple[str, bool]:
         f" {run.later_misses} in the {steps - 1:,} after it"
         + (validating if run.validation_misses else ""),
         f"plan calls       {run.calls_per_step} a step x {steps:,} steps = {made:,}"
+        + (f", beside {traced} in compiled programs" if traced else "")
         + ("" if kept else "  NOT what the plans promise"),
         "",
-        sku_table(run.training.plans, team.gradients()),
+        sku_table(run),
     ]
     return "\n".join(lines), kept
 
@@ -377,6 +380,7 @@ def run(arguments: argparse.Namespace) -> int:
             done = fit(
                 xp, text, Config(vocabulary=text.vocabulary), seed=arguments.seed, steps=steps,
                 seconds=seconds, device=arguments.device, team=team, report=report,
+                compiler=import_module("jax").jit if arguments.xp == "jax" else as_it_is,
             )  # fmt: skip
         words, kept = summary(done)
     if team.first:
