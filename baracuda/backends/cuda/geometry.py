@@ -13,6 +13,8 @@ from baracuda.layouts import Shape
 
 # Dimensions that a kernel can walk over, and pairs that it has frequencies for: cuda_src/common.
 MOST_DIMS = 10
+# Multiprocessors that are kept busy: those of an H200, so that sums have one order on all devices.
+PROCESSORS = 132
 # Beyond this 64-bit offsets are used: the last block may count past the end without overflow.
 _NARROW = 2**31 - 2**22
 

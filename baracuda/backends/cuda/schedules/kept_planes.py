@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from baracuda.backends.cuda.geometry import Dim, Packer, View, divisor, merged
+from baracuda.backends.cuda.geometry import PROCESSORS, Dim, Packer, View, divisor, merged
 from baracuda.backends.cuda.schedules.plane_sets import counted, parameters_of
 from baracuda.backends.cuda.steps import WIDEST, Call, Step, flag
 from baracuda.dtypes import named
@@ -27,8 +27,8 @@ _MOST = 8
 _HELD, _LESS_HELD, _SPILLS = {1: 4, 2: 4}, 2, 100
 # Sets that a cluster takes in turn, at most, so that loads of the next pass stores of the last.
 _TURNS = 2
-# Multiprocessors that are kept busy, and blocks below which too many are not.
-_PROCESSORS, _FEWEST = 132, 64
+# Blocks below which too many multiprocessors are idle.
+_FEWEST = 64
 
 
 class Share(NamedTuple):
@@ -110,7 +110,7 @@ def _step(
     access = "VECTORS" if wide == WIDEST // call.itemsize else "ELEMENTS"
     parameters = parameters_of(call, of, 0)
     slots = [*(v.slot for v in views), *parameters.slots]
-    turns = max(min(of.number * how.cluster // (_PROCESSORS * how.resident), _TURNS), 1)
+    turns = max(min(of.number * how.cluster // (PROCESSORS * how.resident), _TURNS), 1)
     packer = Packer(True).pointers(len(slots)).add("d", 0.0)
     parameters.numbers(packer)
     packer.add("q", *planes).add("i", of.number, turns, units, of.s)

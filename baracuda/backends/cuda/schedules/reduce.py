@@ -14,7 +14,7 @@ Place: TypeAlias = tuple[int, int]
 # Vectors of each input in flight per thread, and at least how often a thread does that.
 _DEPTH, _ROUNDS = 2, 4
 # Sums that the last block adds up, at most, and its threads: whoever has few waits less.
-_MOST, _ADDERS = 4096, 1024
+MOST, _ADDERS = 4096, 1024
 
 
 def plan(call: Call) -> Steps:
@@ -26,7 +26,7 @@ def plan(call: Call) -> Steps:
     over = way(call, shape, inputs)
     each = THREADS * _DEPTH
     work = over.items + over.tail
-    rounds = max(_ROUNDS, -(-work // (each * _MOST)))
+    rounds = max(_ROUNDS, -(-work // (each * MOST)))
     blocks = -(-work // (each * rounds))
     scalars, itemsize = len(problem.spec.scalars), call.itemsize
     packer = over.packer().pointers(len(inputs) + 1).add("d", *[0.0] * scalars)

@@ -12,7 +12,16 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged, without
+from baracuda.backends.cuda.geometry import (
+    MOST_DIMS,
+    PROCESSORS,
+    Dim,
+    Packer,
+    View,
+    divisor,
+    merged,
+    without,
+)
 from baracuda.backends.cuda.schedules import columns, elementwise, kept_rows, reduce
 from baracuda.backends.cuda.steps import PAST_CACHES, THREADS, WIDEST, Call, Step, Steps, flag
 from baracuda.dtypes import named
@@ -36,7 +45,7 @@ _LANES = 8
 _SMALL = 64
 # Blocks that leave sums are as many as the larger devices hold at once, but so few that each sum
 # has a sixteenth of the bytes of rows. Threads, and bytes of shared memory, of a multiprocessor.
-_PROCESSORS, _RESIDENT, _ROOM, _PART = 132, 768, 227 << 10, 16
+_RESIDENT, _ROOM, _PART = 768, 227 << 10, 16
 # Threads from which a block is about all that a multiprocessor has, so that it asks ahead, and from
 # which one that does nothing but read a row and write one does; those beyond which there are no
 # registers for single elements, or for sums of the longest rows.
@@ -196,7 +205,7 @@ def plan(call: Call) -> Steps:
     room = size * width * held * len(of.sums)
     if room:
         most = min(most, (call.facts.shared_per_block - _JOINS) // room // _WARP * _WARP)
-    kept = kept_rows.kept(call, of, lie, n, _PROCESSORS, call.facts.shared_per_block - _JOINS)
+    kept = kept_rows.kept(call, of, lie, n, PROCESSORS, call.facts.shared_per_block - _JOINS)
     how = shares(n, width, held, most)
     if how.way == "LONG" and of.sums:
         how = shares(n, width, held, min(most, _SINGLE))
@@ -207,14 +216,14 @@ def plan(call: Call) -> Steps:
     blocks, shared = -(-rows // how.groups), how.threads * room
     if of.sums:
         few = rows * (len(of.loads) + 1) * call.itemsize // (_PART * size)
-        together, resident = _PROCESSORS, min(_RESIDENT // how.threads, _ROOM // (shared + _JOINS))
+        together, resident = PROCESSORS, min(_RESIDENT // how.threads, _ROOM // (shared + _JOINS))
         if kept:
             blocks, together, resident = rows, kept.together, kept.resident
         blocks = min(blocks, together * max(min(resident, few // together), 1))
     ahead = _ahead(of, how, blocks, _LARGE if of.sums or of.costs else _ALONE)
     if of.added:
         # Where a block has a row, as many as are resident at once.
-        most = reduce._MOST if how.way == "LANES" else _PROCESSORS * (_MOST // how.threads)
+        most = reduce.MOST if how.way == "LANES" else PROCESSORS * (_MOST // how.threads)
         blocks = -(-blocks // max(-(-blocks // most), 1))
     steps = []
     if rows and kept:
@@ -239,7 +248,7 @@ def _ahead(of: Operands, how: Shares, blocks: int, least: int = _LARGE) -> int:
         return 0
     if of.sums:
         return blocks if len(of.sums) > 1 or how.threads < _MOST else 0
-    return _PROCESSORS * min(_MOST // how.threads, _ASKED) if len(of.loads) == 1 else 0
+    return PROCESSORS * min(_MOST // how.threads, _ASKED) if len(of.loads) == 1 else 0
 
 
 class Planes(NamedTuple):
