@@ -44,6 +44,14 @@ def real(op: str, name: str, value: Any) -> float:
         raise value_error(op, name, "a number within float64", "one beyond it") from None
 
 
+def nonzero(op: str, name: str, value: Any) -> float:
+    """A real number that something is divided by."""
+    number = real(op, name, value)
+    if number == 0:
+        raise value_error(op, name, "a number other than 0", value)
+    return number
+
+
 def choice(*values: Any) -> Normaliser:
     """One of `values`."""
 

@@ -301,6 +301,14 @@ BAD = {
         lambda a: bc.rope(a(2, 8), base=math.nan),
         ValueError, "rope: base: expected a finite number > 0, got nan",
     ),
+    "negative lambd": (
+        lambda a: bc.softshrink(a(2, 8), lambd=-0.5),
+        ValueError, "softshrink: lambd: expected a finite number >= 0, got -0.5",
+    ),
+    "alpha 0": (
+        lambda a: bc.celu_backward(a(2, 8), a(2, 8), alpha=0),
+        ValueError, "celu_backward: alpha: expected a number other than 0, got 0",
+    ),
     "seq_axis is the last": (
         lambda a: bc.rope(a(2, 8), seq_axis=1),
         ValueError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Unpack
 
-from baracuda.check import real
+from baracuda.check import nonzero, real
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import Array, library_of
 from baracuda.numerics import parts, sigmoid
@@ -18,7 +18,7 @@ __all__ = ["celu", "celu_backward", "elu", "elu_backward", "selu", "selu_backwar
 
 _op = partial(op, category="activation", elementwise=True, inplace=True)
 
-ALPHA = {"alpha": real}
+ALPHA, DIVISOR = {"alpha": real}, {"alpha": nonzero}
 SOFT = {"beta": real, "threshold": real}
 SCALE, DEPTH = 1.0507009873554804934, 1.7580993408473768600
 CASES = (Case({"s": (4, 9)}),)
@@ -205,7 +205,7 @@ def selu_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -> Array
 @_op(
     "x[*s] -> y[*s]",
     namesake="nn.functional.celu",
-    scalars=ALPHA,
+    scalars=DIVISOR,
     kernel=Kernel("exponential_units.cu", "Celu", schedule="elementwise"),
     cases=ALPHAS,
 )
@@ -226,8 +226,8 @@ def celu(x: Array, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> Ar
 
     Raises
     ------
-    TypeError
-        As `elu`; `alpha` not a real number.
+    TypeError, ValueError
+        As `elu`; `alpha` not a real number, or 0.
 
     Notes
     -----
@@ -245,7 +245,7 @@ def celu(x: Array, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> Ar
 @_op(
     "dy[*s], x[*s] -> dx[*s]",
     adjoint_of="celu",
-    scalars=ALPHA,
+    scalars=DIVISOR,
     kernel=Kernel("exponential_units.cu", "CeluBackward", schedule="elementwise"),
     cases=ALPHAS,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Unpack
 
-from baracuda.check import real
+from baracuda.check import positive, real
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import Array, library_of
 from baracuda.op import op
@@ -16,7 +16,7 @@ __all__ = ["hardshrink", "hardshrink_backward", "softshrink", "softshrink_backwa
 
 _op = partial(op, category="activation", elementwise=True, inplace=True)
 
-LAMBDA = {"lambd": real}
+LAMBDA, DEPTH = {"lambd": real}, {"lambd": positive(zero=True)}
 CASES = (Case({"s": (4, 9)}),)
 SHRUNK = (*CASES, Case({"s": (9,)}, lambd=0.1))
 
@@ -113,7 +113,7 @@ def hardshrink_backward(
 @_op(
     "x[*s] -> y[*s]",
     namesake="nn.functional.softshrink",
-    scalars=LAMBDA,
+    scalars=DEPTH,
     kernel=Kernel("shrinks.cu", "Softshrink", schedule="elementwise"),
     cases=SHRUNK,
 )
@@ -134,8 +134,8 @@ def softshrink(x: Array, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch])
 
     Raises
     ------
-    TypeError
-        As `hardshrink`; `lambd` not a real number.
+    TypeError, ValueError
+        As `hardshrink`; `lambd` not a real number, below 0 or infinite.
 
     Notes
     -----
@@ -155,7 +155,7 @@ def softshrink(x: Array, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch])
 @_op(
     "dy[*s], x[*s] -> dx[*s]",
     adjoint_of="softshrink",
-    scalars=LAMBDA,
+    scalars=DEPTH,
     kernel=Kernel("shrinks.cu", "SoftshrinkBackward", schedule="elementwise"),
     cases=SHRUNK,
 )
