@@ -162,6 +162,15 @@ def test_the_check_of_the_floors_passes_a_house_that_keeps_them(tmp_path):
     )
 
 
+def test_kernels_are_as_long_and_as_wide_as_modules():
+    sources = [p for p in (PACKAGE / "cuda_src").rglob("*") if p.suffix in {".cu", ".cuh"}]
+    assert len(sources) > 40
+    for path in sources:
+        lines = path.read_text().splitlines()
+        assert 0 < len(lines) <= MOST_LINES, path.name
+        assert max(map(len, lines)) <= 100, path.name
+
+
 LOADED = """
 import sys
 {first}

@@ -25,7 +25,8 @@ HD f32 quick_hyperbolic_tangent(f32 x) {
 }
 
 template <
-    bool LOSS, bool GRADIENT, bool SOFT, class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
+    bool LOSS, bool GRADIENT, bool SOFT, class T, int WAY, int HELD, bool WIDE, bool ADD,
+    int CLUSTER>
 struct Entropy {
   using A = Acc<T>;
   static constexpr Access ACCESS = WIDE ? VECTORS : STEPS;

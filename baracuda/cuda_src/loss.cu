@@ -41,7 +41,8 @@ template <class A> struct SmoothL1Loss {
   f64 beta;
 
   HD void operator()(const A (&x)[2], A (&y)[1]) const {
-    const A distance = magnitude(x[0] - x[1]), end = A(beta), half = end > 0 ? A(0.5) * reciprocal(end) : end;
+    const A distance = magnitude(x[0] - x[1]), end = A(beta),
+            half = end > 0 ? A(0.5) * reciprocal(end) : end;
     const A near = distance < end ? distance : end;
     y[0] = fused(near * near, half, distance - near);
   }

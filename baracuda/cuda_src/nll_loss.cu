@@ -85,7 +85,8 @@ template <class T> struct NllLoss {
   }
 };
 
-// One block adds up what the others left: what all rows cost, that by what they count, or the count.
+// One block adds up what the others left: what all rows cost, that by what they count,
+// or the count.
 template <class T> struct NllTotal {
   using A = Acc<T>;
   using Both = Several<A, 2>;
@@ -114,9 +115,9 @@ template <class T> struct NllTotal {
   }
 };
 
-// The gradient, zeros and slopes in one stream of writes: in vectors of V classes, of which a thread
-// takes DEPTH of one row, 2^run lanes beside each other; or, ACROSS rows that lie beside each other,
-// of V rows, of which a thread takes `run` classes.
+// The gradient, zeros and slopes in one stream of writes: in vectors of V classes, of which a
+// thread takes DEPTH of one row, 2^run lanes beside each other; or, ACROSS rows that lie beside
+// each other, of V rows, of which a thread takes `run` classes.
 template <class T, int V, bool ACROSS, class I, bool ADD> struct NllLossBackward {
   using A = Acc<T>;
   using U = typename Unsigned<I>::type;

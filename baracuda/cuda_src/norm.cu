@@ -1,4 +1,5 @@
-// Normalisation of rows. Inputs are x, or dy and x; columns are the weight and the bias, where given.
+// Normalisation of rows. Inputs are x, or dy and x; columns are the weight and the bias,
+// where given.
 #include "common/kept_rows.cuh"
 #include "common/rows.cuh"
 #include "common/streamed_rows.cuh"
@@ -120,8 +121,8 @@ template <class A, int COLUMNS, bool RESIDUAL>
 struct LayerNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
   static constexpr int stages = CENTRED, X = 0;
   using State = Several<A, 2>;
-  // What is left of the mean, in deviations: an instruction less for each element. Gradients have no
-  // register to spare for it.
+  // What is left of the mean, in deviations: an instruction less for each element. Gradients have
+  // no register to spare for it.
   struct Known : Centre<A> {
     A offset;
   };

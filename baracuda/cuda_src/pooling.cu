@@ -158,7 +158,9 @@ template <class A, int P, bool COARSE = false> struct LpPoolBackward : Norm<A, P
   // For the largest cell of a window: an equal part for each of the cells that hold it; y where it
   // is 0 or NaN.
   HD bool holds(A x, A y) const { return magnitude(x) == y; }
-  HD A share(A dy, A y, A ties) const { return !(y > 0) ? y : ties > 1 ? dy * reciprocal(ties) : dy; }
+  HD A share(A dy, A y, A ties) const {
+    return !(y > 0) ? y : ties > 1 ? dy * reciprocal(ties) : dy;
+  }
   HD A rest(A y) const { return y > 0 ? A(0) : y; }
   HD A turn(A x, A sum) const { return x < 0 ? -sum : sum; }
 

@@ -44,9 +44,9 @@ template <class A> struct SoftshrinkBackward {
   }
 };
 
-// v - tanh(v). In f32 below 1 in size (0.6 where that is enough) by a polynomial to 2^-23, elsewhere
-// by an exponential. In f64 below 1 by Lambert's continued fraction, a level for each odd number
-// down to 3.
+// v - tanh(v). In f32 below 1 in size (0.6 where that is enough) by a polynomial to 2^-23,
+// elsewhere by an exponential. In f64 below 1 by Lambert's continued fraction, a level for each odd
+// number down to 3.
 template <bool QUICK> HD f32 tanh_shrunk(f32 v) {
   const f32 size = magnitude(v), square = v * v;
   f32 p = 0.006285039242357016f;

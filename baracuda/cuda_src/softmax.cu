@@ -14,8 +14,8 @@ template <class A> struct Exponentials {
   f64 scale;
 
   static HD A nothing() { return -A(infinity()); }
-  // Where all are -inf, or nothing is kept, the exponentials are those of -inf, and their sum counts
-  // as 1.
+  // Where all are -inf, or nothing is kept, the exponentials are those of -inf, and their sum
+  // counts as 1.
   static HD A base(A most) { return most == nothing() ? A(0) : most; }
   template <int> static HD State start() { return {nothing(), A(0)}; }
   template <int> static HD State join(const State& a, const State& b) {

@@ -23,8 +23,9 @@ DEVICE void bulk_expect(u64* barrier, u32 bytes) {
 DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* barrier) {
   const u32 target = u32(__cvta_generic_to_shared(to));
   const u32 at = u32(__cvta_generic_to_shared(barrier));
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               ::"r"(target), "l"(from), "r"(bytes), "r"(at) : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      ::"r"(target), "l"(from), "r"(bytes), "r"(at) : "memory");
 }
 // Until the bytes of a phase are there; phases are 0 and 1 in turns.
 DEVICE void bulk_wait(u64* barrier, u32 phase) {

@@ -1,9 +1,9 @@
 // Columns schedule: what `Rows` does along the last axis, along one with others behind it.
 //
-// Neighbouring threads own vectors of neighbouring columns, 2^log_lanes of them in a block; the axis
-// is split over the block's rows of threads, whose states are joined on chip. A thread holds HELD
-// elements of a column, or reads them AGAIN. Functors are those of common/rows.cuh with one stage,
-// that leave nothing out and share nothing between rows.
+// Neighbouring threads own vectors of neighbouring columns, 2^log_lanes of them in a block; the
+// axis is split over the block's rows of threads, whose states are joined on chip. A thread holds
+// HELD elements of a column, or reads them AGAIN. Functors are those of common/rows.cuh with one
+// stage, that leave nothing out and share nothing between rows.
 #pragma once
 #include "index.cuh"
 #include "reduce.cuh"

@@ -92,8 +92,8 @@ struct CoveringStrip {
   static constexpr int RESIDENT =
       sizeof(T) == 8 ? 1 : SHARING && sizeof(T) == 4 ? 4 : ALONE || SHARING ? 3 : 2;
   // Rows of windows, beside the next one, that are on their way to L2. On an H200 k3 s2 in bf16
-  // goes from 0.87 to 0.90 of the copy ceiling and k3 s1 p3 from 0.81 to 0.86; k2 s2 falls from 0.96
-  // to 0.87.
+  // goes from 0.87 to 0.90 of the copy ceiling and k3 s1 p3 from 0.81 to 0.86; k2 s2 falls from
+  // 0.96 to 0.87.
   static constexpr int AHEAD = DOWN > 1 && sizeof(T) == 2 ? 2 : 0;
 
   struct Args {

@@ -21,9 +21,10 @@ struct Elementwise {
   using A = Acc<T>;
   using Functor = F<A>;
   static constexpr int IN = Functor::inputs, OUT = Functor::outputs;
-  // Narrow elements bring more arithmetic per byte, which takes more warps to hide: exact geglu in
-  // bf16 on an H200 has 0.88 of the copy ceiling with 4 blocks and 0.99 with 8, its backward 0.98
-  // with 4 and 1.00 with 6, gelu 0.90 with 6 and 0.95 with 8. 64-bit offsets leave no registers for that.
+  // Narrow elements bring more arithmetic per byte, which takes more warps to hide: exact geglu
+  // in bf16 on an H200 has 0.88 of the copy ceiling with 4 blocks and 0.99 with 8, its backward
+  // 0.98 with 4 and 1.00 with 6, gelu 0.90 with 6 and 0.95 with 8. 64-bit offsets leave no
+  // registers for that.
   static constexpr bool FEW = sizeof(T) != 2 || sizeof(I) == 8 || DIMS == 0 || ADD;
   // Blocks of 256 threads, or of 128 with several inputs.
   static constexpr int RESIDENT = (FEW ? 4 : IN == 2 || IN * OUT == 1 ? 8 : 6) * (IN > 1 ? 2 : 1);

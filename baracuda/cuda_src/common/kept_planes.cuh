@@ -1,10 +1,10 @@
-// Sets of planes that stay on chip between their statistics and their elements, so that they are read
-// once: for functors of Planes whose statistics are not given.
+// Sets of planes that stay on chip between their statistics and their elements, so that they are
+// read once: for functors of Planes whose statistics are not given.
 //
-// A cluster of blocks takes one set after the other. Parts of planes lie in the shared memory of its
-// blocks, each with the warp that reads it, leaves its moments and computes its elements; so no part
-// waits for another. Each block joins the moments of all. As soon as a part is written that of the
-// next set is on its way to its place.
+// A cluster of blocks takes one set after the other. Parts of planes lie in the shared memory of
+// its blocks, each with the warp that reads it, leaves its moments and computes its elements; so no
+// part waits for another. Each block joins the moments of all. As soon as a part is written that of
+// the next set is on its way to its place.
 #pragma once
 #include "bulk.cuh"
 #include "cluster.cuh"
@@ -32,8 +32,8 @@ struct KeptPlanes {
     Walk<0, IN + 1, i64> walk;
   };
 
-  // In shared memory, for each part of a block: its elements, the coefficients of a plane, a barrier
-  // and moments.
+  // In shared memory, for each part of a block: its elements, the coefficients of a plane, a
+  // barrier and moments.
   struct Room {
     T* elements;
     A *coefs, *moments;

@@ -1,10 +1,10 @@
 // Rows whose sums, gradients of columns, stay in registers: for functors of Rows that have such.
 //
-// A block takes one row after the other, and rows are as long as what its threads hold, HELD vectors
-// each. Beside its sums a thread keeps its part of the columns and, while it computes a row, that of
-// the next, which is under way; the one after that is on its way to the L2. Of longer rows (FAR)
-// sums are on chip, columns are read again, only the L2 is asked for the next row, and of float32 an
-// input that no sum along the row needs (LATE) is read at last.
+// A block takes one row after the other, and rows are as long as what its threads hold, HELD
+// vectors each. Beside its sums a thread keeps its part of the columns and, while it computes a
+// row, that of the next, which is under way; the one after that is on its way to the L2. Of longer
+// rows (FAR) sums are on chip, columns are read again, only the L2 is asked for the next row, and
+// of float32 an input that no sum along the row needs (LATE) is read at last.
 #pragma once
 #include "index.cuh"
 #include "reduce.cuh"
@@ -41,7 +41,8 @@ template <class F, class T, int HELD, Access ACCESS, bool FAR, bool ADD> struct 
   // Three rows leave no registers for columns.
   static constexpr bool AT_HAND = !FAR && LOADS < 3;
   static constexpr int LATE = FAR && sizeof(T) == 4 ? F::LATE : -1;
-  using Adder = typename Either<FAR, SumsOnChip<A, SUMS, HELD, V>, SumsKept<A, SUMS, HELD, V>>::type;
+  using Adder =
+      typename Either<FAR, SumsOnChip<A, SUMS, HELD, V>, SumsKept<A, SUMS, HELD, V>>::type;
   using Columns = Vec<T, V>[COLUMNS][HELD];
 
   static DEVICE i32 element(int h) { return (int(threadIdx.x) + h * int(blockDim.x)) * V; }

@@ -140,8 +140,8 @@ HD f64 square_root(f64 x) { return sqrt(x); }
 // 1/sqrt(x), rounded as two operations.
 HD f32 inverse_root(f32 x) { return 1.0f / sqrtf(x); }
 HD f64 inverse_root(f64 x) { return 1.0 / sqrt(x); }
-// x^(p + rest) for x above 0, where p is rounded and `rest` what that left: to two units in the last
-// place, and 0 where it would be subnormal.
+// x^(p + rest) for x above 0, where p is rounded and `rest` what that left: to two units in the
+// last place, and 0 where it would be subnormal.
 HD f32 power(f32 x, f32 p, f32 rest = 0) {
   // x is 2^e m with m from sqrt(1/2) to sqrt(2).
   const bool small = x < 1.17549435e-38f;
@@ -174,7 +174,8 @@ template <int N> APART Several<f32, N> powers(Several<f32, N> x, f32 p, f32 rest
   return x;
 }
 template <int N> HD Several<f64, N> powers(Several<f64, N> x, f64 p, f64 rest) {
-  UNROLL for (int i = 0; i < N; ++i) x.at[i] = rest == 0 ? power(x.at[i], p) : power(x.at[i], p, rest);
+  UNROLL for (int i = 0; i < N; ++i) x.at[i] =
+      rest == 0 ? power(x.at[i], p) : power(x.at[i], p, rest);
   return x;
 }
 

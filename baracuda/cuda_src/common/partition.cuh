@@ -17,8 +17,9 @@ namespace baracuda {
 // Elements of a chunk, its room where every part begins at a multiple of four; threads that sort
 // it, of which each has few enough of them that a byte counts them.
 constexpr u32 CHUNK = 4096, CHUNK_ROOM = CHUNK + 4 * 32, SORTERS = 256;
-// While it is sorted, whoever reads past the last part reads what is behind it. What belongs nowhere
-// is counted from there on, as a part of its own, and left out; low bits of 0 count the first.
+// While it is sorted, whoever reads past the last part reads what is behind it. What belongs
+// nowhere is counted from there on, as a part of its own, and left out; low bits of 0
+// count the first.
 constexpr u32 NOWHERE = CHUNK + 256, SORT_ROOM = NOWHERE + 32;
 // log2 of the bins of a part.
 template <class A> constexpr u32 PART_BITS = sizeof(A) == 8 ? 12 : 13;

@@ -9,8 +9,9 @@
 
 namespace baracuda {
 
-// Moments of a part of which `lanes` lanes of a warp hold HELD vectors each, this one those from its
-// `rank` on. Elements from `left` on are not there, and 0; vectors are there or not if they are WHOLE.
+// Moments of a part of which `lanes` lanes of a warp hold HELD vectors each, this one those
+// from its `rank` on. Elements from `left` on are not there, and 0; vectors are there or not if
+// they are WHOLE.
 template <bool WHOLE, class T, int V, int IN, int HELD>
 DEVICE void part_moments(
     const Vec<T, V> (&held)[IN][HELD], int rank, int lanes, i32 left, Acc<T> (&found)[5]) {
@@ -100,9 +101,9 @@ template <class F, class T, int HELD, Access ACCESS> struct LineMoments {
   }
 };
 
-// Columns of a matrix, WIDTH beside each other in a thread, which takes one of `chunks` of the n rows.
-// Threads read rows beside each other at a time: what was read last, the end of the matrix, is in the
-// L2 still when its elements are computed.
+// Columns of a matrix, WIDTH beside each other in a thread, which takes one of `chunks` of the n
+// rows. Threads read rows beside each other at a time: what was read last, the end of the matrix,
+// is in the L2 still when its elements are computed.
 template <class F, class T, int HELD, int WIDTH> struct ColumnMoments {
   using A = Acc<T>;
   static constexpr int IN = F::inputs, X = IN - 1, M = F::sums;
@@ -127,7 +128,8 @@ template <class F, class T, int HELD, int WIDTH> struct ColumnMoments {
     UNROLL for (int h = 0; h < HELD; ++h, row += args.chunks) {
       UNROLL for (int k = 0; k < IN; ++k) {
         batch.x[k][h] = {};
-        if (row < u32(args.n)) batch.x[k][h] = load<WIDTH>(args.in[k] + row * args.step[k] + column);
+        if (row < u32(args.n)) batch.x[k][h] = load<WIDTH>(
+            args.in[k] + row * args.step[k] + column);
       }
     }
   }

@@ -1,4 +1,5 @@
-// Planes schedule: sets of the planes of [n, c, s] have statistics, by which each element is scaled.
+// Planes schedule: sets of the planes of [n, c, s] have statistics,
+// by which each element is scaled.
 //
 // A functor F<A> takes `inputs` arrays, x the last. `LineMoments` and `ColumnMoments` leave moments
 // of parts, `JoinMoments` joins those of a set in their order and makes four coefficients for each
@@ -108,7 +109,8 @@ struct MapPlanes {
     }
   }
 
-  static DEVICE void fetch(const Args& args, i32 line, i32 e, const Place& at, Vec<T, V> (&x)[READS]) {
+  static DEVICE void fetch(
+      const Args& args, i32 line, i32 e, const Place& at, Vec<T, V> (&x)[READS]) {
     UNROLL for (int k = 0; k < READS; ++k) {
       x[k] = {};
       if (line >= args.lines) continue;
@@ -127,7 +129,8 @@ struct MapPlanes {
     UNROLL for (int i = 0; i < ROWS; ++i) {
       const i32 last = args.n - 1, place = e + i < last ? e + i : last;
       const i64 row = line * args.rows + args.plane.divide(u32(place));
-      if constexpr (TOLD) c[i] = f.settle(Of::told(args, u32(row)), Of::channel_of(args, u32(row), 0));
+      if constexpr (TOLD) c[i] = f.settle(
+          Of::told(args, u32(row)), Of::channel_of(args, u32(row), 0));
       else c[i] = coefficients(args.coefs, row);
     }
   }

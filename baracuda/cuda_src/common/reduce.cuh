@@ -51,7 +51,8 @@ DEVICE S join_block(S s, const S& start, Rooms<S>& rooms, int& turn, Join join) 
   return across_block(s, start, rooms, turn, across);
 }
 
-// By joins of two, for BESIDE runs of threads, a power of two up to 32, which lie as `join_lanes` says.
+// By joins of two, for BESIDE runs of threads, a power of two up to 32, which lie as
+// `join_lanes` says.
 template <int BESIDE, class S, class Join>
 DEVICE S join_beside(S s, const S& start, Rooms<S, BESIDE>& rooms, int& turn, Join join) {
   s = join_lanes(s, 32, join, BESIDE);
@@ -68,10 +69,10 @@ DEVICE S join_beside(S s, const S& start, Rooms<S, BESIDE>& rooms, int& turn, Jo
   return join_lanes(s, 32, join, BESIDE);
 }
 
-// Sums M values, a power of two, over a cluster of PARTS blocks of whole warps, with one barrier, in two
-// steps between which a thread may do something else: it brings what it has, and it gets the sums, as
-// all do. Lanes hand each other what they do not go on with, so that each goes on with one value.
-// The room is taken in turns, as above.
+// Sums M values, a power of two, over a cluster of PARTS blocks of whole warps, with one barrier,
+// in two steps between which a thread may do something else: it brings what it has, and it gets the
+// sums, as all do. Lanes hand each other what they do not go on with, so that each goes on with one
+// value. The room is taken in turns, as above.
 template <int PARTS, class A, int M>
 DEVICE void bring(Several<A, M> s, Several<A, PARTS * 32 * M> (&rooms)[2], int turn) {
   static_assert(PARTS * M <= 32, "lanes tell one block one value each");

@@ -16,7 +16,8 @@ enum Left { NONE = 0, CAUSAL = 1, MASKED = 2 };
 // one (PLANES) or not.
 enum Columned { BY_ELEMENTS, BY_PLANES, BY_MIXED_PLANES };
 
-// Elements of a plane, rows of one member of a batch, planes of a row; lanes that join a plane's sums.
+// Elements of a plane, rows of one member of a batch, planes of a row;
+// lanes that join a plane's sums.
 template <bool THERE> struct Planes {};
 template <> struct Planes<true> {
   Extent<u32> plane, groups;

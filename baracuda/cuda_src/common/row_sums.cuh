@@ -1,5 +1,5 @@
-// Sums that rows leave: over the rows of a block, gradients of columns, of which each thread has those
-// of the elements that it holds in vectors of V; of each row, those of its planes.
+// Sums that rows leave: over the rows of a block, gradients of columns, of which each thread has
+// those of the elements that it holds in vectors of V; of each row, those of its planes.
 #pragma once
 #include "reduce.cuh"
 #include "vec.cuh"

@@ -5,13 +5,13 @@
 // from then on; at last `finish` computes the outputs. It declares
 // - `loads` and `inputs`: the rows that are read, and what is held of them (`merge`);
 // - `columns`: vectors along the row that all rows share, such as weights;
-// - `outputs`; `sums`: gradients of columns, to which each row has a `share`; `stages`: ONCE or TWICE,
-//   or CENTRED around what its first elements say (of input X), again where they mislead.
+// - `outputs`; `sums`: gradients of columns, to which each row has a `share`; `stages`: ONCE or
+//   TWICE, or CENTRED around what its first elements say (of input X), again where they mislead.
 // Rows may be LOSSES. Such a functor says what the `cost` of a row is where it has no outputs, else
 // how the cotangent of that is to `pull` at them; `labelled` rows have an integer each.
 //
-// A thread holds HELD vectors of 16 bytes of each input; which elements, alignment does not say, but
-// in the longest rows. Rows of a few vectors take some lanes of a warp (LANES), others a block
+// A thread holds HELD vectors of 16 bytes of each input; which elements, alignment does not say,
+// but in the longest rows. Rows of a few vectors take some lanes of a warp (LANES), others a block
 // (BLOCK); what a block does not hold it reads again (LONG).
 // Where rows are some planes each, columns are the channels' own, and a row leaves sums of its own.
 #pragma once

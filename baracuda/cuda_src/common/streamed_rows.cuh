@@ -1,11 +1,12 @@
-// Rows that come by copies in bulk while their sums, gradients of columns, stay in registers: for the
-// functors of KeptRows, on devices that have such copies (sm_90 on).
+// Rows that come by copies in bulk while their sums, gradients of columns, stay in registers: for
+// the functors of KeptRows, on devices that have such copies (sm_90 on).
 //
-// A block takes one row after the other, a cluster of PARTS blocks a longer one. Each warp has its own
-// part of it, HELD vectors a lane, which nobody else reads: it lies in one of SLOTS places on chip,
-// and as soon as it is written that of a later row is on its way there. So registers keep nothing
-// but columns and sums, and rows are under way while others are joined. With more than two places
-// what the next row has is brought before a row is written, so that nobody waits for it (EARLY).
+// A block takes one row after the other, a cluster of PARTS blocks a longer one. Each warp has
+// its own part of it, HELD vectors a lane, which nobody else reads: it lies in one of SLOTS
+// places on chip, and as soon as it is written that of a later row is on its way there. So
+// registers keep nothing but columns and sums, and rows are under way while others are joined.
+// With more than two places what the next row has is brought before a row is written, so that
+// nobody waits for it (EARLY).
 #pragma once
 #include "bulk.cuh"
 #include "index.cuh"
@@ -20,7 +21,8 @@ template <class F, class T, int HELD, int SLOTS, int PARTS, bool ADD> struct Str
   using A = Acc<T>;
   using State = typename F::State;
   using Known = typename F::Known;
-  static constexpr int RESIDENT = 1, V = 16 / sizeof(T), G = FRONT<T>, M = sizeof(State) / sizeof(A);
+  static constexpr int RESIDENT = 1, V = 16 / sizeof(T), G = FRONT<T>,
+                       M = sizeof(State) / sizeof(A);
   static constexpr int LOADS = F::loads, COLUMNS = F::columns, OUT = F::outputs, SUMS = F::sums;
   static constexpr bool EARLY = SLOTS > 2;
   static constexpr u32 FULL = (1u << V) - 1;
@@ -173,7 +175,8 @@ template <class F, class T, int HELD, int SLOTS, int PARTS, bool ADD> struct Str
     if (lane == 0) {
       UNROLL for (int slot = 0; slot < SLOTS; ++slot) bulk_begin(room.barriers + slot);
       bulk_begun();
-      UNROLL for (int slot = 0; slot < SLOTS; ++slot) ask(args, room, line + i64(slot) * step, slot);
+      UNROLL for (int slot = 0; slot < SLOTS; ++slot) ask(
+          args, room, line + i64(slot) * step, slot);
     }
     __syncwarp();
     const Columns column(args, own);

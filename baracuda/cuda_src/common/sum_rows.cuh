@@ -6,7 +6,8 @@
 
 namespace baracuda {
 
-// Adds up what each block of `Rows` left of OUT sums of n elements, in their order, and rounds once.
+// Adds up what each block of `Rows` left of OUT sums of n elements, in their order,
+// and rounds once.
 template <class T, int OUT, bool ADD> struct SumRows {
   using A = Acc<T>;
   static constexpr int RESIDENT = 1;
@@ -38,7 +39,8 @@ template <class T, int OUT, bool ADD> struct SumRows {
       const i64 at = i64(blockIdx.x) * 32 + c;
       if (lane == 0 && at < width) {
         UNROLL for (int k = 0; k < OUT; ++k) {
-          if (at / args.n == k) put<ADD>(args.out[k] + (at - i64(k) * args.n) * args.step[k], total);
+          if (at / args.n == k) put<ADD>(
+              args.out[k] + (at - i64(k) * args.n) * args.step[k], total);
         }
       }
     }

@@ -55,9 +55,9 @@ template <class I> struct Unsigned;
 template <> struct Unsigned<i32> { using type = u32; };
 template <> struct Unsigned<i64> { using type = u64; };
 
-// What a functor makes of elements of T. One whose call is a template is QUICK for those of 16 bits,
-// in which arithmetic would take longer than memory: off by a few thousandths of a unit in their last
-// place, before it is rounded to them.
+// What a functor makes of elements of T. One whose call is a template is QUICK for those of 16
+// bits, in which arithmetic would take longer than memory: off by a few thousandths of a unit in
+// their last place, before it is rounded to them.
 template <class T, class F, class X, class Y>
 HD auto chosen(const F& f, const X& x, Y& y, int) -> decltype(f.template operator()<false>(x, y)) {
   f.template operator()<sizeof(T) == 2>(x, y);

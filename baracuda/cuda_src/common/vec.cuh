@@ -105,8 +105,8 @@ template <int N, class T> DEVICE void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// N elements, from memory to where they are kept on chip; there once `copied` has been called, and a
-// barrier by whoever else reads them.
+// N elements, from memory to where they are kept on chip; there once `copied` has been called, and
+// a barrier by whoever else reads them.
 template <int N, class T> DEVICE void copy(T* to, const T* from) {
   constexpr int BYTES = int(sizeof(T)) * N;
   if constexpr (BYTES < 4) {
