@@ -63,7 +63,11 @@ def program(page: str, gpu: bool) -> str:
 def run(page: str, folder: Path, gpu: bool) -> None:
     """Run a page in a process and a folder of its own: some register ops or start others."""
     file = folder / "page.py"
-    file.write_text(program(page, gpu), encoding="utf-8")
+    code = program(page, gpu)
+    if "destroy_process_group" in code:
+        # Threads of gloo that outlive Python abort it, as the page says of torchrun.
+        code += "\nimport time\ntime.sleep(0.5)\n"
+    file.write_text(code, encoding="utf-8")
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     if gpu:

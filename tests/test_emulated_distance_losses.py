@@ -168,8 +168,8 @@ def test_edges_give_what_the_body_gives(loss: str, p: float, swap: bool) -> None
 
 
 def test_blocks_that_leave_sums_take_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduce, "_MOST", 2)
-    monkeypatch.setattr(rows, "_PROCESSORS", 1)
+    monkeypatch.setattr(reduce, "MOST", 2)
+    monkeypatch.setattr(rows, "PROCESSORS", 1)
     for loss in LOSSES:
         subject = Subject(loss, "cuda", "numpy", "float32")
         for case, most in ((Case({"b": (500,), "n": 24}), 2), (Case({"b": (40,), "n": 1000}), 16)):

@@ -91,7 +91,7 @@ def kept(op: str, dtype: str) -> Iterator[Trial]:
         def share(_: Call, units: int, __: int, cluster: int = cluster) -> Share:
             return Share(cluster, 1, -(-units // cluster))
 
-        few = patch.multiple(kept_planes, _FEWEST=0, _PROCESSORS=1, _TURNS=2, share=share)
+        few = patch.multiple(kept_planes, _FEWEST=0, PROCESSORS=1, _TURNS=2, share=share)
         with few, patch.object(planes, "_on_chip", lambda *_: None):
             for form in spec.signatures:
                 shapes = {p.name: p.shape({"n": 3, "c": 6, "s": (s,)}) for p in form.inputs}
