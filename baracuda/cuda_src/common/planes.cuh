@@ -164,20 +164,23 @@ struct MapPlanes {
       if (item >= u32(args.items)) return;
       const u32 row = args.vectors.divide(item);
       const i32 e = i32(item - row * args.vectors.size) * V;
-      if constexpr (!TOLD) know(args, 0, e, c);
-      ROLLED for (i32 round = args.rounds - 1; round >= 0; --round) {
-        const i32 line = (round * args.apart + i32(row)) * HELD;
+      i32 round = args.rounds - 1, line = 0;
+      const auto ask = [&] {
+        line = (round * args.apart + i32(row)) * HELD;
         UNROLL for (int h = 0; h < HELD; ++h) {
           place(args, line + h, e, at[h]);
           fetch(args, line + h, e, at[h], x[h]);
         }
-        // Made while the first elements are on their way.
-        if constexpr (TOLD) {
-          if (round == args.rounds - 1) know(args, 0, e, c);
-        }
+      };
+      ask();
+      // While the first elements are on their way.
+      know(args, 0, e, c);
+      ROLLED for (;;) {
         UNROLL for (int h = 0; h < HELD; ++h) {
           if (line + h < args.lines) finish(args, e, at[h], x[h], c);
         }
+        if (--round < 0) break;
+        ask();
       }
     } else {
       i32 e[HELD], line[HELD];
