@@ -1,6 +1,6 @@
-"""A program of its own, since JAX counts its devices once: an op over several devices.
+"""A program of its own, since JAX counts its devices once: ops over several devices.
 
-Prints what each check found wrong with the op that is its argument, as JSON. The second argument
+For each op that its input names it prints a line of JSON: what each check found wrong. Its argument
 says where: on 4 devices of the host, as its body (``host``) or as a custom call of which XLA sees
 only what is said of it (``kernels``); or on all NVIDIA GPUs (``gpus``).
 """
@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-if sys.argv[2] != "gpus":
+if sys.argv[1] != "gpus":
     # Seen is what XLA spreads, not how well it compiles that, which takes most of the time.
     os.environ["XLA_FLAGS"] = (
         "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+        " --xla_llvm_disable_expensive_passes=true"
     )
     os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -27,12 +28,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import baracuda as bc
 from baracuda.op import registry
 from baracuda.shapes import Pattern
 from baracuda.spec import Case, independent
 from baracuda.testing.cases import Call, Subject, draw
 
-WHERE = sys.argv[2]
+WHERE = sys.argv[1]
 EXTENT = 4  # of what is spread
 DEVICES = len(jax.devices())
 COLLECTIVE = re.compile(r"all-gather|all-reduce|all-to-all|collective-\w+|reduce-scatter|\bwhile\b")
@@ -246,4 +248,9 @@ if __name__ == "__main__":
         import pytest
 
         jax_stand_in.install(pytest.MonkeyPatch())
-    print(json.dumps(problems(sys.argv[1], Mesh(np.asarray(jax.devices()), ("devices",)))))
+    devices = Mesh(np.asarray(jax.devices()), ("devices",))
+    for line in sys.stdin:
+        print(json.dumps(problems(line.strip(), devices)), flush=True)
+        # Programs of other ops are of no use to the next.
+        jax.clear_caches()
+        bc.plan_cache.clear()

@@ -1,10 +1,12 @@
-"""An op over several devices, checked by a program of its own: jax_devices.py."""
+"""Ops over several devices, checked by a program of its own: jax_devices.py."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -12,10 +14,26 @@ ROOT = Path(__file__).parents[1]
 
 def works(op: str, where: str) -> None:
     """Shards run where they are, right under jit and shard_map, and without a collective."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "jax_devices.py"), op, where],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
+    with_devices = _program(where)
+    assert with_devices.stdin
+    assert with_devices.stdout
+    try:
+        with_devices.stdin.write(f"{op}\n")
+        with_devices.stdin.flush()
+        found = json.loads(with_devices.stdout.readline())
+    except (BrokenPipeError, json.JSONDecodeError):
+        _program.cache_clear()
+        raise
     assert found == {"eager": [], "collectives": [], "shard_map": [], "replicated": []}
+
+
+@cache
+def _program(where: str) -> subprocess.Popen[str]:
+    """The one that takes all ops of this process, as starting it takes as long as an op does."""
+    started = subprocess.Popen(
+        [sys.executable, str(ROOT / "tests" / "jax_devices.py"), where],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    # Its input ends, and so does it.
+    atexit.register(started.communicate)
+    return started
