@@ -235,6 +235,9 @@ class Plan:
         ):
             if got != want:
                 raise value_error(op, f"out ({operand.name})", f"{what} {want}", got)
+        if has.alignment == 0:
+            what = "a lazily conjugated or negated view"
+            raise value_error(op, f"out ({operand.name})", "memory that has the values", what)
         if library.frozen(x):
             raise value_error(op, f"out ({operand.name})", "a writable array", "a read-only one")
 

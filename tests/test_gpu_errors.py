@@ -26,6 +26,8 @@ def test_lazily_conjugated_and_negated_views_are_read_as_what_they_are() -> None
     assert plan.sku.backend == "cuda"
     assert torch.equal(plan(negated), torch.relu(negated.resolve_neg()))
     assert bc.relu.plan(negated).sku.backend != "cuda"
+    with pytest.raises(ValueError, match="a lazily conjugated or negated view"):
+        plan(z.imag, out=negated)
 
 
 def test_autograd_knows_what_a_kernel_has_written() -> None:

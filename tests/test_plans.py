@@ -17,6 +17,7 @@ import torch
 
 import baracuda as bc
 from baracuda import backends, body
+from baracuda.libraries import library_of
 from baracuda.op import Op, routes
 from baracuda.spec import Misfit, OpSpec, Prepared, Problem
 
@@ -254,6 +255,18 @@ def test_autograd_knows_of_outputs_that_were_written_behind_its_back(
         assert plan(fresh, fresh, weight=0.5, out=hidden) is hidden
     finally:
         backends.unregister("behind")
+
+
+def test_an_output_whose_memory_has_other_values_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, out = torch.ones(3), torch.zeros(3)
+    plan, library = bc.relu.plan(x), library_of(x)
+    lazy = library.describe(out)._replace(alignment=0)
+    monkeypatch.setattr(library, "describe", lambda x: lazy)
+    with pytest.raises(ValueError, match="got a lazily conjugated or negated view"):
+        plan(x, out=out)
+    assert not out.any()
 
 
 class _Echo:

@@ -130,8 +130,7 @@ class Run(Curves):
 
     def compiled(self, slot: tuple[str, str]) -> bool:
         """Whether a plan is part of a program: called in the first step, and not since."""
-        later = self.steps > 1
-        return later and self.training.plans.calls[slot] == self.first_calls[slot]
+        return self.steps > 1 and self.training.plans.calls[slot] == self.first_calls[slot]
 
     def hold_out(self) -> None:
         """Validate the averaged weights; only the first time may make plans of its own."""
