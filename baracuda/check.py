@@ -148,6 +148,19 @@ def problem(
     """
     named = dict(zip(spec.arrays, arrays, strict=False))
     library, facts = _facts(spec, named)
+    state = library.state([x for x in named.values() if x is not None])
+    return described_problem(spec, library, facts, state, given, choices)
+
+
+def described_problem(
+    spec: OpSpec,
+    library: Library,
+    facts: Mapping[str, Facts],
+    state: tuple[str, bool] | None,
+    given: Mapping[str, Any],
+    choices: Choices,
+) -> Problem:
+    """Validate a call of which only the facts of its arrays are known; raises as `problem`."""
     dtype = _dtypes(spec, facts)
     options = arguments(spec, spec.options, given)
     signature, axes = _bind(spec, facts, options)
@@ -156,7 +169,6 @@ def problem(
         for name, f in facts.items()
     }
     inputs = tuple(map(known.get, spec.arrays))
-    state = library.state([x for x in named.values() if x is not None])
     mode, switch = state or ("", False)
     if choices.deterministic is None:
         choices = _resolved(choices, switch)
@@ -307,7 +319,8 @@ def indices(problem: Problem, arrays: Sequence[Array]) -> None:
         extent = problem.axes[axis]
         bad = outside(problem, x, extent)
         if bool(xp.any(bad)):
-            raise out_of_range(problem, name, extent, x, xp.nonzero(bad))
+            # Namespaces have no `nonzero` of an array without axes.
+            raise out_of_range(problem, name, extent, x, xp.nonzero(bad) if bad.ndim else ())
 
 
 def outside(problem: Problem, x: Array, extent: Any) -> Array:

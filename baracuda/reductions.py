@@ -25,6 +25,21 @@ def classes(target: Array, v: int, ignore_index: int) -> tuple[Array, Array]:
     return counts, xp.astype(xp.where(counts, target, 0), native, copy=False)
 
 
+def picked(x: Array, at: Array, axis: int) -> Array:
+    """`x` where `at` points along an axis; 0 where there is nothing along it."""
+    library = library_of(x)
+    if x.shape[axis] == 0:
+        return library.xp.zeros(at.shape, dtype=x.dtype, device=library.device_of(x))
+    return library.xp.take_along_axis(x, at, axis=axis)
+
+
+def largest(x: Array, axis: int) -> Array:
+    """The largest along an axis, which stays; 0 where there is nothing along it."""
+    xp = library_of(x).xp
+    # Namespaces have no largest of nothing, but its sum.
+    return (xp.max if x.shape[axis] else xp.sum)(x, axis=axis, keepdims=True)
+
+
 def hits(at: Array, axis: int, v: int) -> Array:
     """Where along an axis, of which `at` has an extent of 1, the class is that of `at`."""
     library = library_of(at)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from baracuda.errors import value_error
+from baracuda.forks import cached_property
 from baracuda.layouts import Shape
 
 Axes: TypeAlias = dict[str, int | Shape]

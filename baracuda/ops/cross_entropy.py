@@ -10,7 +10,7 @@ from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
 from baracuda.libraries import Array, library_of
 from baracuda.op import op
-from baracuda.reductions import classes, hits
+from baracuda.reductions import classes, hits, largest, picked
 from baracuda.spec import Case, Kernel
 
 __all__ = [
@@ -91,20 +91,20 @@ def _rows(logits: Array, target: Array, axis: int, ignore_index: int, softcap: f
     if softcap:
         curve = xp.tanh(logits / softcap)
         logits, slope = curve * softcap, 1 - curve * curve
-    largest = xp.max(logits, axis=axis, keepdims=True)
-    shifted = logits - largest
+    most = largest(logits, axis)
+    shifted = logits - most
     powers = xp.exp(shifted)
     total = xp.sum(powers, axis=axis, keepdims=True)
-    return _Rows(counts, at, number, shifted, slope, largest, powers, total)
+    return _Rows(counts, at, number, shifted, slope, most, powers, total)
 
 
 def _losses(rows: _Rows, axis: int, label_smoothing: float, z_loss: float, reduction: str) -> Array:
     """The loss of every row that counts, or their sum or mean; NaN for the mean of none."""
     xp, log = library_of(rows.total).xp, rows.log_total
     # Relative to the largest logit, so that nothing large cancels.
-    hit = xp.take_along_axis(rows.shifted, rows.at, axis=axis)
+    hit = picked(rows.shifted, rows.at, axis)
     if label_smoothing:
-        mean = xp.mean(rows.shifted, axis=axis, keepdims=True)
+        mean = xp.sum(rows.shifted, axis=axis, keepdims=True) / max(rows.shifted.shape[axis], 1)
         hit = hit * (1 - label_smoothing) + mean * label_smoothing
     losses = log - hit
     if z_loss:
@@ -126,7 +126,7 @@ def _gradient(
         weight = weight * (1 + 2 * z_loss * (rows.largest + rows.log_total))
     pull = xp.astype(hits(rows.at, axis, n), rows.shifted.dtype) * (1 - label_smoothing)
     if label_smoothing:
-        pull = pull + label_smoothing / n
+        pull = pull + label_smoothing / max(n, 1)
     return xp.where(rows.counts, (rows.powers * weight - pull * dloss) * rows.slope, 0)
 
 

@@ -370,7 +370,7 @@ def triplet_margin_loss_backward(
     """
     xp, astype = library_of(anchor).xp, library_of(anchor).xp.astype
     near, far = (_distance(anchor, x, p, eps) for x in (positive, negative))
-    chosen, dloss = far.length, share(dloss, anchor[..., 0], reduction)[..., None]
+    chosen, dloss = far.length, share(dloss, far.length[..., 0], reduction)[..., None]
     if swap:
         other = _distance(positive, negative, p, eps)
         chosen = xp.minimum(chosen, other.length)

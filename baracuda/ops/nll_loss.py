@@ -9,7 +9,7 @@ from baracuda.check import choice, integer, shape
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import Array, library_of
 from baracuda.op import op
-from baracuda.reductions import classes, hits
+from baracuda.reductions import classes, hits, picked
 from baracuda.spec import Case, Kernel
 
 __all__ = ["nll_loss", "nll_loss_backward"]
@@ -33,14 +33,6 @@ _nll = partial(
 )
 
 
-def _picked(x: Array, at: Array, axis: int) -> Array:
-    """`x` where `at` points along an axis; 0 where there is nothing."""
-    library = library_of(x)
-    if x.shape[axis] == 0:
-        return library.xp.zeros(at.shape, dtype=x.dtype, device=library.device_of(x))
-    return library.xp.take_along_axis(x, at, axis=axis)
-
-
 def _shares(weight: Array | None, counts: Array, at: Array, dtype: Any) -> tuple[Array, Array]:
     """How much each row counts, and all of them."""
     xp = library_of(at).xp
@@ -48,7 +40,7 @@ def _shares(weight: Array | None, counts: Array, at: Array, dtype: Any) -> tuple
         number = xp.astype(xp.sum(xp.astype(counts, xp.int32)), dtype)
         return xp.astype(counts, dtype), number
     beside = xp.reshape(weight, (*(1,) * at.ndim, -1))
-    each = xp.squeeze(_picked(beside, xp.expand_dims(at, axis=-1), -1), axis=-1)
+    each = xp.squeeze(picked(beside, xp.expand_dims(at, axis=-1), -1), axis=-1)
     each = xp.where(counts, each, 0)
     return each, xp.sum(each)
 
@@ -125,7 +117,7 @@ def nll_loss(
     xp = library_of(x).xp
     counts, at = classes(target, x.shape[axis], ignore_index)
     each, number = _shares(weight, counts, at, x.dtype)
-    hit = xp.squeeze(_picked(x, xp.expand_dims(at, axis=axis), axis), axis=axis)
+    hit = xp.squeeze(picked(x, xp.expand_dims(at, axis=axis), axis), axis=axis)
     losses = xp.where(counts, -hit * each, 0)
     if reduction == "none":
         return losses

@@ -9,7 +9,7 @@ from baracuda.check import between, choice, integer
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import Array, library_of
 from baracuda.op import op
-from baracuda.reductions import parts, reduced
+from baracuda.reductions import largest, parts, reduced
 from baracuda.spec import Case, Kernel
 
 __all__ = [
@@ -54,16 +54,19 @@ class _Rows(NamedTuple):
 def _rows(logits: Array, target: Array, axis: int, label_smoothing: float) -> _Rows:
     xp = library_of(logits).xp
     if label_smoothing:
-        target = target * (1 - label_smoothing) + label_smoothing / logits.shape[axis]
-    shifted = logits - xp.max(logits, axis=axis, keepdims=True)
+        target = target * (1 - label_smoothing) + label_smoothing / max(logits.shape[axis], 1)
+    shifted = logits - largest(logits, axis)
     total = xp.sum(xp.exp(shifted), axis=axis, keepdims=True)
     return _Rows(target, xp.sum(target, axis=axis, keepdims=True), total, shifted)
 
 
 def _losses(rows: _Rows, axis: int, reduction: str) -> Array:
     xp = library_of(rows.total).xp
-    losses = rows.mass * xp.log(rows.total)
-    losses = losses - xp.sum(rows.target * rows.shifted, axis=axis, keepdims=True)
+    # Without classes the mass is 0: so is the loss, which the logarithm of nothing would make NaN.
+    losses = rows.mass
+    if rows.shifted.shape[axis]:
+        losses = losses * xp.log(rows.total)
+        losses = losses - xp.sum(rows.target * rows.shifted, axis=axis, keepdims=True)
     return reduced(xp.squeeze(losses, axis=axis), reduction)
 
 

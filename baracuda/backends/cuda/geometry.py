@@ -10,6 +10,7 @@ from operator import gt
 from typing import NamedTuple
 
 from baracuda.layouts import Shape
+from baracuda.spec import Refusal
 
 # Dimensions that a kernel can walk over, and pairs that it has frequencies for: cuda_src/common.
 MOST_DIMS = 10
@@ -131,6 +132,8 @@ class Packer:
         code = code or self.unsigned
         bits = 32 if code == "I" else 64
         for size in sizes:
+            # Nothing is found in an axis of no elements, so nobody divides by its extent.
+            size = max(size, 1)
             shift = (size - 1).bit_length()
             magic = ((1 << bits) * ((1 << shift) - size)) // size + 1
             self._values += (size, magic, shift)
@@ -152,8 +155,17 @@ class Packer:
         return self.indices(*strides, *[0] * (rest * operands))
 
     def done(self) -> bytes:
-        """The struct, padded to its alignment."""
-        return struct.pack(self._codes + "0q", *self._values)
+        """The struct, padded to its alignment.
+
+        Raises
+        ------
+        Refusal
+            Where a number does not fit its field.
+        """
+        try:
+            return struct.pack(self._codes + "0q", *self._values)
+        except struct.error:
+            raise Refusal("has kernels that count in fewer bits than this problem needs") from None
 
 
 def split(dims: Sequence[Dim], width: int) -> list[Dim]:

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from baracuda import body
+from baracuda.forks import Guard
 from baracuda.libraries import Array
 from baracuda.shapes import Label, Pattern
 from baracuda.spec import Prepared, Problem, Runner, independent, located
@@ -200,7 +201,8 @@ def _runner(problem: Problem, form: _Form, steps: Mapping[str, tuple[int, int]])
 _WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _SETTLING = 31 << 20
 _pool: ThreadPoolExecutor | None = None
-_pool_lock = threading.Lock()
+# Threads that are handing tasks to the pool.
+_submitting: set[int] = set()
 
 
 def on_threads(task: Callable[[Any], None], items: Iterable[Any]) -> None:
@@ -219,10 +221,8 @@ def on_threads(task: Callable[[Any], None], items: Iterable[Any]) -> None:
                 task(item)
 
     helpers: list[Future[None]] = []
-    # While the interpreter shuts down nothing is taken any more: then this thread does it all.
-    with suppress(RuntimeError):
-        helpers.extend(_shared_pool().submit(drain) for _ in range(_WORKERS - 1))
     try:
+        _submit(drain, helpers)
         drain()
     finally:
         for helper in helpers:
@@ -231,9 +231,26 @@ def on_threads(task: Callable[[Any], None], items: Iterable[Any]) -> None:
                 helper.result()
 
 
+def _submit(drain: Callable[[], None], helpers: list[Future[None]]) -> None:
+    """Ask the pool for help, where it takes tasks."""
+    me = threading.get_ident()
+    # A signal handler that interrupts this would wait for a lock of the pool that its own thread
+    # holds.
+    if me in _submitting:
+        return
+    _submitting.add(me)
+    try:
+        # While the interpreter shuts down nothing is taken any more: then this thread does it all.
+        with suppress(RuntimeError):
+            for _ in range(_WORKERS - 1):
+                helpers.append(_shared_pool().submit(drain))
+    finally:
+        _submitting.discard(me)
+
+
 def _shared_pool() -> ThreadPoolExecutor:
     global _pool
-    with _pool_lock:
+    with _pool_guard.lock:
         if _pool is None:
             # glibc hands freed memory back page by page until it has seen an array of this size
             # freed; faulting the blocks' temporaries in again would double their time.
@@ -244,9 +261,9 @@ def _shared_pool() -> ThreadPoolExecutor:
 
 def _forget_pool() -> None:
     """A forked child has the pool's record but none of its threads."""
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
+    global _pool
+    _pool = None
+    _submitting.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)
+_pool_guard = Guard(_forget_pool)

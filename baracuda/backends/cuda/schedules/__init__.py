@@ -13,7 +13,7 @@ from baracuda.backends.cuda.schedules import (
     scatter,
     window,
 )
-from baracuda.backends.cuda.steps import Call, Planner, Steps, Variants
+from baracuda.backends.cuda.steps import MOST_BLOCKS, MOST_ROWS, Call, Planner, Steps, Variants
 from baracuda.spec import Refusal
 
 PLANNERS: dict[str, Planner] = {
@@ -48,6 +48,12 @@ def plan(call: Call) -> Steps:
         Where it does not take the problem.
     """
     steps = PLANNERS[call.schedule](call)
+    for step in steps.kernels:
+        if step.grid[0] > MOST_BLOCKS or step.grid[1] > MOST_ROWS:
+            across, down = step.grid
+            raise Refusal(
+                f"launches at most {MOST_BLOCKS} x {MOST_ROWS} blocks, not {across} x {down}"
+            )
     if call.problem.choices.deterministic and not steps.deterministic:
         raise Refusal("adds by atomics, in no fixed order")
     return steps

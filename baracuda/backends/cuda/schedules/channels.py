@@ -10,7 +10,6 @@ from baracuda.backends.cuda.geometry import Packer, View, count, divisor, reach,
 from baracuda.backends.cuda.schedules import rows
 from baracuda.backends.cuda.schedules.elementwise import LAYOUTS, Operand, Way, way
 from baracuda.backends.cuda.steps import THREADS, Call, Step, Steps, flag
-from baracuda.spec import Refusal
 
 # Vectors of each input in flight per thread, by the number of inputs, within a channel and of
 # channels beside each other, for which a thread loads a vector of parameters first; how often it
@@ -62,8 +61,6 @@ def plan(call: Call) -> Steps:
     beside = max(over.dims[0].extent // over.width // (each * rounds), 1) if over.dims else 1
     fast = tiles if lanes else min(beside, runs)
     grid = runs * tiles if lanes else -(-runs // fast) * fast * tiles
-    if grid >= 2**31:
-        raise Refusal("counts at most 2^31 blocks")
 
     steps.append(weight.strides[0] if channels > 1 else 0)
     packer = Packer(wide(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from baracuda.backends.cuda.geometry import MOST_DIMS, Packer, View, divisor, merged
+from baracuda.backends.cuda.geometry import MOST_DIMS, Packer, View, divisor, merged, wide
 from baracuda.backends.cuda.steps import WIDEST, Call, Step, Steps, flag
 from baracuda.spec import Refusal
 
@@ -29,13 +29,15 @@ def _lanes(vectors: int, width: int, nbytes: int, outer: int, most: int) -> int:
 
 
 def plan(call: Call, loads: list[View], outs: list[View], axis: int) -> Steps | None:
-    """One kernel; None where columns do not lie beside each other."""
+    """One kernel; None where columns do not lie beside each other, or 32 bits do not count them."""
     shape, views = outs[0].shape, [*loads, *outs]
     inner_shape, strides = shape[axis + 1 :], [v.strides for v in views]
     dims = merged(inner_shape, [s[axis + 1 :] for s in strides])
     if len(dims) != 1 or any(s != 1 for s in dims[0].strides):
         return None
     n, inner = shape[axis], dims[0].extent
+    if wide(n, inner):
+        return None
     around = merged(shape[:axis], [s[:axis] for s in strides])
     if len(around) > MOST_DIMS:
         raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
@@ -52,8 +54,6 @@ def plan(call: Call, loads: list[View], outs: list[View], axis: int) -> Steps | 
     rows = _AGAIN // lanes if again else -(-n // held)
     threads = -(-rows * lanes // _WARP) * _WARP
     tiles = -(-vectors // lanes)
-    if outer * tiles >= 2**31:
-        raise Refusal("counts at most 2^31 blocks")
 
     scalars = len(call.problem.spec.scalars)
     packer = Packer(True).pointers(len(views)).add("d", *[0.0] * scalars).add("q", *steps)

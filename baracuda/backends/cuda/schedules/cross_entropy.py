@@ -75,6 +75,8 @@ def plan(call: Call) -> Steps:
     small = loss or dloss
     n, count = logits.shape[problem.options["axis"]], _count(call)
     soft = not problem.spec.integers
+    if soft and not n:
+        raise Refusal("has no kernel for rows of no classes")
     if n > rows._LONGEST:
         raise Refusal(f"counts at most {rows._LONGEST} classes")
     reduced = problem.options["reduction"] != "none"
@@ -85,8 +87,6 @@ def plan(call: Call) -> Steps:
         flat if small is None or reduced else small.strides,
     ])  # fmt: skip
     blocks = -(-count // over.how.groups)
-    if blocks * over.cluster >= 2**31:
-        raise Refusal("counts at most 2^31 blocks")
     parts = min(max(-(-count // _RUN), 1), _COUNTERS) if mean and count and not soft else 0
 
     # What a kernel has no use for is the address of something else.

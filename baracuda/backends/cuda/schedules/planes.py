@@ -37,6 +37,9 @@ _ROUNDS, _TOLD_ROUNDS = 16, 2
 # Parts that a thread joins, and channels of one element a plane that a block joins: their moments
 # lie beside each other, a sector of 32 bytes or more.
 _JOINED, _BESIDE = 4, 8
+# Coefficients of a plane of one element have more bytes than it: a workspace has so many times the
+# bytes of the arrays at most, or so many bytes.
+_MOST_SPACE, _LITTLE_SPACE = 2, 1 << 26
 
 
 class Moments(NamedTuple):
@@ -106,7 +109,10 @@ def plan(call: Call) -> Steps:
         steps.append(_map(call, of, over))
     if of.shared and of.c:
         steps.append(_shared(call, of, 0 if empty else of.n, 2))
-    return Steps(tuple(steps), tuple(workspaces))
+    planned = Steps(tuple(steps), tuple(workspaces))
+    if planned.workspace_size > max(_MOST_SPACE * call.nbytes, _LITTLE_SPACE):
+        raise Refusal(f"needs {planned.workspace_size} bytes for the coefficients of short planes")
+    return planned
 
 
 def _shared(call: Call, of: Sets, many: int, workspace: int) -> Step:

@@ -8,9 +8,12 @@ from functools import lru_cache
 from baracuda.backends.cuda.geometry import Dim, Packer, View, count, merged, reach, wide
 from baracuda.backends.cuda.steps import MOST_ROWS, PAST_CACHES, Call, Step, Steps, blocks, flag
 from baracuda.dtypes import named
+from baracuda.spec import Refusal
 
 # common/rotate.cuh
 _MOST_PAIRS = 160
+# Launches of a call, at most.
+_MOST_PARTS = 64
 # Bytes from what a block loads to what it prefetches. On an H200 1 to 3 MiB are all within 0.01 of
 # the copy ceiling; without, up to 0.02 less.
 _AHEAD = 3 << 19
@@ -21,6 +24,8 @@ _PI = decimal.Decimal("3.1415926535897932384626433832795028841971693993751058209
 def plan(call: Call) -> Steps:
     """One launch for every 160 pairs."""
     pairs = call.problem.options["rotary_dim"] // 2
+    if pairs > _MOST_PAIRS * _MOST_PARTS:
+        raise Refusal(f"turns at most {_MOST_PAIRS * _MOST_PARTS} pairs")
     parts = []
     for first in range(0, max(pairs, 1), _MOST_PAIRS):
         number = min(pairs - first, _MOST_PAIRS)

@@ -269,7 +269,7 @@ def _atomic_step(call: Call, dout: View, index: View, target: View) -> tuple[Ste
 def _settle(call: Call, sums: View, out: View) -> Step:
     dims = merged(out.shape, (sums.strides, out.strides))
     dense = all(s == 1 for d in dims[:1] for s in d.strides)
-    numbers = [d.extent for d in dims[:1]] + [s for d in dims[1:] for s in d.strides]
+    numbers = [dims[0].extent if dims else 1, *(s for d in dims[1:] for s in d.strides)]
     width = divisor(numbers, call.elements()) if dense else 1
     items = count(dims) // width
     packer = Packer(wide(count(dims), reach(dims))).pointers(2).indices(items, 0)
