@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import threading
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from baracuda import backends
 from baracuda._version import __version__
+from baracuda.forks import Guard
 from baracuda.plan import Plan
 from baracuda.sku import KernelSku
-from baracuda.spec import Problem
+from baracuda.spec import Operand, Problem, layout_of
 
 logger = logging.getLogger("baracuda")
 
@@ -41,21 +44,23 @@ class _Entry:
 
 
 class _Pending:
-    """A plan that another thread is making; its lock is held until then."""
+    """A plan that a thread is making; its lock is held until then."""
 
-    __slots__ = ("error", "lock", "plan")
+    __slots__ = ("error", "lock", "maker", "plan")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.lock.acquire()
+        self.maker = threading.get_ident()
         self.plan: Plan | None = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
 
-    def result(self) -> Plan:
+    def result(self) -> Plan | None:
+        """Wait for it; None where its maker was interrupted."""
         with self.lock:
             pass
-        if self.plan is None:
-            raise self.error or RuntimeError("no plan was made")
+        if self.error is not None:
+            raise self.error
         return self.plan
 
 
@@ -79,28 +84,29 @@ class PlanCache:
 
     def __init__(self, maxsize: int = 4096) -> None:
         self._maxsize = maxsize
-        self._lock = threading.Lock()
-        self._entries: dict[Hashable, _Entry] = {}
-        self._aliases: dict[Hashable, _Entry] = {}
+        # No plan that another thread is making is ever finished in a forked child.
         self._pending: dict[Hashable, _Pending] = {}
+        self._guard = Guard(self._pending.clear)
+        self._entries: dict[tuple[Any, ...], _Entry] = {}
+        self._aliases: dict[Hashable, _Entry] = {}
         self._records: dict[Hashable, KernelSku] = {}
         self._hits = self._misses = self._clock = self.generation = 0
 
     def info(self) -> CacheInfo:
         """Hits, misses, size and bound. Plan calls do not pass through the cache."""
-        with self._lock:
+        with self._guard.lock:
             return CacheInfo(self._hits, self._misses, len(self._entries), self._maxsize)
 
     def clear(self) -> None:
         """Forget all plans, loaded records and counts."""
-        with self._lock:
+        with self._guard.lock:
             self._records.clear()
             self._hits = self._misses = 0
         self.forget()
 
     def forget(self) -> None:
         """Forget all plans, as where others would be made now."""
-        with self._lock:
+        with self._guard.lock:
             self._entries.clear()
             self._aliases.clear()
             self.generation += 1
@@ -118,7 +124,7 @@ class PlanCache:
         entry = self._aliases.get(alias)
         if entry is None:
             return None
-        with self._lock:
+        with self._guard.lock:
             self._hits += 1
             self._clock = entry.used = self._clock + 1
         return entry.plan
@@ -127,33 +133,56 @@ class PlanCache:
         self, alias: Hashable | None, problem: Problem, make: Callable[[Problem], Plan]
     ) -> Plan:
         """The plan for `problem`, made by `make` where there is none yet."""
-        key = problem.key
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._hits += 1
-                self._touch(entry, alias)
-                return entry.plan
-            mine = _Pending()
-            pending = self._pending.setdefault(key, mine)
-            if pending is mine:
-                self._misses += 1
-            else:
-                self._hits += 1
-        if pending is not mine:
-            return pending.result()
+        key, me = problem.key, threading.get_ident()
+        while True:
+            mine = None
+            try:
+                with self._guard.lock:
+                    entry = self._entries.get(key)
+                    if entry is not None:
+                        self._hits += 1
+                        self._touch(entry, alias)
+                        return entry.plan
+                    pending = self._pending.get(key)
+                    if pending is None:
+                        self._misses += 1
+                        mine = self._pending[key] = _Pending()
+                    else:
+                        self._hits += 1
+                if mine is not None:
+                    return self._made(mine, key, alias, problem, make)
+            finally:
+                # Also where a signal handler raised: nobody may wait for ever.
+                if mine is not None:
+                    with self._guard.lock:
+                        if self._pending.get(key) is mine:
+                            del self._pending[key]
+                    mine.lock.release()
+            if pending is None or pending.maker == me:
+                # A signal handler or a finalizer cannot wait for the code that it interrupts.
+                return self._make(key, problem, make)
+            plan = pending.result()
+            if plan is not None:
+                return plan
+
+    def _made(
+        self,
+        mine: _Pending,
+        key: tuple[Any, ...],
+        alias: Hashable | None,
+        problem: Problem,
+        make: Callable[[Problem], Plan],
+    ) -> Plan:
+        """Make the plan that others wait for, and keep it."""
         try:
             mine.plan = plan = self._make(key, problem, make)
-        except BaseException as error:
+        except Exception as error:
             mine.error = error
             raise
-        finally:
-            with self._lock:
-                del self._pending[key]
-                if mine.plan is not None:
-                    self._touch(self._entries.setdefault(key, _Entry(mine.plan)), alias)
-                    self._shrink()
-            mine.lock.release()
+        if not plan.provisional:
+            with self._guard.lock:
+                self._touch(self._entries.setdefault(key, _Entry(plan)), alias)
+                self._shrink()
         return plan
 
     def _touch(self, entry: _Entry, alias: Hashable | None) -> None:
@@ -170,9 +199,12 @@ class PlanCache:
             return
         # Several at once: to look for the oldest costs a look at all of them.
         count = max(self._maxsize // 16, 1)
-        for key in sorted(self._entries, key=lambda key: self._entries[key].used)[:count]:
-            for alias in self._entries.pop(key).aliases:
-                del self._aliases[alias]
+        oldest = sorted(self._entries.items(), key=lambda item: item[1].used)[:count]
+        for key, entry in oldest:
+            self._entries.pop(key, None)
+            # A signal handler, or the fork of another thread, may have come between.
+            for alias in entry.aliases:
+                self._aliases.pop(alias, None)
 
     def _make(self, key: Hashable, problem: Problem, make: Callable[[Problem], Plan]) -> Plan:
         record = self._records.get(key) if self._records else None
@@ -186,28 +218,39 @@ class PlanCache:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all choices as JSON, so that another process makes the same ones.
 
-        The file is replaced at once: a reader sees the old one or the new one.
+        Those are the choices of the plans in the cache, and what was loaded and not used since. The
+        file is replaced at once: a reader sees the old one or the new one. It keeps its mode.
         """
-        with self._lock:
-            plans = [
-                {"key": k, "sku": json.loads(e.plan.sku.to_json())}
-                for k, e in self._entries.items()
-            ]
+        with self._guard.lock:
+            entries = sorted(self._entries.items(), key=lambda item: item[1].used)
+            records = list(self._records.items())
+        # In the order in which a cache that is too small for all of them lets them go. What was
+        # made from a SKU is none: whoever gives it again needs no record.
+        choices = dict(records)
+        for key, entry in entries:
+            choices.pop(key, None)
+            if key[-1] is None:
+                choices[key] = entry.plan.sku
+        plans = [{"key": k, "sku": json.loads(sku.to_json())} for k, sku in choices.items()]
         text = json.dumps({"format": _FORMAT, "version": __version__, "plans": plans}, indent=1)
-        target = Path(path)
+        # Where a link leads: the file is replaced, not the link.
+        target = Path(os.path.realpath(path))
         # Imported here: it would be a tenth of the time that `import baracuda` takes.
         from tempfile import TemporaryDirectory
 
         with TemporaryDirectory(dir=target.parent, prefix=".baracuda") as folder:
             whole = Path(folder) / target.name
             whole.write_text(text, encoding="utf-8")
+            with suppress(FileNotFoundError):
+                whole.chmod(stat.S_IMODE(target.stat().st_mode))
             os.replace(whole, target)
 
     def load(self, path: str | os.PathLike[str]) -> int:
         """Read choices that `save` wrote; later misses make them again.
 
-        A record of another version or arch, or whose backend now refuses, is ignored, with the
-        reason in the log. Plans made already stay.
+        A record of another version or arch, or that contradicts itself, is ignored, with the reason
+        in the log; so is one whose backend refuses when it is needed. Plans made already stay. Of
+        more than `maxsize` records the last are kept.
 
         Parameters
         ----------
@@ -217,7 +260,8 @@ class PlanCache:
         Returns
         -------
         int
-            How many records were taken.
+            How many records were taken: those that can be used here, as far as that is known
+            without arrays.
 
         Raises
         ------
@@ -235,18 +279,42 @@ class PlanCache:
             raise ValueError(f"plan_cache.load: {path}: not a plan-cache file: {error}") from None
         taken = {}
         for key, sku in records.items():
-            if sku.version == __version__:
+            reason = _useless(key, sku)
+            if reason is None:
                 taken[key] = sku
             else:
-                logger.info(
-                    "a record of %s is ignored: made by version %s, this is %s",
-                    sku.op,
-                    sku.version,
-                    __version__,
-                )
-        with self._lock:
-            self._records.update(taken)
-        return len(taken)
+                logger.info("a record of %s is ignored: %s", sku.op, reason)
+        last = dict(list(taken.items())[-self._maxsize :]) if self._maxsize else {}
+        with self._guard.lock:
+            for key, sku in last.items():
+                self._records.pop(key, None)
+                self._records[key] = sku
+            for key in list(self._records)[: -self._maxsize or None]:
+                del self._records[key]
+        return len(last)
+
+
+def _useless(key: Any, sku: KernelSku) -> str | None:
+    """Why a record can never be used, None where it can as far as that is known without arrays."""
+    if sku.version != __version__:
+        return f"made by version {sku.version}, this is {__version__}"
+    try:
+        op, library, device, _, inputs, _, (backend, *_), given_sku = key
+        given = [Operand(*x) for x in inputs if x is not None]
+        layout, dtypes = layout_of(given), {x.dtype for x in given}
+    except (TypeError, ValueError, AttributeError, IndexError):
+        return "it is not for a problem"
+    for what, has, may in (
+        ("op", sku.op, {op}),
+        ("dtype", sku.dtype, dtypes),
+        ("index_dtype", sku.index_dtype, {None, *dtypes}),
+        ("layout", sku.layout, {layout}),
+        ("backend", sku.backend, {backend or sku.backend}),
+        ("sku", given_sku, {None}),
+    ):
+        if has not in may:
+            return f"{what} {has} in a problem of {', '.join(map(str, may))}"
+    return backends.foreign(sku.backend, sku.arch, library, device)
 
 
 def _tuples(value: Any) -> Any:

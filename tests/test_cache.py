@@ -81,7 +81,7 @@ def test_the_least_recently_used_plan_goes_first() -> None:
 
     def make(problem: object) -> object:
         made.append(problem)
-        return type("P", (), {"problem": problem})()
+        return type("P", (), {"problem": problem, "provisional": False})()
 
     problems = [bc.swiglu.plan(np.ones((n, 2))).problem for n in range(1, 5)]
     for i, problem in enumerate(problems[:3]):
@@ -98,7 +98,7 @@ def test_a_full_cache_drops_a_sixteenth_at_once() -> None:
     problems = [bc.swiglu.plan(np.ones((n, 2))).problem for n in range(1, 35)]
 
     def make(problem: object) -> object:
-        return type("P", (), {"problem": problem})()
+        return type("P", (), {"problem": problem, "provisional": False})()
 
     for i, problem in enumerate(problems[:33]):
         cache.get(i, problem, make)  # type: ignore[arg-type]

@@ -14,13 +14,14 @@ why wherever a plan lists whom it passed over.
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from threading import RLock
+from threading import get_ident
 
 from baracuda.errors import UnsupportedError, value_error
+from baracuda.forks import Guard, import_module
 from baracuda.instruments import logger
 from baracuda.spec import Backend, OpSpec, Prepared, Problem, Refusal
 
@@ -65,25 +66,38 @@ _ENTRIES: dict[str, Entry] = {
 GROUP = "baracuda.backends"
 """The group of entry points that bring backends."""
 
-_reading = RLock()
-# Whether entry points were looked for, and whether all of them are in.
-_begun = _done = False
+_guard = Guard()
+# Whether entry points were read, and the threads that are reading them.
+_done = False
+_readers: set[int] = set()
 
 
 def _entries() -> dict[str, Entry]:
     """All backends; those of entry points are read by the first who asks."""
-    global _begun, _done
-    if not _done:
-        with _reading:
-            if not _begun:
-                _begun = True
-                for name, entry in _outside():
-                    if name in _ENTRIES:
-                        logger.warning("a second backend called %r is ignored", name)
-                    else:
-                        _put(name, entry, entry.before)
-                _done = True
+    global _done
+    me = get_ident()
+    # A package may ask while it is imported: then it gets those that are there so far.
+    if not _done and me not in _readers:
+        _readers.add(me)
+        try:
+            # Without the lock: whoever imports one of the packages may wait for it.
+            found = list(_outside())
+        except _Unfinished:
+            return _ENTRIES
+        finally:
+            _readers.discard(me)
+        with _guard.lock:
+            for name, entry in () if _done else found:
+                if name in _ENTRIES:
+                    logger.warning("a second backend called %r is ignored", name)
+                else:
+                    _put(name, entry, entry.before)
+            _done = True
     return _ENTRIES
+
+
+class _Unfinished(Exception):
+    """This very thread is importing a package that brings a backend."""
 
 
 def _outside() -> Iterator[tuple[str, Entry]]:
@@ -92,11 +106,16 @@ def _outside() -> Iterator[tuple[str, Entry]]:
     for name, value in dict.fromkeys(_points()):
         module, _, attribute = value.partition(":")
         try:
-            entry = getattr(import_module(module), attribute)
+            brought = import_module(module)
+            if getattr(brought.__spec__, "_initializing", False):
+                raise _Unfinished
+            entry = getattr(brought, attribute)
             if not isinstance(entry, Entry):
                 raise TypeError(f"{value} is no baracuda.backends.Entry")
             if entry.before and entry.before not in _ENTRIES:
                 raise ValueError(f"before={entry.before!r} is no backend")
+        except _Unfinished:
+            raise
         except Exception as error:
             # Whatever another package does wrong, this one works without it.
             entry = Entry("", None, fault=f"{type(error).__name__}: {error}")
@@ -166,7 +185,7 @@ def unregister(name: str) -> None:
         Where there is none of this name.
     """
     global _ENTRIES
-    with _reading:
+    with _guard.lock:
         left = dict(_entries())
         del left[name]
         _ENTRIES = left
@@ -176,7 +195,7 @@ def unregister(name: str) -> None:
 def _put(name: str, entry: Entry, before: str | None) -> None:
     """Replaces the table: who goes through it meanwhile has the old one, whole."""
     global _ENTRIES
-    with _reading:
+    with _guard.lock:
         items = [item for item in _ENTRIES.items() if item[0] != name]
         at = [key for key, _ in items].index(before) if before else len(items)
         _ENTRIES = dict([*items[:at], (name, entry), *items[at:]])
@@ -203,8 +222,7 @@ def load(name: str) -> Backend:
     if entry.fault:
         raise ImportError(entry.fault)
     try:
-        module = sys.modules.get(entry.module) or import_module(entry.module)
-        backend: Backend = module.BACKEND
+        backend: Backend = import_module(entry.module).BACKEND
     except ImportError:
         raise
     except Exception as error:
@@ -230,6 +248,23 @@ def check_errors() -> None:
             backend.check_errors()
 
 
+def foreign(name: str, arch: str, library: str, device: str) -> str | None:
+    """Why a recorded choice of a backend cannot be made here, as far as no array is needed."""
+    entry = _entries().get(name)
+    if entry is None:
+        return f"no backend is called {name}"
+    takes = (*(entry.libraries or (library,)), *entry.on_request)
+    if library not in takes:
+        return f"{name} takes arrays of {', '.join(takes)}, not of {library}"
+    if name == "cuda":
+        reason: str | None = import_module(entry.module).foreign(arch, device)
+        return reason
+    # Others than ours may call their architecture as they like.
+    if entry.module.startswith("baracuda.") and "cpu" in device and arch != platform.machine():
+        return f"made for {arch}, this is {platform.machine()}"
+    return None
+
+
 def claims(spec: OpSpec, library: str, device: str = "cpu") -> dict[str, tuple[str, ...]]:
     """For every backend, the dtypes for which it takes `spec` on arrays of `library`."""
     out = {}
@@ -245,7 +280,17 @@ def claims(spec: OpSpec, library: str, device: str = "cpu") -> dict[str, tuple[s
     return out
 
 
+class _Unloaded(str):
+    """The reason of a backend that could not be loaded: the next call may find it otherwise."""
+
+    __slots__ = ()
+
+
+_said: set[str] = set()
+
+
 def _reason(name: str, problem: Problem, forced: bool) -> str | None:
+    """Why a backend does not take a problem, None where it does."""
     entry, library = _entries()[name], problem.library.name
     if entry.libraries is not None and library not in entry.libraries:
         if library not in entry.on_request:
@@ -256,7 +301,10 @@ def _reason(name: str, problem: Problem, forced: bool) -> str | None:
     try:
         backend = load(name)
     except ImportError as error:
-        return f"cannot be loaded: {error}"
+        if name not in _said:
+            _said.add(name)
+            logger.warning("backend %s cannot be loaded, each call tries again: %s", name, error)
+        return _Unloaded(f"cannot be loaded: {error}")
     return backend.refuses(problem)
 
 
@@ -275,6 +323,7 @@ def choose(problem: Problem) -> tuple[str, Prepared, tuple[tuple[str, str], ...]
     if forced is not None and forced not in every:
         raise value_error(op, "backend", f"one of {', '.join(every)}", repr(forced))
     why: list[tuple[str, str]] = []
+    provisional = False
     for name in [forced] if forced else every:
         reason = _reason(name, problem, forced is not None)
         if reason is None:
@@ -285,8 +334,9 @@ def choose(problem: Problem) -> tuple[str, Prepared, tuple[tuple[str, str], ...]
                 reason = str(refusal)
             else:
                 if reason is None:
-                    return name, prepared, tuple(why)
-        why.append((name, reason))
+                    return name, prepared._replace(provisional=provisional), tuple(why)
+        provisional |= isinstance(reason, _Unloaded)
+        why.append((name, str(reason)))
     if forced:
         others = (n for n in every if n != forced)
         why += [(n, _reason(n, problem, False) or "would take it") for n in others]

@@ -6,7 +6,6 @@ key of the cache, together with options and compiler: no stale header can hide b
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
@@ -16,6 +15,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from baracuda.backends.cuda.store import Store
 from baracuda.instruments import logger
 
 SOURCES = Path(__file__).parents[2] / "cuda_src"
@@ -87,24 +87,34 @@ def flattened(file: str) -> str:
     return text((SOURCES / file).resolve())
 
 
-def cache_directory() -> Path:
-    """Where cubins are kept: `BARACUDA_CACHE_DIR`, or the user's own cache folder."""
+def cache_directory() -> Path | None:
+    """Where cubins are kept: `BARACUDA_CACHE_DIR`, or the user's own cache folder.
+
+    None where the user has no home.
+    """
     own = os.environ.get("BARACUDA_CACHE_DIR")
     if own:
         return Path(own) / "kernels"
     root = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(root) if root else Path.home() / ".cache") / "baracuda" / "kernels"
+    try:
+        return (Path(root) if root else Path.home() / ".cache") / "baracuda" / "kernels"
+    except RuntimeError:
+        return None
 
 
 @lru_cache(maxsize=1)
-def _disk() -> Any:
-    """The cache on disk, None where it cannot be written."""
-    from cuda.core.utils import FileStreamProgramCache
-
-    try:
-        return FileStreamProgramCache(cache_directory())
-    except OSError:
-        return None
+def _disk() -> Store | None:
+    """The cache on disk; None, which is said once, where there can be none."""
+    folder, reason = cache_directory(), "there is no home directory"
+    if folder is not None:
+        try:
+            return Store(folder)
+        except OSError as error:
+            reason = str(error)
+    logger.warning(
+        "compiled kernels are not kept: %s; BARACUDA_CACHE_DIR names a folder for them", reason
+    )
+    return None
 
 
 def _options(arch: str, **more: Any) -> Any:
@@ -129,7 +139,7 @@ def cubin(entry: Entry, arch: str) -> bytes:
 
     disk = _disk()
     key = _key(entry, arch) if disk is not None else b""
-    found = _read(disk, key)
+    found = disk.get(key) if disk is not None else None
     if found is not None:
         logger.debug("read %s for %s from the disk", entry.symbol, arch)
         return found
@@ -139,8 +149,10 @@ def cubin(entry: Entry, arch: str) -> bytes:
     logger.debug("compiled %s for %s in %.0f ms", entry.symbol, arch, took)
     if disk is not None:
         # A full or read-only disk costs the next process a compilation, no more.
-        with contextlib.suppress(OSError):
-            disk[key] = code
+        try:
+            disk.put(key, code)
+        except OSError as error:
+            logger.info("%s for %s is not kept: %s", entry.symbol, arch, error)
     return code
 
 
@@ -151,26 +163,15 @@ def usable() -> bool:
 
 def kept(entry: Entry, arch: str) -> bool:
     """Whether the cache on disk has the machine code of `entry`."""
-    return usable() and _read(_disk(), _key(entry, arch)) is not None
+    disk = _disk()
+    return disk is not None and disk.get(_key(entry, arch)) is not None
 
 
 def forget(entry: Entry, arch: str) -> None:
     """Drop what the disk holds for `entry`: it could not be loaded."""
     disk = _disk()
     if disk is not None:
-        with contextlib.suppress(KeyError, OSError):
-            del disk[_key(entry, arch)]
-
-
-def _read(disk: Any, key: bytes) -> bytes | None:
-    """An entry of the cache; None where there is none, or where it is no ELF file."""
-    if disk is None:
-        return None
-    try:
-        code = disk.get(key)
-    except OSError:
-        return None
-    return bytes(code) if code is not None and bytes(code[:4]) == b"\x7fELF" else None
+        disk.drop(_key(entry, arch))
 
 
 def usage(entry: Entry, arch: str) -> Usage:

@@ -6,17 +6,16 @@ One record per device. Looking at it costs a read of host memory; nothing waits 
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
 from cuda.bindings import driver
-from cuda.core import Device
 
-from baracuda.backends.cuda.launch import checked, while_capturing
+from baracuda.backends.cuda.launch import checked, on_primary, while_capturing
 from baracuda.errors import IndexOutOfRangeError
+from baracuda.forks import Guard
 from baracuda.spec import Problem
 
 _READY = 2
@@ -46,15 +45,14 @@ class Listener:
 
     def __init__(self, ordinal: int) -> None:
         self._ordinal = ordinal
-        with while_capturing():
-            Device(ordinal).set_current()
+        with while_capturing(), on_primary(ordinal):
             flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
             self.address = int(checked(driver.cuMemHostAlloc(ctypes.sizeof(Record), flags)))
         self._record = Record.from_address(self.address)
         ctypes.memset(self.address, 0, ctypes.sizeof(Record))
         raw = (ctypes.c_uint32 * 1).from_address(self.address)
         self.state = memoryview(raw).cast("B").cast("I")
-        self._lock = threading.Lock()
+        self._guard = Guard()
 
     def raise_pending(self) -> None:
         """Raise what was reported, and listen again.
@@ -64,7 +62,7 @@ class Listener:
         IndexError
             Where a kernel met an index out of range.
         """
-        with self._lock:
+        with self._guard.lock:
             record = self._record
             if record.state != _READY:
                 return
@@ -74,12 +72,13 @@ class Listener:
 
     def wait(self) -> None:
         """Wait for the device, then raise what was reported."""
-        Device(self._ordinal).sync()
+        with on_primary(self._ordinal):
+            checked(driver.cuCtxSynchronize())
         self.raise_pending()
 
 
 _listeners: dict[int, Listener] = {}
-_lock = threading.Lock()
+_guard = Guard()
 _tickets: weakref.WeakValueDictionary[int, Ticket] = weakref.WeakValueDictionary()
 _numbers = count(1)
 
@@ -100,7 +99,7 @@ def listener(ordinal: int) -> Listener:
     """The record of a device, made when it is first needed."""
     found = _listeners.get(ordinal)
     if found is None:
-        with _lock:
+        with _guard.lock:
             found = _listeners.get(ordinal) or _listeners.setdefault(ordinal, Listener(ordinal))
     return found
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from baracuda import layouts
 from baracuda.backends.cuda import hot, reports
-from baracuda.backends.cuda.launch import Clear, Launch, stream_of
+from baracuda.backends.cuda.launch import Clear, Launch, as_before, stream_of
 from baracuda.backends.cuda.schedules import plan, variants
 from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, Step, Steps, strides_of
 from baracuda.errors import UnsupportedError
+from baracuda.forks import Guard
 from baracuda.layouts import Shape
 from baracuda.libraries import Array
 from baracuda.spec import Misfit, Problem, Refusal, Runner
@@ -66,8 +66,8 @@ class CudaRunner:
     __slots__ = (
         "_alignment",
         "_empty",
+        "_guard",
         "_listener",
-        "_lock",
         "_ordinal",
         "_outputs",
         "_programs",
@@ -99,7 +99,7 @@ class CudaRunner:
         self._ticket = reports.Ticket(problem) if checked else None
         self._empty = all(0 in x.shape for x in problem.outputs)
         self._programs: dict[_Key, _Program] = {}
-        self._lock = threading.Lock()
+        self._guard = Guard()
         self._alignment = min([x.alignment for x in problem.given], default=WIDEST)
         self._usual: _Key = (self._alignment, None, False)
         self.steps = self._plan(self._usual)
@@ -114,7 +114,7 @@ class CudaRunner:
         if self._state[0]:
             self._listener.raise_pending()
         if self.arrays.current_device() != self._ordinal:
-            with self.arrays.on_device(self._ordinal):
+            with as_before(), self.arrays.on_device(self._ordinal):
                 return self(arrays, outs, accumulate, scalars)
         pointer, layout = self.arrays.pointer, None
         if outs is None:
@@ -192,7 +192,7 @@ class CudaRunner:
 
     def _program(self, key: _Key) -> _Program:
         """The launches for arrays of this kind; compiled and loaded on first use."""
-        with self._lock:
+        with self._guard.lock:
             found = self._programs.get(key)
             if found is None:
                 try:

@@ -14,8 +14,9 @@ from baracuda.layouts import Shape
 from baracuda.spec import Operand, OpSpec, Problem
 
 THREADS = 256
-# What the grid may have in y and z, and the bytes of the widest access.
-MOST_ROWS = 65535
+# What the grid may have in x, and in y and z.
+MOST_BLOCKS, MOST_ROWS = 2**31 - 1, 65535
+# Bytes of the widest access.
 WIDEST = 16
 # Bytes past which the arrays of a call do not fit in an L2, and prefetching is worth its price.
 PAST_CACHES = 1 << 26

@@ -11,7 +11,14 @@ from typing import Any, TypeAlias
 from cuda.bindings import driver
 from cuda.core import Device
 
-from baracuda.backends.cuda.launch import OK, checked, stream_of, while_capturing
+from baracuda.backends.cuda.launch import (
+    OK,
+    as_before,
+    checked,
+    on_primary,
+    stream_of,
+    while_capturing,
+)
 from baracuda.backends.cuda.runner import CudaRunner
 from baracuda.backends.cuda.steps import DeviceFacts
 from baracuda.libraries import Array
@@ -39,7 +46,7 @@ def fastest(
     "", which leaves the choice to the rule, while the current stream is captured into a graph.
     """
     if arrays.current_device() != facts.ordinal:
-        with arrays.on_device(facts.ordinal):
+        with as_before(), arrays.on_device(facts.ordinal):
             return fastest(problem, facts, arrays, choices, given)
     stream = stream_of(arrays.current_stream(facts.ordinal))
     if _captured(stream):
@@ -81,26 +88,25 @@ def least(tasks: Mapping[str, Task], timer: Timer) -> str:
 @contextmanager
 def stopwatch(ordinal: int, arrays: Any, stream: Any) -> Iterator[Timer]:
     """Seconds that what a task launches takes on the device, its caches cold."""
-    device = Device(ordinal)
-    device.set_current()
-    # Writing it also keeps the device busy until all of a task is queued.
-    size = 2 * device.properties.l2_cache_size
-    flushed = arrays.empty((size,), (1,), "int8", ordinal)
-    events = [checked(driver.cuEventCreate(0)) for _ in range(2)]
+    with on_primary(ordinal):
+        # Writing it also keeps the device busy until all of a task is queued.
+        size = 2 * Device(ordinal).properties.l2_cache_size
+        flushed = arrays.empty((size,), (1,), "int8", ordinal)
+        events = [checked(driver.cuEventCreate(0)) for _ in range(2)]
 
-    def seconds(task: Task) -> float:
-        checked(driver.cuMemsetD8Async(arrays.pointer(flushed), 0, size, stream))
-        checked(driver.cuEventRecord(events[0], stream))
-        task()
-        checked(driver.cuEventRecord(events[1], stream))
-        checked(driver.cuEventSynchronize(events[1]))
-        return float(checked(driver.cuEventElapsedTime(*events))) * 1e-3
+        def seconds(task: Task) -> float:
+            checked(driver.cuMemsetD8Async(arrays.pointer(flushed), 0, size, stream))
+            checked(driver.cuEventRecord(events[0], stream))
+            task()
+            checked(driver.cuEventRecord(events[1], stream))
+            checked(driver.cuEventSynchronize(events[1]))
+            return float(checked(driver.cuEventElapsedTime(*events))) * 1e-3
 
-    try:
-        yield seconds
-    finally:
-        for event in events:
-            driver.cuEventDestroy(event)
+        try:
+            yield seconds
+        finally:
+            for event in events:
+                driver.cuEventDestroy(event)
 
 
 def _captured(stream: Any) -> bool:
