@@ -64,11 +64,16 @@ def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
 def runner(problem: Problem) -> Runner:
     """The runner of the body over whole arrays."""
     evaluate, library = evaluator(problem), problem.library
+    dtype = library.dtype(problem.dtype)
+
+    def rounded(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
+        results = evaluate(arrays, scalars)
+        return tuple(x if x.dtype == dtype else library.xp.astype(x, dtype) for x in results)
+
     # A program would round the scalars of lerp, or have to be made anew for each of its weights.
     steered = problem.spec.elementwise and problem.spec.scalars
     if not (problem.mode or problem.spec.composite or steered):
-        evaluate = library.compiled(evaluate)
-    dtype = library.dtype(problem.dtype)
+        rounded = library.compiled(rounded)
     checked = problem.options.get("mode") == "raise"
     # Whoever differentiates or traces keeps the layout that falls out; a copy would be recorded.
     layouts = [x.strides for x in problem.outputs] if not problem.mode else None
@@ -82,15 +87,12 @@ def runner(problem: Problem) -> Runner:
         if checked:
             indices(problem, arrays)
         with library.running(problem.device):
-            results = evaluate(arrays, scalars)
             if outs is None:
-                results = tuple(
-                    x if x.dtype == dtype else library.xp.astype(x, dtype) for x in results
-                )
+                results = rounded(arrays, scalars)
                 if layouts is not None:
                     results = tuple(map(library.conform, results, layouts))
             else:
-                for out, value in zip(outs, results, strict=True):
+                for out, value in zip(outs, evaluate(arrays, scalars), strict=True):
                     library.assign(out, value, accumulate)
                 results = outs
         return results if len(results) > 1 else results[0]

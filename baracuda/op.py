@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from dataclasses import replace
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
-from baracuda import check
+from baracuda import check, records
 from baracuda.cache import plan_cache
 from baracuda.dispatch import DEFAULT, NAMES, current
 from baracuda.dtypes import FLOATS
-from baracuda.errors import ArgumentTypeError
-from baracuda.libraries import Array, facts_of, library_of
+from baracuda.errors import ArgumentTypeError, ArgumentValueError
+from baracuda.forks import import_module
+from baracuda.libraries import TRACED, Array, facts_of, library_of
 from baracuda.plan import Plan, make
-from baracuda.spec import Case, Kernel, Misfit, Normaliser, OpSpec, Packed, Resolver, signatures
+from baracuda.recent import Recent
+from baracuda.sku import KernelSku
+from baracuda.spec import (
+    Case,
+    Kernel,
+    Misfit,
+    Normaliser,
+    OpSpec,
+    Packed,
+    Problem,
+    Resolver,
+    signatures,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,9 +60,6 @@ routes: dict[str, Route] = {}
 """The route of each library; without one, such calls run the differentiable body."""
 
 _modules = sys.modules
-
-# States in which the next call is likely to be as this one: nothing special, and training.
-_REPEATED = (None, ("autograd", False))
 
 
 def _operators(framework: str) -> bool:
@@ -80,7 +91,7 @@ class Op(Generic[P, R]):
         self.spec = spec
         self._name = spec.name
         self._scalars = tuple(spec.scalars)
-        self._last: tuple[Plan | None, int, tuple[Any, ...]] = (None, 0, ())
+        self._recent = Recent()
         functools.update_wrapper(self, function)
         whole = inspect.signature(function)
         own = [p for p in whole.parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -102,27 +113,31 @@ class Op(Generic[P, R]):
         return self.spec.name
 
     def __call__(self, *arrays: P.args, **options: P.kwargs) -> R:
-        torch = _modules.get("torch")
-        if torch is not None and torch.compiler.is_compiling():
-            return self.as_operator(torch, arrays, options)  # type: ignore[no-any-return]
+        # While another thread imports torch, it is there without its parts.
+        compiler = getattr(_modules.get("torch"), "compiler", None)
+        if compiler is not None and compiler.is_compiling():
+            return self.as_operator(_modules["torch"], arrays, options)  # type: ignore[no-any-return]
         scalars = self._split(options) if self._scalars else _NOTHING
         state = alias = None
         try:
-            plan, generation, written = self._last
-            # Most calls are as the last one was; then no key has to be built.
+            written = _written(options) if options else ()
+            guess = self._recent.last.next
+            unset = current.get() is DEFAULT
+            # Most calls are as the last one was, or follow it as one did before: no key is built.
             if (
-                plan is not None
-                and generation == plan_cache.generation
-                and current.get() is DEFAULT
-                and (_written(options) if options else ()) == written
-                and plan.matches(arrays)
+                guess.generation == plan_cache.generation
+                and unset
+                and written == guess.written
+                and guess.matches(arrays)
             ):
                 plan_cache.count_hit()
-            else:
+                plan, self._recent.last = guess.plan, guess
+            elif not unset or (plan := self._recent.find(arrays, written)) is None:
+                generation = plan_cache.generation
                 alias = self._alias(arrays, options)
                 plan, state = plan_cache.find(alias), alias[1]
-                if state in _REPEATED and alias[-1] is DEFAULT:
-                    self._last = plan, plan_cache.generation, alias[3]
+                if plan is not None:
+                    self._recent.remember(plan, generation, alias, arrays)
         except _UNFIT:
             plan = alias = None
         if plan is None or (state is not None and state[0] == "traced"):
@@ -131,7 +146,11 @@ class Op(Generic[P, R]):
             route = self._route(arrays) if alias is None or state is not None else None
             if route is not None:
                 return route.call(self, arrays, {**options, **scalars})  # type: ignore[no-any-return]
-            plan = plan or self._find(arrays, options, alias)
+            if plan is None:
+                generation = plan_cache.generation
+                plan = self._find(arrays, options, alias)
+                if alias is not None and not plan.provisional:
+                    self._recent.remember(plan, generation, alias, arrays, new=True)
         if self._scalars:
             scalars = check.arguments(self.spec, self.spec.scalars, scalars)
         try:
@@ -142,14 +161,15 @@ class Op(Generic[P, R]):
 
     def _misfit(self, arrays: Sequence[Any], options: Mapping[str, Any]) -> Plan:
         """The plan for arrays that look like those of the last call, but lie differently."""
+        generation = plan_cache.generation
         try:
             alias = self._alias(arrays, options)
             plan = plan_cache.find(alias)
         except _UNFIT:
             return self._find(arrays, options)
         plan = plan or self._find(arrays, options, alias)
-        if alias[1] in _REPEATED and alias[-1] is DEFAULT:
-            self._last = plan, plan_cache.generation, alias[3]
+        if not plan.provisional:
+            self._recent.remember(plan, generation, alias, arrays)
         return plan
 
     def as_operator(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
@@ -273,7 +293,38 @@ class Op(Generic[P, R]):
             found = plan_cache.find(self._alias(arrays, options))
         except _UNFIT:
             found = None
-        return found or self._find(arrays, options)
+        found = found or self._find(arrays, options)
+        route = self._route(arrays) if found.problem.device == TRACED else None
+        if route is None:
+            return found
+        taken = route
+        # A program that is traced may be differentiated, of which the route knows all.
+        return found.through(
+            lambda given, outs, add, scalars: taken.call(self, given, {**options, **scalars})
+        )
+
+    def again(self, record: Mapping[str, Any]) -> Plan:
+        """The plan of a record, or the error that says why it cannot be made here."""
+        problem, sku = records.problem_of(self.spec, record), KernelSku.from_json(record["sku"])
+
+        def made(problem: Problem) -> Plan:
+            choices = replace(problem.choices, sku=sku)
+            plan = make(replace(problem, choices=choices), self._sibling, None)
+            # It is what the call chose, not what a caller asked for.
+            plan.problem = problem
+            return plan
+
+        plan = plan_cache.get(None, problem, made)
+        return plan if plan.sku == sku else made(problem)
+
+
+def _planned_again(record: Mapping[str, Any]) -> Plan:
+    if record["op"] not in registry:
+        raise ArgumentValueError(f"plan: expected a known op, got {record['op']}: import it first")
+    return registry[record["op"]].again(record)
+
+
+copyreg.pickle(Plan, lambda plan: (_planned_again, (records.record(plan),)))
 
 
 def _written(options: Mapping[str, Any]) -> tuple[Any, ...]:

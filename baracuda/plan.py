@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from importlib import import_module
 from typing import Any
 
 from baracuda import backends, layouts
@@ -13,8 +12,9 @@ from baracuda._version import __version__
 from baracuda.check import arguments, described
 from baracuda.dtypes import name_of, named
 from baracuda.errors import UnsupportedError, type_error, value_error
+from baracuda.forks import import_module
 from baracuda.instruments import logger, ranged
-from baracuda.libraries import Array, Library, facts_of
+from baracuda.libraries import TRACED, Array, Library, facts_of
 from baracuda.sku import KernelSku
 from baracuda.spec import Misfit, Operand, Prepared, Problem, Runner
 
@@ -32,6 +32,9 @@ class Plan:
         Every backend passed over, with its reason.
     workspace_size : int
         Bytes of scratch memory per call.
+    provisional : bool
+        Whether a backend ahead could not be loaded. Such a plan is not kept: the next call tries to
+        load that backend again.
     problem : Problem
         The validated call that this plan was made for.
     matches : callable
@@ -41,6 +44,7 @@ class Plan:
     """
 
     __slots__ = (
+        "__weakref__",
         "_backend",
         "_facts",
         "_prepared",
@@ -49,6 +53,7 @@ class Plan:
         "_takes_scalars",
         "matches",
         "problem",
+        "provisional",
         "run",
         "why",
         "workspace_size",
@@ -66,6 +71,7 @@ class Plan:
         self.problem = problem
         self.why = why
         self.workspace_size = prepared.workspace_size
+        self.provisional = prepared.provisional
         self.matches: Callable[[Sequence[Array]], bool] = self._are_alike
         self._backend = backend
         self._prepared = prepared
@@ -186,7 +192,8 @@ class Plan:
                 ("dtype", has.dtype, operand.dtype),
                 ("device", has.device, ours.device),
             ):
-                if got != want:
+                # A tracer is on no device: the plan of its program is the same choice.
+                if got != want and (what, got) != ("device", TRACED):
                     raise value_error(
                         spec.name,
                         operand.name,
@@ -195,7 +202,20 @@ class Plan:
                         None,
                         "make another plan",
                     )
-        return self._sibling(self, arrays)
+        found = self._sibling(self, arrays)
+        if self._facts is None and (found.problem.inputs, found.problem.mode) == (
+            ours.inputs,
+            ours.mode,
+        ):
+            # Made from a record: these are the first arrays of its own.
+            self._facts = facts_of(arrays)
+            return self
+        return found
+
+    def through(self, run: Runner) -> Plan:
+        """This plan with another way to the same results."""
+        prepared = self._prepared._replace(run=run)
+        return Plan(self.problem, self._backend, prepared, self.why, self._sibling, self._facts)
 
     def _outs(self, arrays: Sequence[Array], out: Any, accumulate: bool) -> tuple[Array, ...]:
         """The outputs given, checked; nothing has been written when this fails."""
@@ -281,8 +301,8 @@ def make(
 ) -> Plan:
     """Choose a backend, let it prepare, and record what it will run.
 
-    `arrays` are those of the call, `facts` what `facts_of` says of them; variants are measured on
-    them where that is asked for.
+    `arrays` are those of the call, `facts` what `facts_of` says of them, None for a plan that is
+    made from a record; variants are measured on them where that is asked for.
 
     Raises
     ------
@@ -304,7 +324,7 @@ def make(
         watch = None
         name, prepared, why = backends.choose(problem)
     if prepared.tuned is not None and problem.choices.autotune and wanted is None:
-        prepared = prepared.tuned(arrays)
+        prepared = prepared.tuned(arrays)._replace(provisional=prepared.provisional)
     if watch:
         prepared = prepared._replace(run=watch(prepared.run))
     plan = Plan(problem, name, prepared, why, sibling, facts)

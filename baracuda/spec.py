@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from baracuda.dispatch import Choices
 from baracuda.dtypes import FLOATS, named
+from baracuda.forks import cached_property
 from baracuda.layouts import Shape, kind
 from baracuda.libraries import Array, Library
 from baracuda.shapes import Axes, Signature, Term, parse
@@ -293,8 +293,13 @@ class Problem:
     @property
     def layout(self) -> str:
         """The least regular layout among the inputs."""
-        kinds = {kind(x.shape, x.strides) for x in self.given if x.strides is not None}
-        return "strided" if "strided" in kinds else "dense" if kinds else "contiguous"
+        return layout_of(self.given)
+
+
+def layout_of(given: Sequence[Operand]) -> str:
+    """The least regular layout among inputs."""
+    kinds = {kind(x.shape, x.strides) for x in given if x.strides is not None}
+    return "strided" if "strided" in kinds else "dense" if kinds else "contiguous"
 
 
 def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
@@ -365,6 +370,8 @@ class Prepared(NamedTuple):
     workspace_size: int = 0
     tuned: Callable[[Sequence[Array]], Prepared] | None = None
     """Measures the variants on these arrays and prepares the fastest; None where there is one."""
+    provisional: bool = False
+    """Set by `backends.choose`: a backend ahead of this one could not be loaded."""
 
 
 class Refusal(Exception):

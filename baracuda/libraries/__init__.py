@@ -9,11 +9,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from baracuda.dtypes import name_of, named
+from baracuda.forks import import_module
 from baracuda.layouts import Shape
 
 Array: TypeAlias = Any
@@ -251,9 +251,10 @@ def facts_of(arrays: Sequence[Array]) -> tuple[tuple[str, bool] | None, tuple[Ha
     One of KeyError, IndexError, TypeError, AttributeError and RuntimeError for what is no array of
     a library that has been met.
     """
+    facts = tuple([FACTS[type(x)](x) for x in arrays])
+    # Last: a type that another thread is just meeting has its state before its facts.
     state_of = STATES.get(type(arrays[0]))
-    state = None if state_of is None else state_of(arrays)
-    return state, tuple([FACTS[type(x)](x) for x in arrays])
+    return None if state_of is None else state_of(arrays), facts
 
 
 def alignment(address: int) -> int:

@@ -33,5 +33,9 @@ class ArrayAPI(Library):
 
 def adapter(x: Array) -> ArrayAPI:
     """The adapter for the namespace of `x`."""
-    xp = x.__array_namespace__()
+    return of_namespace(x.__array_namespace__())
+
+
+def of_namespace(xp: Any) -> ArrayAPI:
+    """The adapter for a namespace."""
     return _ADAPTERS.setdefault(xp.__name__, ArrayAPI(xp))

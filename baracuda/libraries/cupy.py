@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from operator import attrgetter
 from types import MappingProxyType
@@ -97,7 +97,10 @@ class CuPy(Library):
 
     def running(self, device: str) -> AbstractContextManager[Any]:
         """CuPy computes on the current device, wherever the arrays are."""
-        block: AbstractContextManager[Any] = cupy.cuda.Device(int(device.rpartition(":")[2]))
+        ordinal = int(device.rpartition(":")[2])
+        # Setting a device makes its primary context current, also in the place of another one.
+        here = cupy.cuda.runtime.getDevice() == ordinal
+        block: AbstractContextManager[Any] = nullcontext() if here else cupy.cuda.Device(ordinal)
         return block
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ class Jax(Library):
     writable = False
 
     def facts(self, x: Array) -> Hashable:
-        place = None if isinstance(x, jax.core.Tracer) else x.sharding
+        place = None if isinstance(x, jax.core.Tracer) else _sharding(x)
         return ("jax", x.dtype, x.shape, place)
 
     def device_of(self, x: Array) -> Any:
@@ -37,11 +38,13 @@ class Jax(Library):
 
     def describe(self, x: Array) -> Facts:
         # Two shardings over the same devices are no difference.
-        devices = "" if isinstance(x, jax.core.Tracer) else ",".join(sorted(map(str, x.devices())))
-        return super().describe(x)._replace(device=devices or TRACED)
+        if isinstance(x, jax.core.Tracer):
+            return super().describe(x)._replace(device=TRACED)
+        devices = ",".join(sorted(map(str, _sharding(x).device_set)))
+        return super().describe(x)._replace(device=devices)
 
     def readable(self, x: Array) -> bool:
-        return not isinstance(x, jax.core.Tracer) and all(
+        return not isinstance(x, (jax.core.Tracer, jax.ShapeDtypeStruct)) and all(
             device.platform == "cpu" for device in x.devices()
         )
 
@@ -50,10 +53,7 @@ class Jax(Library):
         return np.asarray(x)
 
     def compiled_for(self) -> str:
-        chosen = jax.config.jax_default_device
-        return str(
-            chosen if isinstance(chosen, jax.Device) else jax.local_devices(backend=chosen)[0]
-        )
+        return str(_default_device())
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def of_constants(arrays: Sequence[Array], scalars: tuple[tuple[str, Any], ...]) -> Any:
@@ -98,8 +98,26 @@ class Jax(Library):
 
 
 def _place(x: Array) -> Any:
-    """The device of `x`, or its sharding over several; None while it is traced."""
-    return None if isinstance(x, jax.core.Tracer) else x.device
+    """The device of `x`, or its sharding over several; None while it is traced or described."""
+    return None if isinstance(x, (jax.core.Tracer, jax.ShapeDtypeStruct)) else x.device
+
+
+def _sharding(x: Array) -> Any:
+    """Where a concrete array is, or where one that is only described would be."""
+    if isinstance(x, jax.ShapeDtypeStruct) and x.sharding is None:
+        return _anywhere(_default_device())
+    return x.sharding
+
+
+@cache
+def _anywhere(device: Any) -> Any:
+    """The sharding of an array on one device, as JAX itself makes it."""
+    return jax.device_put(np.zeros((), np.float32), device).sharding
+
+
+def _default_device() -> Any:
+    chosen = jax.config.jax_default_device
+    return chosen if isinstance(chosen, jax.Device) else jax.local_devices(backend=chosen)[0]
 
 
 def varies_along(x: Array) -> frozenset[Any]:

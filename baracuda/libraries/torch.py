@@ -79,20 +79,26 @@ class Torch(Library):
         plain = state in (None, ("autograd", False)) and not any(x is None for x in arrays)
         if TensorGuards is None or not plain:
             return super().matcher(arrays)
-        # A block without gradients may hide watched ones, which must not fit; nor may watched ones
-        # fit in such a block, which the guards do not see.
+        # A block without gradients hides that they are watched, which the guards do not see: what
+        # fits within it does not fit outside, and the other way round.
         watched = state is not None
-        same = self.guard(arrays if watched else [x.detach() for x in arrays])
+        matters = any(x.requires_grad for x in arrays)
+        same, count = self.guard(arrays), len(arrays)
 
         def fits(others: Sequence[Array]) -> bool:
             return (
-                same(*others)
-                and (not watched or torch.is_grad_enabled())
+                # The guards raise on another number.
+                len(others) == count
+                and same(*others)
+                and (not matters or torch.is_grad_enabled() is watched)
                 and not modes()
                 and forward_ad._current_level < 0
                 and not _deterministic()
             )
 
+        if matters and not watched:
+            unwatched = self.matcher([x.detach() for x in arrays])
+            return lambda others: fits(others) or unwatched(others)
         return fits
 
     def guard(self, arrays: Sequence[Array]) -> Callable[..., bool]:

@@ -148,4 +148,25 @@ def unavailable() -> str | None:
     return None
 
 
+def foreign(arch: str, device: str) -> str | None:
+    """Why kernels for `arch` cannot run on `device`.
+
+    None also where only starting the driver would tell: a process may still be going to fork, and
+    CUDA does not work in the children of one that has started it.
+    """
+    try:
+        from cuda.bindings import driver
+
+        status, count = driver.cuDeviceGetCount()
+    except (ImportError, RuntimeError):
+        return unavailable()
+    ordinal = device.removeprefix("cuda:")
+    if status != driver.CUresult.CUDA_SUCCESS or not ordinal.isdecimal():
+        return None
+    if int(ordinal) >= count:
+        return f"there is no {device}"
+    have = _module("launch").device_facts(int(ordinal)).arch
+    return None if have == arch else f"for {arch}, {device} is {have}"
+
+
 BACKEND = CudaBackend()

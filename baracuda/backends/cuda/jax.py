@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -26,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from cuda.bindings import driver
-from cuda.core import Device
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
@@ -34,11 +31,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from baracuda import body, check
 from baracuda._version import __version__
 from baracuda.backends import choose
-from baracuda.backends.cuda.launch import OK, checked, device_facts, stream_of
+from baracuda.backends.cuda.launch import OK, checked, device_facts, on_primary, stream_of
 from baracuda.backends.cuda.runner import CudaRunner, aligned, launch_all
 from baracuda.backends.cuda.steps import WIDEST, DeviceFacts
 from baracuda.backends.cuda.xla import Handler
 from baracuda.dtypes import named
+from baracuda.forks import Guard
 from baracuda.layouts import Shape
 from baracuda.libraries import TRACED, Array
 from baracuda.libraries.jax import ADAPTER, varies_along
@@ -70,16 +68,7 @@ def current_device() -> int:
     return int(ordinal) if status == OK else -1
 
 
-@contextmanager
-def on_device(ordinal: int) -> Iterator[None]:
-    """A block in which `ordinal` is the current device."""
-    before = current_device()
-    Device(ordinal).set_current()
-    try:
-        yield
-    finally:
-        if before >= 0:
-            Device(before).set_current()
+on_device = on_primary
 
 
 # What measuring the variants of a kernel asks: JAX shows no stream, so they run on the default one,
@@ -116,6 +105,8 @@ def pointer(x: Any) -> int:
     """The address of an array that has been computed, or of such memory."""
     if isinstance(x, Memory):
         return x.address
+    if isinstance(x, jax.ShapeDtypeStruct):
+        raise TypeError("autotune: expected arrays to measure on, got a jax.ShapeDtypeStruct")
     return int(x.block_until_ready().unsafe_buffer_pointer())
 
 
@@ -175,8 +166,8 @@ class Program:
         self._first = runner
         self._usual, workspaces = runner.program(WIDEST)
         self.results = (*[(x.shape, x.dtype) for x in problem.outputs], *workspaces)
-        operands, scalars = len(problem.given), len(problem.spec.scalars)
-        self._handlers = [Handler(operands, len(self.results), scalars, self.launch)]
+        self._dtypes = [x.dtype for x in problem.given], [dtype for _, dtype in self.results]
+        self._handlers = [Handler(*self._dtypes, len(problem.spec.scalars), self.launch)]
         self._register(name)
         self._late: Callable[..., Any] | None = None
 
@@ -217,8 +208,9 @@ class Program:
                 self.launch(words, scalars, stream)
                 free.append((mark, address))
 
-            count = len(self.results)
-            self._handlers.append(Handler(at + 1, count, 0, launch, replayed=False))
+            operands, results = self._dtypes
+            marked = [*operands, "int32"]
+            self._handlers.append(Handler(marked, results, 0, launch, replayed=False))
             self._register(name)
             program = jax.jit(lambda *given: _one_or_many(self.foreign(name, given)))
 
@@ -262,7 +254,7 @@ class Program:
 
 
 _programs: dict[str, Program] = {}
-_lock = threading.Lock()
+_guard = Guard()
 
 
 def _program(runner: JaxRunner) -> Program:
@@ -270,7 +262,7 @@ def _program(runner: JaxRunner) -> Program:
     what = repr((runner.problem.key, runner.steps.variant, __version__))
     digest = hashlib.sha256(what.encode()).hexdigest()[:16]
     name = f"baracuda_{runner.problem.spec.name}_{digest}"
-    with _lock:
+    with _guard.lock:
         if name not in _programs:
             _programs[name] = Program(name, runner)
         return _programs[name]

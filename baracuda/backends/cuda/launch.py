@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
@@ -20,6 +19,7 @@ from cuda.core import Device, ObjectCode
 from baracuda.backends.cuda import compiler
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.steps import DeviceFacts, Step
+from baracuda.forks import Guard
 
 OK = driver.CUresult.CUDA_SUCCESS
 _NO_CONTEXT = (
@@ -76,14 +76,32 @@ def while_capturing() -> Iterator[None]:
         driver.cuThreadExchangeStreamCaptureMode(before)
 
 
+@contextmanager
+def as_before() -> Iterator[None]:
+    """A block that may change the current device: afterwards the caller's context is current."""
+    before = checked(driver.cuCtxGetCurrent())
+    try:
+        yield
+    finally:
+        driver.cuCtxSetCurrent(before)
+
+
+@contextmanager
+def on_primary(ordinal: int) -> Iterator[None]:
+    """A block in which the context that all libraries share is current on this device."""
+    with as_before():
+        Device(ordinal).set_current()
+        yield
+
+
 _kernels: dict[tuple[Entry, str], tuple[Any, Any]] = {}
 _granted: dict[tuple[Entry, int], int] = {}
-_kernels_lock = threading.Lock()
+_kernels_guard = Guard()
 
 
 def forget_kernels() -> None:
     """Load every kernel again when it is next needed, as a new process would."""
-    with _kernels_lock:
+    with _kernels_guard.lock:
         _kernels.clear()
         _granted.clear()
 
@@ -93,7 +111,7 @@ def loaded(entry: Entry, facts: DeviceFacts, shared: int) -> Any:
     key = (entry, facts.arch)
     found = _kernels.get(key)
     if found is None:
-        with _kernels_lock, while_capturing():
+        with _kernels_guard.lock, while_capturing():
             found = _kernels.get(key)
             if found is None:
                 code, kernel = _load(entry, facts.arch)
@@ -101,7 +119,7 @@ def loaded(entry: Entry, facts: DeviceFacts, shared: int) -> Any:
     if shared > _FIXED_SHARED:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         device, kernel = driver.CUdevice(facts.ordinal), driver.CUkernel(int(found[1]))
-        with _kernels_lock:
+        with _kernels_guard.lock:
             # Never less than before: launches that were made for more would fail.
             if shared > _granted.get((entry, facts.ordinal), 0):
                 checked(driver.cuKernelSetAttribute(attribute, shared, kernel, device))
@@ -164,7 +182,8 @@ class Launch:
         status = launch_kernel(self.function, *self.fixed, stream, room[1], 0)[0]
         if status != OK:
             if status in _NO_CONTEXT:
-                # A thread that has not used this device yet.
+                # A thread that has not used its current device yet: now it has a context there, as
+                # after any call of the CUDA runtime.
                 Device(self._ordinal).set_current()
                 status = launch_kernel(self.function, *self.fixed, stream, room[1], 0)[0]
             checked((status,))

@@ -22,10 +22,8 @@ _KNOWN = (("torch.distributed.tensor", "DTensor"), ("torch._subclasses.fake_tens
 
 def knows_operators(x: Array) -> bool:
     """Whether `x` is of a subclass that takes operators as they are."""
-    return any(
-        module in sys.modules and isinstance(x, getattr(sys.modules[module], name))
-        for module, name in _KNOWN
-    )
+    # A module that another thread is importing may lack the class.
+    return any(isinstance(x, getattr(sys.modules.get(module), name, ())) for module, name in _KNOWN)
 
 
 class TorchRoute:
