@@ -140,27 +140,30 @@ def why_not(name: str) -> str | None:
 
 
 class Folder(NamedTuple):
-    """The cache on disk: its kernels, a file each, and their bytes."""
+    """The cache on disk: its kernels, a file each, and their bytes; no path without a home."""
 
-    path: Path
+    path: Path | None
     files: tuple[Path, ...]
     nbytes: int
 
     def __str__(self) -> str:
+        if self.path is None:
+            return "no folder, as there is no home directory; BARACUDA_CACHE_DIR names one"
         return f"{self.path}: {len(self.files)} kernels, {self.nbytes:,} bytes"
 
     def record(self) -> dict[str, Any]:
         """What ``--json`` says of it."""
-        return {"folder": str(self.path), "entries": len(self.files), "bytes": self.nbytes}
+        path = None if self.path is None else str(self.path)
+        return {"folder": path, "entries": len(self.files), "bytes": self.nbytes}
 
 
 def folder() -> Folder:
     """The cache on disk as it is now."""
     path, sizes = compiler.cache_directory(), {}
-    for file in sorted(path.glob("entries/*/*")):
+    for file in sorted(path.glob("entries/*/*")) if path is not None else ():
         # Another process may have dropped it since.
         with suppress(FileNotFoundError):
-            sizes[file] = file.stat().st_size
+            sizes[file] = file.lstat().st_size
     return Folder(path, tuple(sizes), sum(sizes.values()))
 
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Look or clear, and return the exit status: 1 where a kernel could not be dropped."""
     before = folder()
-    if arguments.action == "info":
+    if arguments.action == "info" or before.path is None:
         if arguments.json:
             emit(before.record())
         else:

@@ -169,6 +169,8 @@ def compiles() -> Finding:
 def disk() -> Finding:
     """The cache folder, and whether it can be written."""
     found = folder()
+    if found.path is None:
+        return Finding("cache", "broken", str(found))
     nearest = next(p for p in (found.path, *found.path.parents) if p.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK):
         return Finding("cache", "ok", str(found))

@@ -13,7 +13,6 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from baracuda.shapes import Signature
 from baracuda.shares import Shares
 from baracuda.spec import Case, Problem
 from baracuda.testing.cases import Call, Subject, draw, holds, tried
+from baracuda.testing.pictures import PALETTES, bars, headline
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOTE = "<!-- Written by `python -m baracuda.tools.pages`: edit what it reads, not this. -->\n\n"
@@ -324,47 +324,14 @@ def _index() -> str:
 # -- what the benchmarks say ---------------------------------------------------------------------
 
 
-def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]]]], names: Sequence[str],
-         line: float | None = None) -> str:  # fmt: skip
-    """Horizontal bars as an SVG picture: for each row a bar for each of `names`, with its text."""
-    left, width, step, top = 430, 420, 10 * len(names) + 6, 48
-    most = max(value for _, values in rows for value, _ in values)
-    colours, high = ("#2f6db5", "#9aa4ad"), top + step * len(rows) + 8
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 90} {high}" '
-        'font-family="sans-serif" font-size="10">',
-        '<rect width="100%" height="100%" fill="#ffffff"/>',
-    ]
-
-    def write(x: float, y: float, text: str, more: str = "") -> None:
-        out.append(f'<text x="{x:.1f}" y="{y:g}"{more}>{escape(text)}</text>')
-
-    def fill(y: float, long: float, which: int, text: str, x: float = left) -> None:
-        shape = f'x="{x}" y="{y}" width="{long:.1f}" height="9" fill="{colours[which]}"'
-        out.append(f"<rect {shape}/>")
-        write(x + long + 4, y + 8, text)
-
-    if line is not None:
-        x = left + width * line / most
-        out.append(f'<path d="M{x:.1f} {top - 4}V{high - 8}" stroke="#888888"/>')
-    write(8, 16, title, ' font-size="13"')
-    for i, name in enumerate(names):
-        fill(26, 9, i, name, left + 110 * i)
-    for i, (label, values) in enumerate(rows):
-        y = top + step * i
-        write(left - 6, y + step / 2 + 1, label, ' text-anchor="end"')
-        for j, (value, text) in enumerate(values):
-            fill(y + 10 * j, width * value / most, j, text)
-    return "\n".join([*out, "</svg>\n"])
-
-
 def _shown(seconds: float) -> str:
     return f"{seconds * 1e3:.3f}" if seconds < 0.01 else f"{seconds * 1e3:.2f}"
 
 
 def performance(record: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, str]:
     """The page of the figures, and pictures of them."""
-    pictures, figures, ceiling = {}, [], record["ceiling"]
+    figures, ceiling = [], record["ceiling"]
+    pictures = {f"_static/speed-{k}.svg": headline(record, v) for k, v in PALETTES.items()}
     families: dict[str, list[tuple[str, list[tuple[float, str]]]]] = {}
     for row in record["rows"]:
         seconds, other = min((seconds, name) for name, seconds in row["peers"].items())

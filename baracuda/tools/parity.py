@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from math import inf
@@ -23,6 +22,7 @@ import baracuda as bc
 from baracuda import backends
 from baracuda.dtypes import FLOATS, named
 from baracuda.errors import UnsupportedError
+from baracuda.forks import cached_property
 from baracuda.testing import report
 from baracuda.testing.cases import LIBRARIES, Call, Subject, subjects
 from baracuda.testing.laws import LAWS, worst

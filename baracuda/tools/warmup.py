@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from itertools import product
 from multiprocessing import get_context
 from typing import Any, NamedTuple
@@ -214,7 +214,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (all cores)"
     )
     parser.add_argument(
-        "--share", action="store_true", help="let every user of the machine read the cache"
+        "--share",
+        action="store_true",
+        help="let every user of the machine read the cache; they take it from root alone",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -235,7 +237,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise CannotRun(f"NVRTC cannot be loaded: {one_line(error)}: {install}") from error
     devices = _devices(arguments.arch)
     if not compiler.usable():
-        raise CannotRun(f"the cache cannot be written: {folder().path}")
+        raise CannotRun(f"the cache cannot be written: {folder().path or folder()}")
     start = time.perf_counter()
     wanted = tasks(ops, arguments.dtypes, devices)
     missing = [task for task in wanted if not compiler.kept(task.entry, task.arch)]
@@ -281,6 +283,11 @@ def _devices(archs: Sequence[str] | None) -> dict[str, Sequence[DeviceFacts]]:
 def share() -> None:
     """Let everybody read what is in the cache, which is private to its owner otherwise."""
     found = folder()
+    if found.path is None:
+        return
+    # Others pass through the folder above, which this user may have made for nobody else.
+    with suppress(OSError):
+        found.path.parent.chmod(found.path.parent.stat().st_mode | 0o111)
     for path in (found.path, *(p for p in found.path.rglob("*") if p.is_dir())):
         path.chmod(path.stat().st_mode | 0o555)
     for path in found.files:
