@@ -2,19 +2,45 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+# What `make quick` runs of the tests: the declarations, the plans, the values.
+QUICK := $(addprefix tests/test_, house.py plans.py cache.py errors.py claims.py cross_checks.py \
+	docs.py laws.py functors.py kernels.py pages.py typing.py)
+# Of one family, `make quick OPS=gated` leaves out what is not about an op.
+ABOUT_OPS := $(filter-out %_plans.py %_cache.py %_errors.py %_typing.py, $(QUICK))
+# Changes count from the last tag, where there is none from the last merge.
+SINCE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git log -1 --merges --format=%H)
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo quick test test-full test-touched lint fuzz mutants bench docs clean
 
 demo: $(VENV)/.cli  ## train the example model on NumPy
 	$(BIN)/python -m baracuda train
 
-test: $(VENV)/.test lint  ## all tests, after the linters
-	$(BIN)/python -m pytest -n auto --dist worksteal
+quick: $(VENV)/.test  ## after every edit: the linters beside the fast tests; OPS=gated for one family
+	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & linters=$$!; \
+	BARACUDA_LANE=quick $(if $(OPS),BARACUDA_OPS=$(OPS)) $(PYTEST) -q $(if $(OPS),$(ABOUT_OPS),$(QUICK)); \
+	tests=$$?; wait $$linters; found=$$?; cat $(VENV)/lint.log; exit $$((tests | found))
+
+test: $(VENV)/.test lint  ## what a newcomer and the continuous integration run
+	$(PYTEST) --durations 10 --durations-min 1
+
+test-full: $(VENV)/.test lint  ## everything: every architecture, every dtype on every library
+	BARACUDA_LANE=full $(PYTEST) --durations 10 --durations-min 1
+
+test-touched: $(VENV)/.test  ## what `test-full` adds, for what changed since SINCE, in 25 minutes
+	BARACUDA_LANE=full BARACUDA_OPS=touched BARACUDA_SINCE=$(SINCE) \
+	$(PYTEST) -m full --budget 1440
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+fuzz: $(VENV)/.test  ## N=100000 random cases against formulas of others
+	$(BIN)/python -m tests.fuzz --cases $(or $(N),20000) --jobs 2
+
+mutants: $(VENV)/.test  ## change one guarantee at a time: the tests that should notice have to fail
+	$(BIN)/python -m tests.mutants --jobs 2
 
 bench: $(VENV)/.test  ## time the ops against what one would write without them
 	$(BIN)/python -m baracuda bench

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from builds import built
 from numpy.typing import NDArray
 
 from baracuda.backends.cuda.compiler import SOURCES, Entry, flattened
@@ -60,14 +60,37 @@ _INSTEAD = (
 )
 
 
-def compiler() -> list[str]:
+@cache
+def compiler() -> tuple[str, ...]:
     """A C++ compiler for the host."""
     for name in ("g++", "clang++", "c++"):
         if shutil.which(name):
-            return [name]
+            return (name,)
     if find_spec("ziglang"):
-        return [sys.executable, "-m", "ziglang", "c++"]
+        return (sys.executable, "-m", "ziglang", "c++")
     pytest.skip("needs a C++ compiler: g++, clang++, or pip install ziglang")
+
+
+@cache
+def _version() -> str:
+    return subprocess.run([*compiler(), "--version"], capture_output=True, text=True).stdout
+
+
+def shared_object(text: str, flags: Sequence[str], *headers: Path) -> ctypes.CDLL:
+    """C++ text that includes some headers, compiled for the host, and loaded."""
+
+    def compiled(to: Path) -> None:
+        whole = to.with_suffix(".cpp")
+        whole.write_text(text)
+        command = [*compiler(), *flags, "-shared", "-fPIC", "-o", str(to), str(whole)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        whole.unlink()
+        assert done.returncode == 0, done.stderr[:4000]
+
+    # Headers count by what they say, wherever they are.
+    own = " ".join(flag for flag in flags if not flag.startswith("-I"))
+    made = built(compiled, text, own, _version(), *headers, suffix=".so")
+    return ctypes.CDLL(str(made))
 
 
 def source(entries: Sequence[Entry]) -> str:
@@ -100,18 +123,12 @@ def source(entries: Sequence[Entry]) -> str:
 @cache
 def library(entries: tuple[Entry, ...]) -> ctypes.CDLL:
     """The entries in a shared object of their own."""
-    with TemporaryDirectory() as folder:
-        text, built = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
-        text.write_text(source(entries))
-        flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-shared", "-fPIC", f"-I{HERE}"]
-        # Vectors are read through pointers of other types; zig checks what is undefined by default.
-        flags += ["-fno-strict-aliasing", "-fno-sanitize=all"]
-        # Jumps between fibers are not what a hardened libc expects of a jump.
-        flags += ["-U_FORTIFY_SOURCE"]
-        command = [*compiler(), *flags, "-o", str(built), str(text)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[:4000]
-        return ctypes.CDLL(str(built))
+    flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", f"-I{HERE}"]
+    # Vectors are read through pointers of other types; zig checks what is undefined by default.
+    flags += ["-fno-strict-aliasing", "-fno-sanitize=all"]
+    # Jumps between fibers are not what a hardened libc expects of a jump.
+    flags += ["-U_FORTIFY_SOURCE"]
+    return shared_object(source(entries), flags, HERE / "emulator.hpp")
 
 
 _PAGE = mmap.PAGESIZE

@@ -3,7 +3,7 @@
 An op's forms come from the registry. What is chosen here is how large the arrays are and how they
 lie: whatever a planner tells apart (widths, layouts, index types, accumulation, offsets past 2^31,
 powers and sizes of windows) has a `Case`, a layout or an alignment below that leads to it. Windows
-have too many combinations for every run: unless ``BARACUDA_ALL_ARCHS=1``, norms other than the
+have too many combinations for any run: unless ``BARACUDA_ALL_KERNELS=1``, norms other than the
 Euclidean go without the alignments between the ends, and without 64-bit offsets in strips, as do
 losses; and variants that only `autotune` asks for are planned for fully aligned arrays alone.
 """
@@ -18,7 +18,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from kinds import OPS
+from kinds import FIRST
 
 import baracuda.ops  # noqa: F401
 from baracuda import check, layouts
@@ -32,7 +32,7 @@ from baracuda.op import registry
 from baracuda.spec import Case, OpSpec, Problem
 from baracuda.testing.cases import _derived, options_of, tried
 
-ALL = os.environ.get("BARACUDA_ALL_ARCHS") == "1"
+ALL = os.environ.get("BARACUDA_ALL_KERNELS") == "1"
 FACTS = DeviceFacts(0, "sm_90", 132, 232448)
 # With so little shared memory no row fits on chip.
 SMALL = DeviceFacts(0, "sm_90", 132, 64)
@@ -324,11 +324,11 @@ def devices(spec: OpSpec) -> tuple[DeviceFacts, ...]:
     return (FACTS,)
 
 
-def planned(problem: Problem, out: str, facts: Sequence[DeviceFacts]) -> Iterator[Entry]:
-    """The kernels of a problem, at every alignment, written and added to."""
+def planned(problem: Problem, out: str, device: DeviceFacts) -> Iterator[Entry]:
+    """The kernels of a problem on a device, at every alignment, written and added to."""
     spec = problem.spec
     adds = (False, True)[: 1 + spec.accumulates]
-    for alignment, add, device in product(alignments(problem), adds, facts):
+    for alignment, add in product(alignments(problem), adds):
         usual = call(problem, out, add, alignment, device)
         others = schedules.variants(usual)[1:] if ALL or alignment == WIDEST else ()
         for variant in ("", *others):
@@ -343,6 +343,21 @@ def dtypes(spec: OpSpec) -> tuple[str, ...]:
 
 
 @cache
+def _planned(op: str, dtype: str) -> dict[Entry, set[DeviceFacts]]:
+    """Every kernel of an op for a dtype, with the devices that it is planned for."""
+    names: dict[str, Entry] = {}
+    found: dict[Entry, set[DeviceFacts]] = {}
+    spec = registry[op].spec
+    for problem, out in problems(spec, dtype):
+        for device in devices(spec):
+            for entry in planned(problem, out, device):
+                other = names.setdefault(entry.symbol, entry)
+                if other != entry:
+                    raise ValueError(f"two kernels are called {entry.symbol}: {other} and {entry}")
+                found.setdefault(entry, set()).add(device)
+    return found
+
+
 def entries(op: str, dtype: str) -> tuple[Entry, ...]:
     """Every kernel of an op for a dtype, each once.
 
@@ -351,39 +366,45 @@ def entries(op: str, dtype: str) -> tuple[Entry, ...]:
     ValueError
         Where two kernels have one name.
     """
-    found: dict[str, Entry] = {}
-    spec = registry[op].spec
-    for problem, out in problems(spec, dtype):
-        for entry in planned(problem, out, devices(spec)):
-            if found.setdefault(entry.symbol, entry) != entry:
-                other = found[entry.symbol]
-                raise ValueError(f"two kernels are called {entry.symbol}: {other} and {entry}")
-    return tuple(found.values())
+    return tuple(_planned(op, dtype))
 
 
-@cache
 def launched(op: str, dtype: str, new: bool) -> tuple[Entry, ...]:
     """The kernels of an op on devices of these or of earlier days."""
-    spec, every = registry[op].spec, entries(op, dtype)
-    if NEW not in devices(spec):
-        return every
+    if NEW not in devices(registry[op].spec):
+        return entries(op, dtype)
     device = NEW if new else FACTS
-    some = {e for each in problems(spec, dtype) for e in planned(*each, (device,))}
-    return tuple([e for e in every if e in some])
+    return tuple(e for e, known in _planned(op, dtype).items() if device in known)
 
 
-def compiled(op: str, dtype: str, arch: str, whole: bool) -> tuple[Entry, ...]:
-    """The kernels to compile for an architecture: all, or a covering set. Where another op of the
-    kind stands for this one it is the latter too, with what large arrays run through."""
+def compiled(op: str, dtype: str, arch: str) -> tuple[Entry, ...]:
+    """The kernels that an architecture has."""
     capability = int(arch.removeprefix("sm_"))
-    every = [e for e in launched(op, dtype, capability >= 100) if needs(e) <= capability]
-    if not whole:
-        return covering(every)
-    if ALL or (op in OPS and not derived(registry[op].spec)):
-        return tuple(every)
+    return tuple(e for e in launched(op, dtype, capability >= 100) if needs(e) <= capability)
+
+
+def whole(op: str, dtype: str, arch: str) -> tuple[Entry, ...]:
+    """All of these; of a pointwise op that differs from others by its functor alone, a covering set
+    and what large arrays run through."""
+    every = compiled(op, dtype, arch)
+    if ALL or (op in FIRST and not derived(registry[op].spec)):
+        return every
     widest = f"_v{WIDEST // named(dtype).itemsize}_"
     large = [e for e in every if "_flat_" in e.symbol and widest in e.symbol and "i32" in e.symbol]
     return tuple(dict.fromkeys([*large, *covering(every)]))
+
+
+@cache
+def of_family(file: str, arch: str) -> tuple[Entry, ...]:
+    """A covering set of all kernels of a source file: each functor, each dtype, each argument."""
+    every = [
+        entry
+        for name, op in registry.items()
+        if op.spec.kernel and op.spec.kernel.file == file
+        for dtype in dtypes(op.spec)
+        for entry in compiled(name, dtype, arch)
+    ]
+    return covering(list(dict.fromkeys(every)))
 
 
 def needs(entry: Entry) -> int:

@@ -1,20 +1,19 @@
 """Ops that are declared alike, of which one stands for all where only declarations matter.
 
 What frameworks make of an op (batches, shards, graphs, launches) is derived from its declaration,
-not from its formula. Tests of that take the first op of each kind, or with ``BARACUDA_ALL_OPS=1``
-every op; tests of values always take all.
+not from its formula. Tests of that take the first op of each kind, and in the full lane every op;
+tests of values always take all.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
+
+import lanes
 
 from baracuda import adjoint
 from baracuda.op import registry
 from baracuda.spec import OpSpec
-
-ALL = os.environ.get("BARACUDA_ALL_OPS") == "1"
 
 
 def kind(spec: OpSpec) -> tuple[Any, ...]:
@@ -46,6 +45,23 @@ def representatives() -> dict[str, list[str]]:
     return {names[0]: names for names in kinds.values()}
 
 
-OPS = list(registry) if ALL else list(representatives())
-PAIRS = [(o.spec.adjoint_of, name) for name, o in registry.items() if o.spec.adjoint_of]
-PAIRS = [pair for pair in PAIRS if ALL or {*pair} & {*OPS}]
+def of_category() -> set[str]:
+    """The first op of each category, and its gradient."""
+    names: dict[Any, str] = {}
+    for name, op in registry.items():
+        names.setdefault((op.spec.category, op.spec.adjoint_of is None), name)
+    return {*names.values()}
+
+
+FIRST = representatives()
+USUAL = of_category()
+OPS = lanes.cases(registry, FIRST.__contains__)
+PAIRS = lanes.cases(
+    [(o.spec.adjoint_of, name) for name, o in registry.items() if o.spec.adjoint_of],
+    lambda pair: not FIRST.keys().isdisjoint(pair),
+)
+
+
+def runs_both_ways(op: str) -> bool:
+    """Whether it stands for a kind and is no gradient: what runs it runs its gradient too."""
+    return op in FIRST and registry[op].spec.adjoint_of is None

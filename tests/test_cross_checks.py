@@ -319,12 +319,22 @@ def test_forward_and_backward_are_torchs(row, library):
 
 def test_the_table_has_every_op_that_names_no_function_of_torch():
     """Those that do are tested by that in test_namesakes, losses of logits in test_losses."""
-    ops = {op for op, *_ in TABLE.values()}
-    every = [getattr(bc, n) for n in bc.__all__ if isinstance(getattr(bc, n), bc.Op)]
-    public = {op.spec.name for op in every if op.spec.category != "cross_entropy"}
-    there = {n for n in public if not n.endswith("_backward")}
-    assert {n for n in there if not getattr(bc, n).spec.namesake} <= ops <= there
-    assert public == there | {f"{n}_backward" for n in there}
+    rows = {op for op, *_ in TABLE.values()}
+    every = {name: getattr(bc, name) for name in bc.__all__}
+    public = {
+        name: op
+        for name, op in every.items()
+        if isinstance(op, bc.Op) and op.spec.category != "cross_entropy"
+    }
+    forwards = {name for name in public if not name.endswith("_backward")}
+    missing = {name for name in forwards - rows if not public[name].spec.namesake}
+    assert not missing, (
+        f"no code of others says what {sorted(missing)} should compute. If torch has the same "
+        'function, declare namesake="nn.functional.NAME"; else add a row to rows() in this file.'
+    )
+    assert not rows - forwards, f"rows of ops that are not public: {sorted(rows - forwards)}"
+    lonely = public.keys() ^ (forwards | {f"{name}_backward" for name in forwards})
+    assert not lonely, f"an op without its gradient, or a gradient without its op: {sorted(lonely)}"
 
 
 # where the table of the docstring says that they differ

@@ -383,13 +383,14 @@ def test_a_damaged_file_is_a_miss(damage: bytes, compiled: Compilations, tmp_pat
 
 
 def test_machine_code_that_does_not_load_is_compiled_again(
-    compiled: Compilations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: Compilations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from baracuda.backends.cuda import launch
 
     code = compiler.cubin(ENTRY, ARCH)
-    for path in files(tmp_path):
-        path.write_bytes(path.read_bytes()[:64])
+    store = compiler._disk()
+    assert store is not None
+    store.put(compiler._key(ENTRY, ARCH), code[:64])
 
     class Loaded:
         def __init__(self, data: bytes) -> None:

@@ -41,11 +41,11 @@ def test_the_examples_of_the_docstrings_run(name: str) -> None:
     assert runner.summarize().failed == 0
 
 
-def test_the_code_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_code_of_the_readme_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert blocks
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
-    assert "swiglu_backward" in capsys.readouterr().out
 
 
 def program(page: str, gpu: bool) -> str:

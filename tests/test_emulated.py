@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import emulator
+import lanes
 import ml_dtypes
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def made(
     return dout, index, plan(call_of(name, dtype, index, dout, add))
 
 
-@pytest.fixture(scope="module", params=DTYPES)
+@pytest.fixture(scope="module", params=lanes.cases(DTYPES, lanes.common))
 def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -220,6 +221,7 @@ def test_digits_do_not_carry(name: str, dtype: str, entries: tuple[Entry, ...]) 
         close(out, values, index, PROBLEMS[name][3])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float64"], indirect=True)
 @pytest.mark.parametrize("name", ["odd rows", "columns turned", "parts", "fixed point"])
 @pytest.mark.parametrize("large", [1.0, 2.0**-1060])

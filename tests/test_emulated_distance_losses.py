@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import emulator
+import lanes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -100,7 +101,7 @@ def computed(one: Trial, dtype: str, seed: int = 0) -> list[Array]:
     return outs
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", lanes.cases(DTYPES, lanes.common))
 @pytest.mark.parametrize("back", ["", "_backward"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_losses_of_rows_are_those_of_the_body(loss: str, back: str, dtype: str) -> None:

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import emulator
+import lanes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -73,7 +74,7 @@ def entries(file: str, dtype: str) -> tuple[Entry, ...]:
     return tuple({s.entry.symbol: s.entry for steps in every for s in steps.kernels}.values())
 
 
-@pytest.mark.parametrize(("name", "dtype"), KINDS)
+@pytest.mark.parametrize(("name", "dtype"), lanes.cases(KINDS, lambda kind: lanes.common(kind[1])))
 def test_losses_are_those_of_the_body(
     name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

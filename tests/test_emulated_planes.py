@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 import emulator
+import lanes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -147,8 +149,13 @@ def least(one: Trial) -> float:
     return float(np.sqrt(np.min(variances) + 1e-5))
 
 
-@pytest.mark.parametrize("of", [trials, kept_trials], ids=["read", "kept"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "of"),
+    lanes.cases(
+        itertools.product(DTYPES, (trials, kept_trials)),
+        {("float32", trials), ("bfloat16", kept_trials)}.__contains__,
+    ),
+)
 def test_planes_are_the_body_in_any_order_of_threads(
     dtype: str, of: Callable[[str], tuple[Trial, ...]]
 ) -> None:
@@ -190,6 +197,7 @@ def test_what_is_far_from_zero_keeps_its_digits(dtype: str, s: Shape) -> None:
             assert np.all(np.abs(got.astype(np.float64) - want) <= most), (op, s)
 
 
+@pytest.mark.full
 def test_bits_do_not_depend_on_alignment() -> None:
     differ = set()
     for op in OPS:
@@ -216,7 +224,7 @@ def test_bits_do_not_depend_on_alignment() -> None:
     assert len(differ) > 2 * len(OPS)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", lanes.cases(DTYPES, lanes.common))
 def test_kept_sets_have_the_same_bits_in_vectors_and_not(dtype: str) -> None:
     """In clusters of every size, some of which take two sets in turn."""
     found: dict[Any, set[tuple[bytes, ...]]] = {}

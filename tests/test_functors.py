@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,11 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import emulator
 import kernels
 import ml_dtypes
 import numpy as np
 import pytest
-from emulator import compiler
 from mpmath import mp, mpf
 from numpy.typing import ArrayLike, NDArray
 
@@ -99,19 +98,14 @@ def elementwise() -> str:
 
 
 @pytest.fixture(scope="session")
-def functors(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def functors() -> ctypes.CDLL:
     """All functors as C functions."""
-    built = tmp_path_factory.mktemp("functors") / "functors.so"
     # No contraction: what the sources do not fuse themselves stays as it is written.
-    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wall"]
-    whole = built.with_suffix(".cpp")
-    whole.write_text(elementwise() + f'#include "{HERE / "functors.cpp"}"\n')
-    source = [f"-I{SOURCES}", "-o", str(built), str(whole)]
-    done = subprocess.run(
-        [*compiler(), *flags, "-shared", "-fPIC", *source], capture_output=True, text=True
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wall", f"-I{SOURCES}", f"-I{HERE}"]
+    text = elementwise() + '#include "functors.cpp"\n'
+    return emulator.shared_object(
+        text, flags, HERE / "functors.cpp", *sorted(SOURCES.rglob("*.cu*"))
     )
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(built))
 
 
 def address(x: NDArray[Any]) -> ctypes.c_void_p:

@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 import torch
 from device import EVERY, MARKS, SHORT, close, each_kernel, each_op, many, one_or_many, randn
+from holding import hold
 
 import baracuda as bc
 from baracuda.op import registry
 from baracuda.testing.cases import Subject
-from baracuda.testing.laws import LAWS
 
 pytestmark = MARKS
 
 
-@pytest.mark.parametrize("law", list(LAWS))
 @pytest.mark.parametrize("subject", EVERY, ids=str)
-def test_law(subject: Subject, law: str) -> None:
-    LAWS[law](subject)
+def test_laws(subject: Subject) -> None:
+    hold(subject)
 
 
 # Layouts.

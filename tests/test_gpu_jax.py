@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from device import close
+from holding import hold
 from kinds import OPS
 from over_devices import works
 
 import baracuda as bc
 from baracuda.op import registry
 from baracuda.testing.cases import Call, Subject, subjects, to_library
-from baracuda.testing.laws import LAWS
 
 
 def has_gpu() -> bool:
@@ -57,11 +57,9 @@ def run_on(call: Call, *some: Any) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.parametrize("law", list(LAWS))
 @pytest.mark.parametrize("subject", EVERY, ids=str)
-def test_law(subject: Subject, law: str) -> None:
-    with subject.context():
-        LAWS[law](subject)
+def test_laws(subject: Subject) -> None:
+    hold(subject)
 
 
 @each_kernel

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "baracuda"
 
 # From the ground; what stands on one floor are neighbours.
 FLOORS = [
+    {"forks"},
     {"errors", "_version", "dtypes", "instruments", "layouts"},
     {"libraries"},
     {"shapes", "numerics", "reductions", "sku"},
@@ -21,6 +22,7 @@ FLOORS = [
     {"backends"},
     {"plan"},
     {"cache"},
+    {"recent", "records"},
     {"op"},
     {"losses", "norms"},
     {"adjoint", "ops"},

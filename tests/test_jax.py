@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,9 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import lanes
 import numpy as np
 import pytest
-from kinds import OPS, PAIRS
+from kinds import OPS, PAIRS, USUAL, runs_both_ways
 from over_devices import ROOT, works
 
 import baracuda as bc
@@ -23,9 +25,15 @@ from baracuda.testing.cases import Call, Subject
 
 # Where the backward takes nothing that the forward is not linear in.
 LINEAR = ("gather", "lerp", "rope")
-every_op = pytest.mark.parametrize("op", sorted(registry))
 one_of_each_kind = pytest.mark.parametrize("op", OPS)
+one_of_each_category = pytest.mark.parametrize("op", lanes.cases(registry, USUAL.__contains__))
 every_pair = pytest.mark.parametrize(("forward", "backward"), PAIRS)
+
+
+def _usual_axis(given: tuple[str, int]) -> bool:
+    """One axis of one op of each category: the last of a gradient, the first of its op."""
+    op, axis = given
+    return op in USUAL and axis == (-1 if registry[op].spec.adjoint_of else 0)
 
 
 @pytest.fixture
@@ -100,8 +108,14 @@ def close(got: Any, want: Any, label: Any, tolerance: float = 1e-9) -> None:
         np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance, err_msg=f"{label}")
 
 
-@one_of_each_kind
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+# In float32 that is a law.
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    lanes.cases(
+        itertools.product(registry, ("float32", "float64")),
+        lambda given: given[0] in USUAL and given[1] == "float64",
+    ),
+)
 def test_jit_gives_what_a_plain_call_gives(op: str, dtype: str) -> None:
     with Subject(op, "array_api", "jax", dtype).context():
         for g in given(op, dtype, most=1):
@@ -109,7 +123,8 @@ def test_jit_gives_what_a_plain_call_gives(op: str, dtype: str) -> None:
             close(jax.jit(g.op)(*g.arrays), g.op(*g.arrays), g.call.form.text, tolerance)
 
 
-@every_op
+# The second derivative of a gradient is the third of its forward.
+@pytest.mark.parametrize("op", lanes.cases(registry, runs_both_ways))
 @pytest.mark.usefixtures("wide")
 def test_first_and_second_derivatives_are_those_of_the_body(op: str) -> None:
     # The options of pooling and indexing choose the formula, those of the others only axes.
@@ -241,8 +256,9 @@ def batched(x: Any, axis: int, count: int = 3) -> Any:
     return jnp.stack(parts, axis)
 
 
-@one_of_each_kind
-@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize(
+    ("op", "axis"), lanes.cases(itertools.product(registry, (0, -1)), _usual_axis)
+)
 def test_vmap_over_each_operand_is_a_loop(op: str, axis: int) -> None:
     for g in given(op, "float32", most=1):
         n = len(g.arrays)
@@ -257,7 +273,7 @@ def test_vmap_over_each_operand_is_a_loop(op: str, axis: int) -> None:
                 close(have, plain(*one), f"{g.call.form.text} {axes}", 2e-5)
 
 
-@one_of_each_kind
+@pytest.mark.parametrize("op", lanes.cases(registry, lambda op: op in USUAL and runs_both_ways(op)))
 @pytest.mark.usefixtures("wide")
 def test_gradients_batch_and_nest(op: str) -> None:
     for g in given(op, "float64", most=1):
@@ -380,6 +396,6 @@ def test_an_eager_call_is_one_program_whatever_its_values() -> None:
     assert _compilations(lambda: [bc.lerp(x, negative, weight=i / 9) for i in range(9)]) == 0
 
 
-@one_of_each_kind
+@one_of_each_category
 def test_over_four_devices(op: str) -> None:
     works(op, "host")

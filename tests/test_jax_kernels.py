@@ -9,14 +9,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import lanes
 import numpy as np
 import pytest
 from emulator import compiler
-from kinds import OPS, PAIRS
+from kinds import FIRST, USUAL
 from over_devices import works
 from test_jax import close, given
 
 import baracuda as bc
+from baracuda.dtypes import named
 from baracuda.op import registry
 
 pytest.importorskip("cuda.core", reason="needs pip install 'baracuda[cuda]'")
@@ -47,10 +49,15 @@ def launched_eagerly(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 # What is composed of other ops launches theirs.
-KERNELS = [op for op in OPS if registry[op].spec.kernel]
-each_kernel = pytest.mark.parametrize("op", KERNELS)
+KERNELS = [name for name, op in registry.items() if op.spec.kernel]
+PAIRS = [(registry[name].spec.adjoint_of, name) for name in KERNELS]
+# Cases of each form.
+MOST = None if lanes.FULL else 1
+each_kernel = pytest.mark.parametrize("op", lanes.cases(KERNELS, FIRST.__contains__))
+one_of_each_category = pytest.mark.parametrize("op", lanes.cases(KERNELS, USUAL.__contains__))
 each_pair = pytest.mark.parametrize(
-    ("forward", "backward"), [pair for pair in PAIRS if registry[pair[1]].spec.kernel]
+    ("forward", "backward"),
+    lanes.cases([p for p in PAIRS if p[0]], lambda p: p[0] in USUAL),
 )
 
 
@@ -63,14 +70,25 @@ def same(got: Any, want: Any, label: Any) -> None:
 
 def test_offsets_are_those_of_the_header() -> None:
     offsets = {
-        "offsetof(XLA_FFI_CallFrame, extension_start)": xla.FRAME,
-        "offsetof(XLA_FFI_CallFrame, api)": xla.FRAME + 8,
-        "offsetof(XLA_FFI_CallFrame, ctx)": xla.FRAME + 16,
-        "offsetof(XLA_FFI_CallFrame, args) + offsetof(XLA_FFI_Args, args)": xla.FRAME + 64,
-        "offsetof(XLA_FFI_CallFrame, rets) + offsetof(XLA_FFI_Rets, rets)": xla.FRAME + 104,
-        "offsetof(XLA_FFI_CallFrame, attrs) + offsetof(XLA_FFI_Attrs, attrs)": xla.FRAME + 152,
-        "offsetof(XLA_FFI_Buffer, data)": xla.BUFFER_DATA,
-        "offsetof(XLA_FFI_Array, data)": xla.ARRAY_DATA,
+        "offsetof(XLA_FFI_CallFrame, extension_start)": 8,
+        "offsetof(XLA_FFI_CallFrame, api)": 16,
+        "offsetof(XLA_FFI_CallFrame, ctx)": 24,
+        "offsetof(XLA_FFI_CallFrame, args) + offsetof(XLA_FFI_Args, size)": 56,
+        "offsetof(XLA_FFI_CallFrame, args) + offsetof(XLA_FFI_Args, types)": 64,
+        "offsetof(XLA_FFI_CallFrame, args) + offsetof(XLA_FFI_Args, args)": 72,
+        "offsetof(XLA_FFI_CallFrame, rets) + offsetof(XLA_FFI_Rets, size)": 96,
+        "offsetof(XLA_FFI_CallFrame, rets) + offsetof(XLA_FFI_Rets, types)": 104,
+        "offsetof(XLA_FFI_CallFrame, rets) + offsetof(XLA_FFI_Rets, rets)": 112,
+        "offsetof(XLA_FFI_CallFrame, attrs) + offsetof(XLA_FFI_Attrs, size)": 136,
+        "offsetof(XLA_FFI_CallFrame, attrs) + offsetof(XLA_FFI_Attrs, types)": 144,
+        "offsetof(XLA_FFI_CallFrame, attrs) + offsetof(XLA_FFI_Attrs, attrs)": 160,
+        "offsetof(XLA_FFI_Buffer, dtype)": xla.BUFFER,
+        "offsetof(XLA_FFI_Buffer, data)": xla.BUFFER + 8,
+        "offsetof(XLA_FFI_Array, dtype)": 0,
+        "offsetof(XLA_FFI_Array, size)": 8,
+        "offsetof(XLA_FFI_Array, data)": 16,
+        "offsetof(XLA_FFI_Extension_Base, type)": xla.EXTENSION_TYPE,
+        "offsetof(XLA_FFI_Extension_Base, next)": xla.EXTENSION_NEXT,
         "offsetof(XLA_FFI_Metadata_Extension, metadata)": xla.EXTENSION_METADATA,
         "offsetof(XLA_FFI_Metadata, api_version.major_version)": xla.METADATA_VERSION,
         "offsetof(XLA_FFI_Metadata, traits)": xla.METADATA_TRAITS,
@@ -82,8 +100,18 @@ def test_offsets_are_those_of_the_header() -> None:
         "XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE": xla.COMMAND_BUFFER_COMPATIBLE,
         "XLA_FFI_API_MAJOR": xla.MAJOR,
         "XLA_FFI_Error_Code_INTERNAL": xla.INTERNAL_ERROR,
+        "XLA_FFI_Error_Code_CANCELLED": xla.CANCELLED,
+        "XLA_FFI_Error_Code_INVALID_ARGUMENT": xla.INVALID_ARGUMENT,
+        "XLA_FFI_ArgType_BUFFER": xla.IS_BUFFER,
+        "XLA_FFI_RetType_BUFFER": xla.IS_BUFFER,
+        "XLA_FFI_AttrType_ARRAY": xla.IS_ARRAY,
+        "XLA_FFI_DataType_PRED": xla.DTYPES["bool"],
     }
-    assert xla._frame.__self__.size == 152 + 8
+    for name, code in xla.DTYPES.items():
+        kind = named(name).short.upper().replace("I", "S", named(name).kind == "int")
+        if name != "bool":
+            offsets[f"XLA_FFI_DataType_{kind}"] = code
+    assert xla.FRAME_SIZE == 160 + 8
     checks = "\n".join(f'static_assert({a} == {b}, "{b}");' for a, b in offsets.items())
     with TemporaryDirectory() as folder:
         file = Path(folder, "offsets.cpp")
@@ -135,7 +163,7 @@ def test_a_target_is_named_by_all_that_is_launched(launched: list[str]) -> None:
 
 @each_kernel
 def test_a_program_launches_the_kernel(op: str, launched: list[str]) -> None:
-    for g in given(op, "float32"):
+    for g in given(op, "float32", MOST):
         got = jax.jit(g.op)(*g.arrays)
         empty = any(x.size == 0 for x in jax.tree.leaves(got))
         assert launched == ([] if empty else [op]), g.call.case
@@ -144,9 +172,9 @@ def test_a_program_launches_the_kernel(op: str, launched: list[str]) -> None:
         launched.clear()
 
 
-@each_kernel
+@one_of_each_category
 def test_a_batch_is_one_launch(op: str, launched: list[str]) -> None:
-    for g in given(op, "float32", most=2):
+    for g in given(op, "float32", most=2 if lanes.FULL else 1):
         n = len(g.arrays)
         for which in [*([i] for i in range(n)), *([range(n)] if n > 1 else [])]:
             batched = [
@@ -162,7 +190,7 @@ def test_a_batch_is_one_launch(op: str, launched: list[str]) -> None:
             same(got, jax.vmap(g.plain, axes)(*batched), f"{g.call.form.text} {axes}")
 
 
-@each_kernel
+@one_of_each_category
 def test_nested_batches_along_any_axis(op: str, launched: list[str]) -> None:
     every = list(given(op, "float32"))
     fits = [g for g in every if batch(g.problem, 3, [True] * len(g.arrays)) is not None]
@@ -180,7 +208,7 @@ def test_nested_batches_along_any_axis(op: str, launched: list[str]) -> None:
 
 @each_pair
 def test_a_gradient_launches_the_backward(forward: str, backward: str, launched: list[str]) -> None:
-    for g in given(forward, "float32", most=2):
+    for g in given(forward, "float32", most=2 if lanes.FULL else 1):
         same(jax.jit(g.grad(g.op))(*g.inputs), g.grad(g.plain)(*g.inputs), g.call.form.text)
         assert backward in launched
         launched.clear()
@@ -219,7 +247,7 @@ def test_an_index_out_of_range_is_dropped_while_traced(launched: list[str]) -> N
 
 @each_kernel
 def test_an_eager_call_launches_the_kernel(op: str, launched_eagerly: list[str]) -> None:
-    for g in given(op, "float32"):
+    for g in given(op, "float32", MOST):
         got = g.op(*g.arrays)
         jax.block_until_ready(got)
         empty = any(x.size == 0 for x in jax.tree.leaves(got))
@@ -345,7 +373,7 @@ def test_a_share_has_smaller_options_and_each_mesh_axis_once() -> None:
     assert shares.options({"c0": ("x", "y")}, {"x": 2, "y": 3})["src_shape"] == (4, 9, 1)
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", lanes.cases(registry, USUAL.__contains__))
 def test_over_four_devices(op: str) -> None:
     """Opaque as a custom call is, shards run where they are, without a collective."""
     works(op, "kernels")

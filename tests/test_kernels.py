@@ -1,13 +1,14 @@
 """Every kernel compiles without a GPU, in registers alone.
 
-All that the planners distinguish is compiled for sm_90, but for some combinations of windows that
-`kernels` names, and for one op of each kind (`kinds`). Of the others, and for sm_80 and sm_100, a
-covering set is: each op and dtype with every value of every template argument of its schedules, but
-not all their combinations, which would take three times as long. ``BARACUDA_ALL_ARCHS=1`` does the
-whole product for these and for sm_86, sm_89 and sm_120.
+Usually that is a covering set for sm_90: of each source file every functor, every dtype, and every
+value of every template argument of its schedules. The full lane compiles all that the planners
+distinguish for sm_90 (but for some combinations of windows, and pointwise ops that differ by their
+functors alone), the covering set of each op and dtype for sm_80 and sm_100, and that of each file
+for sm_86, sm_89 and sm_120. ``BARACUDA_ALL_KERNELS=1`` compiles the whole product, for hours.
 
-``BARACUDA_KERNEL_REPORT=FILE`` writes what each kernel takes (registers, bytes of stack, bytes
-spilled) as JSON, by architecture and kernel; a later run adds to the file and replaces.
+What a kernel takes is kept by the digest of its source and compiler (`builds`).
+``BARACUDA_KERNEL_REPORT=FILE`` writes it (registers, bytes of stack, bytes spilled) as JSON, by
+architecture and kernel; a later run adds to the file and replaces.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,10 +35,15 @@ except PackageNotFoundError as error:
     pytest.skip(f"needs {error.name}: pip install 'baracuda[cuda]'", allow_module_level=True)
 
 import kernels
+import lanes
+from builds import built
+from cuda.core.utils import make_program_cache_key
 
 from baracuda.backends.cuda import compiler
+from baracuda.backends.cuda.compiler import Entry, Usage
 
-WHOLE = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120") if kernels.ALL else ("sm_90",)
+EVERY_ARCH = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+WHOLE = EVERY_ARCH if kernels.ALL else ("sm_90",)
 COVERED = () if kernels.ALL else ("sm_80", "sm_100")
 
 # Kernels that may spill or have a stack, by a part of the name: bytes allowed, and why.
@@ -55,9 +61,15 @@ ALLOWED: dict[str, tuple[int, str]] = {
 KINDS = [
     pytest.param(name, dtype, id=f"{name}-{dtype}")
     for name, op in registry.items()
-    if op.spec.kernel
+    if op.spec.kernel and name in lanes.of_kernels()
     for dtype in kernels.dtypes(op.spec)
 ]
+# The op of each names it where a run is about some ops.
+FILES = {
+    op.spec.kernel.file: name
+    for name, op in registry.items()
+    if op.spec.kernel and name in lanes.of_kernels()
+}
 
 
 @pytest.fixture(scope="session")
@@ -78,19 +90,46 @@ def report() -> Iterator[dict[str, dict[str, Any]]]:
             json.dump(known, file, indent=1, sort_keys=True)
 
 
+def usage(entry: Entry, arch: str) -> Usage:
+    """What the assembler says of a kernel; it is asked once for each source and architecture."""
+
+    def write(to: Path) -> None:
+        to.write_text(json.dumps(asdict(compiler.usage(entry, arch))))
+
+    key = make_program_cache_key(
+        code=entry.source, code_type="c++", options=compiler._options(arch), target_type="cubin"
+    )
+    return Usage(**json.loads(built(write, key, suffix=".json").read_text()))
+
+
+def look(entries: Iterable[Entry], arch: str, report: dict[str, dict[str, Any]]) -> None:
+    """Compile kernels, and find those that need memory for what should be in registers."""
+    remarks = []
+    for entry in entries:
+        use = usage(entry, arch)
+        report.setdefault(arch, {})[entry.symbol] = asdict(use)
+        most = max((b for part, (b, _) in ALLOWED.items() if part in entry.symbol), default=0)
+        if max(use.spilled, use.stack) > most:
+            remarks.append(f"{entry.symbol} for {arch}: {use}, {entry.schedule}")
+    assert not remarks, "\n".join(remarks)
+
+
+@pytest.mark.parametrize("arch", lanes.cases(EVERY_ARCH, lambda arch: arch == "sm_90"))
+@pytest.mark.parametrize(("file", "op"), FILES.items())
+def test_the_kernels_of_a_file_compile_and_stay_in_registers(
+    file: str, op: str, arch: str, report: dict[str, dict[str, Any]]
+) -> None:
+    look(kernels.of_family(file, arch), arch, report)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("arch", [*WHOLE, *COVERED])
 @pytest.mark.parametrize(("op", "dtype"), KINDS)
 def test_a_kernel_compiles_and_stays_in_registers(
     op: str, dtype: str, arch: str, report: dict[str, dict[str, Any]]
 ) -> None:
-    remarks = []
-    for entry in kernels.compiled(op, dtype, arch, arch in WHOLE):
-        use = compiler.usage(entry, arch)
-        report.setdefault(arch, {})[entry.symbol] = asdict(use)
-        most = max((b for part, (b, _) in ALLOWED.items() if part in entry.symbol), default=0)
-        if max(use.spilled, use.stack) > most:
-            remarks.append(f"{entry.symbol}: {use}, {entry.schedule}")
-    assert not remarks, "\n".join(remarks)
+    some = kernels.whole(op, dtype, arch)
+    look(some if arch in WHOLE else kernels.covering(some), arch, report)
 
 
 @pytest.mark.parametrize("name", [n for n, op in registry.items() if op.spec.moves])
@@ -101,11 +140,16 @@ def test_what_only_moves_elements_has_one_kernel_for_each_size(name: str) -> Non
         assert {e.schedule for e in kernels.entries(name, dtype)} <= compiled
 
 
-@pytest.mark.parametrize(("op", "dtype"), KINDS)
-def test_the_covering_set_has_every_template_argument(op: str, dtype: str) -> None:
-    every = kernels.entries(op, dtype)
-    values = frozenset().union(*map(kernels.arguments, every))
-    assert values == frozenset().union(*map(kernels.arguments, kernels.covering(every)))
+@pytest.mark.parametrize(("file", "op"), FILES.items())
+def test_the_covering_set_has_every_template_argument(file: str, op: str) -> None:
+    values = set()
+    for name, dtype in (kind.values for kind in KINDS):
+        if registry[name].spec.kernel.file == file:
+            values |= {
+                a for e in kernels.compiled(name, dtype, "sm_90") for a in kernels.arguments(e)
+            }
+    covered = {a for e in kernels.of_family(file, "sm_90") for a in kernels.arguments(e)}
+    assert values <= covered
 
 
 def test_every_op_with_a_kernel_is_planned_in_every_form() -> None:
@@ -145,6 +189,7 @@ def test_new_lengths_ask_for_the_same_kernels(name: str) -> None:
     assert len(found) == 1
 
 
+@pytest.mark.full
 def test_allowances_are_for_kernels_that_exist() -> None:
     names = [e.symbol for kind in KINDS for e in kernels.entries(*map(str, kind.values))]
     for part, (_, reason) in ALLOWED.items():

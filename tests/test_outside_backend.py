@@ -97,7 +97,7 @@ CHOOSES = """
 import numpy as np
 import baracuda as bc
 from baracuda import backends
-assert not backends._begun
+assert not backends._done
 x = np.ones((2, 8), np.float32)
 plan = bc.glu.plan(x)
 print(plan.sku.backend, bc.glu.plan(x, backend="outside").sku.backend, *backends.names())

@@ -19,6 +19,7 @@ import baracuda as bc
 from baracuda import backends, body
 from baracuda.libraries import library_of
 from baracuda.op import Op, routes
+from baracuda.recent import Known
 from baracuda.spec import Misfit, OpSpec, Prepared, Problem
 
 X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(3, 8)
@@ -352,18 +353,17 @@ def test_arrays_that_lie_differently_are_looked_up_before_they_are_planned_anew(
     known = bc.tanhshrink.plan(X)
 
     class Narrow:
-        def matches(self, arrays: Sequence[Any]) -> bool:
-            return True
-
         def run(self, *_: Any) -> Any:
             raise Misfit
 
     bc.tanhshrink(X)
     op: Any = bc.tanhshrink
-    monkeypatch.setattr(op, "_last", (Narrow(), bc.plan_cache.generation, ()))
+    guess = Known(Narrow(), bc.plan_cache.generation)
+    guess.matches = lambda arrays: True
+    monkeypatch.setattr(op._recent, "last", guess)
     monkeypatch.setattr(type(op), "_find", lambda *_: calls.append("find"))
     assert np.array_equal(bc.tanhshrink(X), known(X))
-    assert op._last[0] is known
+    assert op._recent.last.plan is known
     assert not calls
 
 

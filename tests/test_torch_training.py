@@ -301,6 +301,7 @@ def test_tangents_pass_through_an_op() -> None:
     torch.testing.assert_close(got, torch.func.jvp(swiglu, (x,), (t,))[1])
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None,
     reason="needs a C++ compiler: g++, or what CXX names",

@@ -1,5 +1,6 @@
 """`train --distributed`: the same loss curve as one process, under DDP and FSDP2, from torchrun."""
 
+import functools
 import importlib
 import json
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lanes
 import numpy as np
 import pytest
 
@@ -46,15 +48,17 @@ def single():
     torch.set_num_threads(threads)
 
 
+_full = functools.partial(pytest.param, marks=pytest.mark.full)
+
+
 @pytest.mark.parametrize(
     ("processes", "arguments"),
     [
-        (2, ["ddp", "--steps", f"{STEPS}", "--device", "cpu"]),
         (2, ["fsdp", "--steps", f"{STEPS}", "--device", "cpu"]),
-        (4, ["fsdp", "--steps", f"{STEPS}"]),
-        (2, ["--seconds", "0.2"]),
-    ],
-    ids=["ddp", "fsdp", "fsdp of 4", "seconds"],
+        _full(2, ["ddp", "--steps", f"{STEPS}", "--device", "cpu"]),
+        _full(4, ["fsdp", "--steps", f"{STEPS}"]),
+        _full(2, ["--seconds", "0.2"]),
+    ][: None if lanes.FULL else 1],
 )
 def test_the_curves_are_those_of_one_process(processes, arguments, single, tmp_path):
     record = tmp_path / "curves.json"
@@ -100,7 +104,7 @@ with joined(sys.argv[1], place("cpu", config.batch)) as ranks:
 
 
 # Adam hides the scale of a gradient, so the curves do not show it.
-@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+@pytest.mark.parametrize("engine", lanes.cases(["ddp", "fsdp"], "ddp".__eq__))
 def test_the_gradient_is_that_of_the_whole_batch(engine, tmp_path):
     script = tmp_path / "gradients.py"
     script.write_text(GRADIENTS)

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import lanes
 import torch
 import torch.distributed as dist
-from kinds import OPS
+from kinds import runs_both_ways
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
@@ -116,10 +117,11 @@ class Spread:
         return out
 
 
-def calls(op: str) -> Iterator[Call]:
-    """Every form at a case with groups of axes: extents that ranks do not divide, and even ones.
+def calls(op: str, even: bool) -> Iterator[Call]:
+    """Every form at a case with groups of axes: extents that ranks do not divide, or even ones.
 
-    Where one number is made of all, or shared by all, everything is whole everywhere.
+    Where one number is made of all, or shared by all, everything is whole everywhere. In the full
+    lane it is both cases.
     """
     subject = Subject(op, "torch", "torch", "float64")
     spread = [
@@ -135,7 +137,8 @@ def calls(op: str) -> Iterator[Call]:
         k: tuple(8 for _ in v) if isinstance(v, tuple) else 8 if k in ("s", "k") else v
         for k, v in case.axes.items()
     }
-    for each in (case, Case(axes, **case.options)):
+    both = (case, Case(axes, **case.options))
+    for each in both if lanes.FULL else both[even : even + 1]:
         for form in [form for one, form in spread if one is case]:
             yield Call(subject, each, form, draw(subject.spec, each, form, "float64"))
 
@@ -175,7 +178,7 @@ def apart(call: Call, label: Label, extent: int) -> bool:
 def over_each_axis(op: str, mesh: Any) -> Iterator[str]:
     """One array is cut along one of its axes, all others are everywhere."""
     quiet = set()
-    for call in calls(op):
+    for call in calls(op, even=False):
         for i, row in enumerate(labels(call)):
             for at, label in enumerate(row):
                 placements = [[WHOLE] for _ in labels(call)]
@@ -206,7 +209,7 @@ def has(form: Any, pattern: Any, label: Any) -> type:
 def over_two_axes(op: str, mesh: Any) -> Iterator[str]:
     """Two axes of a mesh cut two axes of the first array, and then one axis twice."""
     grid = init_device_mesh(DEVICE, (RANKS // 2, 2), mesh_dim_names=("rows", "columns"))
-    for call in calls(op):
+    for call in calls(op, even=True):
         rank = len(labels(call)[0])
         for cut in ([Shard(0), Shard(rank - 1)], [Shard(0), Shard(0)], [WHOLE, Shard(0)]):
             placements = [[WHOLE, WHOLE] for _ in labels(call)]
@@ -221,7 +224,7 @@ def sums_that_wait(op: str, mesh: Any) -> Iterator[str]:
     """A linear op is of the parts of a sum; what is not adds up first."""
     spec = registry[op].spec
     linear = adjoint.partner(spec)[1]
-    call = next(calls(op))
+    call = next(calls(op, even=False))
     spread = Spread(call, ())
     want, _ = spread.run([x.clone() for x in spread.given])
     parts = [
@@ -295,7 +298,7 @@ def networks(op: str, mesh: Any) -> Iterator[str]:
 
 def refused(op: str, mesh: Any) -> Iterator[str]:
     """What lies nowhere, or elsewhere, has to be put somewhere first."""
-    for call in calls(op):
+    for call in calls(op, even=False):
         plain = [x for x in Spread(call, ()).arrays if x is not None]
         if len(plain) < 2:
             continue
@@ -339,7 +342,7 @@ if __name__ == "__main__":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     flat = init_device_mesh(DEVICE, (RANKS,))
     report = {}
-    for name in OPS:
+    for name in [op for op in registry if lanes.FULL or runs_both_ways(op)]:
         report[name] = {check.__name__: list(check(name, flat)) for check in CHECKS}
     if dist.get_rank() == 0:
         print(json.dumps(report))
