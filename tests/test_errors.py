@@ -1039,9 +1039,16 @@ def test_records_of_another_version_are_ignored_and_logged(saved, caplog):
 
 
 @pytest.mark.parametrize(
-    "change", [{"arch": "sm_90"}, {"backend": "gone"}, {"variant": "vec8"}, {"op": "glu"}]
+    ("change", "taken", "line"),
+    [
+        ({"arch": "sm_90"}, 0, "a record of swiglu is ignored: "),
+        ({"backend": "gone"}, 0, "a record of swiglu is ignored: "),
+        ({"op": "glu"}, 0, "a record of glu is ignored: op glu in a problem of swiglu"),
+        # What a variant is, only its backend knows, once there is a problem.
+        ({"variant": "vec8"}, 2, "a loaded choice is ignored: swiglu: "),
+    ],
 )
-def test_records_that_no_longer_fit_are_ignored_and_logged(saved, caplog, change):
+def test_records_that_no_longer_fit_are_ignored_and_logged(saved, caplog, change, taken, line):
     x = np.ones((2, 8), np.float32)
     want = bc.swiglu.plan(x).sku
     content = json.loads(saved.read_text())
@@ -1049,10 +1056,10 @@ def test_records_that_no_longer_fit_are_ignored_and_logged(saved, caplog, change
         plan["sku"].update(change)
     saved.write_text(json.dumps(content))
     bc.plan_cache.clear()
-    bc.plan_cache.load(saved)
     with caplog.at_level(logging.INFO, logger="baracuda"):
+        assert bc.plan_cache.load(saved) == taken
         assert bc.swiglu.plan(x).sku == want
-    assert caplog.messages[0].startswith("a loaded choice is ignored: swiglu: ")
+    assert caplog.messages[0].startswith(line)
 
 
 def test_a_missing_file_is_the_errors_of_any_missing_file(tmp_path):

@@ -34,6 +34,7 @@ from baracuda.testing.cases import (
 STEPS = 8
 
 LAWS: dict[str, Callable[[Subject], str | None]] = {}
+"""Each returns None where it holds, and where it does not apply the reason."""
 
 
 class DoesNotApply(Exception):

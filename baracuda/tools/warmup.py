@@ -30,8 +30,8 @@ from baracuda.tools import CannotRun, chosen, emit, folder, gpus, needs, one_lin
 
 # Extents are multiples of the widest access from here on, and of so many bytes behind a row.
 _EVEN = 16
-# A batch of these has more elements than 32 bits count.
-_MANY = 1 << 16
+# So many rows have more elements than 32 bits count, in no more blocks than one launch has.
+_MANY = 1 << 26
 
 
 class Task(NamedTuple):
@@ -47,9 +47,11 @@ class Task(NamedTuple):
 
 def sizes(case: Case) -> Iterator[Axes]:
     """The axes of a case: small and odd as they are, even, and with a very large batch."""
-    for one, batch in ((1, 1), (_EVEN, _EVEN), (_EVEN, _MANY)):
+    for one, first in ((1, 1), (_EVEN, _EVEN), (_EVEN, _MANY)):
         yield {
-            name: tuple([n * batch for n in extent]) if isinstance(extent, tuple) else extent * one
+            name: tuple([n * (one if i else first) for i, n in enumerate(extent)])
+            if isinstance(extent, tuple)
+            else extent * one
             for name, extent in case.axes.items()
         }
 
