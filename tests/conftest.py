@@ -17,6 +17,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import lanes
 
+# Most of the time of JAX's tests is compiling. What XLA makes of a program it still decides; only
+# the machine code is plainer.
+if not lanes.FULL:
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
 SLOW = 20.0
 _started = time.monotonic()
 _left_out: pytest.StashKey[Counter[str]] = pytest.StashKey()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from graphs import calls, floats, overload
-from kinds import FIRST
+from kinds import FIRST, USUAL, runs_both_ways
 from torch._dynamo.backends.common import aot_autograd
 
 import baracuda as bc
@@ -23,13 +23,18 @@ from baracuda.testing.cases import Call
 each_op = pytest.mark.parametrize("op", lanes.cases(registry, FIRST.__contains__))
 
 
+def _usual(op: str) -> bool:
+    """Whether an op stands for others: one of each kind, and one gradient of each category."""
+    return op in USUAL or runs_both_ways(op)
+
+
 def _sizes(given: tuple[str, bool]) -> bool:
     """Whether these sizes, fixed or not, are usual for an op: a gradient's are not fixed."""
     op, dynamic = given
-    return op in FIRST and dynamic == (registry[op].spec.adjoint_of is not None)
+    return _usual(op) and dynamic == (registry[op].spec.adjoint_of is not None)
 
 
-@each_op
+@pytest.mark.parametrize("op", lanes.cases(registry, _usual))
 def test_operators_keep_their_promises(op: str) -> None:
     for call in calls(op, "float64"):
         arrays = call.given()

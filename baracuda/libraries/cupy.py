@@ -40,7 +40,8 @@ class CuPy(Library):
         def fits(others: Sequence[Array]) -> bool:
             try:
                 return list(map(_FACTS, others)) == want
-            except AttributeError:  # of another library
+            except (AttributeError, ValueError):
+                # Of another library: NumPy has no buffer for the `data` of some dtypes.
                 return False
 
         return fits
