@@ -13,11 +13,18 @@ from dataclasses import replace
 import lanes
 import pytest
 from holding import hold
-from kinds import FIRST
+from kinds import FIRST, USUAL
 
 from baracuda.testing.cases import LIBRARIES, Subject, subjects
 
 _LIBRARIES = ("numpy", "torch") if lanes.LANE == "quick" else LIBRARIES
+
+
+def of_jax(op: str, dtype: str) -> bool:
+    """Whether JAX tries this dtype of an op outside of the full lane."""
+    if dtype == "float32":
+        return True
+    return op in (FIRST if dtype in ("float64", "bfloat16") else USUAL)
 
 
 def tried() -> Iterator[Subject]:
@@ -26,7 +33,7 @@ def tried() -> Iterator[Subject]:
         for subject in subjects([op], _LIBRARIES):
             if subject.library != "jax" or lanes.FULL:
                 yield subject
-            elif op in FIRST or subject.dtype == "float32":
+            elif of_jax(op, subject.dtype):
                 yield replace(subject, brief=True)
 
 
