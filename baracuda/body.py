@@ -47,7 +47,8 @@ def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
     compute, astype, dtype = (
         library.dtype(problem.compute_dtype), library.xp.astype, problem.dtype
     )  # fmt: skip
-    narrow = [x is not None and x.name not in problem.spec.discrete for x in problem.inputs]
+    # Of all parameters: blocks give the halves of a packed array in the places of two.
+    narrow = [name not in problem.spec.discrete for name in problem.spec.arrays]
 
     def widened(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
         wide = [

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,7 @@ import torch
 import baracuda as bc
 from baracuda import backends, body
 from baracuda.libraries import library_of
-from baracuda.op import Op, routes
+from baracuda.op import Op, registry, routes
 from baracuda.recent import Known
 from baracuda.spec import Misfit, OpSpec, Prepared, Problem
 
@@ -78,6 +79,23 @@ def test_blocks_give_the_bits_of_the_whole() -> None:
     packed_first = bc.geglu_backward(dy, x, gate_first=True)
     whole = bc.geglu_backward(dy, x, gate_first=True, backend="array_api")
     np.testing.assert_array_equal(packed_first, whole)
+
+
+PACKED = [name for name, f in registry.items() if f.spec.packed and not f.spec.adjoint_of]
+
+
+@pytest.mark.parametrize("op", PACKED)
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_halves_of_a_packed_array_are_as_wide_as_whole_arrays(op: str, dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    f, backward = registry[op], registry[f"{op}_backward"]
+    x, dy = (rng.standard_normal((300, n)).astype(dtype) for n in (1024, 512))
+    assert "blocks" in f.plan(x).sku.variant
+    np.testing.assert_array_equal(f(x), f(x[:, :512], x[:, 512:]))
+    np.testing.assert_array_equal(f(x), f(x, backend="array_api"))
+    split = backward(dy, x[:, :512], x[:, 512:])
+    np.testing.assert_array_equal(backward(dy, x), np.concatenate(split, axis=1))
+    np.testing.assert_array_equal(backward(dy, x), backward(dy, x, backend="array_api"))
 
 
 def test_blocks_along_a_middle_axis_and_with_positions() -> None:
