@@ -245,3 +245,12 @@ def test_backends_are_asked_in_order_and_say_why_not() -> None:
     passed = [name for name, _ in plan.why]
     assert passed == list(backends.names())[: len(passed)]
     assert all(reason for _, reason in plan.why)
+
+
+def test_spellings_of_a_problem_are_bounded() -> None:
+    cache, problem = bc.PlanCache(), bc.swiglu.plan(X).problem
+    plan = cache.get("first", problem, lambda problem: bc.swiglu.plan(X))
+    for i in range(1000):
+        assert cache.get(i, problem, lambda problem: bc.swiglu.plan(X)) is plan
+    assert len(cache._aliases) < 100
+    assert cache.find("first") is plan

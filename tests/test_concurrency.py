@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import baracuda as bc
-from baracuda import backends
+from baracuda import backends, forks
 from baracuda.backends import Entry
 from baracuda.backends import numpy as numpy_backend
 
@@ -370,3 +370,12 @@ print(n > 20)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no timer signals")
 def test_a_signal_handler_may_call_ops() -> None:
     assert ran(SIGNALS) == "True\n"
+
+
+def test_a_lock_may_be_taken_again_by_who_has_it() -> None:
+    guard = forks.Guard()
+    for _ in range(2):
+        with guard.lock:
+            assert guard.lock.acquire(blocking=False)
+            guard.lock.release()
+        guard.renew()

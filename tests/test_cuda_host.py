@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from stub_device import on_gpu
 
 import baracuda as bc
-from baracuda import check
+from baracuda import body, check
 from baracuda.backends import cuda
 from baracuda.backends.cuda import BACKEND, compiler, geometry, unavailable
 from baracuda.backends.cuda.schedules import plan
@@ -29,7 +30,7 @@ from baracuda.dispatch import DEFAULT
 from baracuda.layouts import Shape
 from baracuda.libraries.torch import _materialised
 from baracuda.op import registry
-from baracuda.spec import Refusal
+from baracuda.spec import Misfit, Refusal
 
 torch = pytest.importorskip("torch")
 INSTALL = "pip install 'baracuda[cuda]'"
@@ -649,3 +650,98 @@ def test_a_watched_tensor_launches_both_kernels(
     forward, backward = (entry.symbol for entry in device.launched)
     assert forward.startswith("swiglu_f32_")
     assert backward.startswith("swiglu_backward_f32_")
+
+
+# Calls.
+
+
+def test_a_body_on_a_device_scatters_in_no_fixed_order() -> None:
+    scatters = on_gpu("gather_backward", (2, 4), (2, 4), axis=0, src_shape=(4, 4))
+    assert not body.ordered(scatters)
+    assert not body.precision(scatters).deterministic
+    assert body.precision(replace(scatters, device="cpu")).deterministic
+    assert body.precision(on_gpu("gather", (2, 4), (2, 4), axis=0)).deterministic
+
+
+def test_atomics_are_refused_where_determinism_is_asked_for() -> None:
+    problem = on_gpu("gather_backward", (2000,), (2000,), axis=0, src_shape=(90000,))
+    call = Call(problem, DeviceFacts(0, "sm_90", 132, 232448), ((1,),), variant="atomics")
+    assert not plan(call).deterministic
+    choices = replace(problem.choices, deterministic=True)
+    with pytest.raises(Refusal, match="adds by atomics, in no fixed order"):
+        plan(call._replace(problem=replace(problem, choices=choices)))
+
+
+@pytest.mark.parametrize("op", ["swiglu", "rms_norm_backward"])
+def test_arrays_aligned_less_are_no_business_of_a_plan(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the short way of one kernel, and by the way of several."""
+    device = stub_device.install(monkeypatch)
+    shapes = [(4, 8)] if op == "swiglu" else [(4, 8), (4, 8), (8,)]
+    run = BACKEND.prepare(on_gpu(op, *shapes)).run
+    arrays = [torch.ones(s) for s in shapes]
+    run(arrays, None, False, dict.fromkeys(registry[op].spec.scalars, 0.5))
+    launched = len(device.launched)
+    arrays[0] = torch.ones(33)[1:].reshape(4, 8)
+    with pytest.raises(Misfit):
+        run(arrays, None, False, dict.fromkeys(registry[op].spec.scalars, 0.5))
+    assert len(device.launched) == launched > 0
+
+
+def test_outputs_of_another_layout_are_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = stub_device.install(monkeypatch)
+    run, x = BACKEND.prepare(on_gpu("relu", (64, 32))).run, torch.ones(64, 32)
+    for out, layout in ((torch.ones(64, 32), "_flat_"), (torch.ones(32, 64).T, "_strided_")):
+        run((x,), (out,), False, {})
+        assert layout in device.launched[-1].symbol
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The record of a device, in memory of the host."""
+    pytest.importorskip("cuda.bindings")
+    from baracuda.backends.cuda import reports, runner
+
+    room = reports.Record(7, 7, 7, 7)
+    driver = SimpleNamespace(
+        CU_MEMHOSTALLOC_PORTABLE=1, CU_MEMHOSTALLOC_DEVICEMAP=2,
+        cuMemHostAlloc=lambda *_: ctypes.addressof(room), cuCtxSynchronize=lambda: None,
+    )  # fmt: skip
+    for name, value in (
+        ("driver", driver), ("checked", lambda result: result),
+        ("while_capturing", nullcontext), ("on_primary", lambda ordinal: nullcontext()),
+    ):  # fmt: skip
+        monkeypatch.setattr(reports, name, value)
+    stub_device.install(monkeypatch)
+    listener = reports.Listener(0)
+    monkeypatch.setattr(runner.reports, "listener", lambda ordinal: listener)
+    assert (room.state, room.ticket, room.value, room.position) == (0, 0, 0, 0)
+    return room
+
+
+def test_the_next_call_raises_what_a_kernel_reported(heard: Any) -> None:
+    from baracuda.backends.cuda import reports
+
+    gather = BACKEND.prepare(on_gpu("gather", (4, 5), (4, 3), axis=1)).run
+    others = {
+        "one kernel": (BACKEND.prepare(on_gpu("swiglu", (4, 8))).run, (torch.ones(4, 8),), {}),
+        "several": (
+            BACKEND.prepare(on_gpu("rms_norm_backward", (4, 8), (4, 8), (8,))).run,
+            (torch.ones(4, 8), torch.ones(4, 8), torch.ones(8)), {"eps": 1e-6},
+        ),
+    }  # fmt: skip
+    (ticket,) = [n for n, t in reports._tickets.items() if (t.op, t.shape) == ("gather", (4, 3))]
+    assert gather
+    for run, arrays, scalars in others.values():
+        run(arrays, None, False, scalars)
+        heard.ticket, heard.value, heard.position = ticket, -5, 7
+        # While a kernel writes it, there is nothing to be read yet.
+        heard.state = 1
+        run(arrays, None, False, scalars)
+        heard.state = 2
+        want = r"^gather: index: expected 0 <= i < 5, got -5 at position \(2, 1\)$"
+        with pytest.raises(IndexError, match=want):
+            run(arrays, None, False, scalars)
+        assert heard.state == 0
+        run(arrays, None, False, scalars)

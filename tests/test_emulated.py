@@ -71,6 +71,7 @@ PROBLEMS: dict[str, tuple[str, Shape, Shape, int, Callable[..., Array]]] = {
     "parts, one bin": ("partition", (30001,), (20000,), 0, one),
     "fixed point": ("fixed point", (3000,), (40000,), 0, uniform),
     "atomics": ("atomics", (3000,), (40000,), 0, uniform),
+    "atomics, one bin": ("atomics", (3000,), (9,), 0, one),
 }
 
 

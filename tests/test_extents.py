@@ -23,6 +23,7 @@ from baracuda import check
 from baracuda.backends.cuda import schedules
 from baracuda.backends.cuda.geometry import Packer
 from baracuda.backends.cuda.schedules import scatter
+from baracuda.backends.cuda.steps import Steps
 from baracuda.dispatch import DEFAULT
 from baracuda.errors import BaracudaError
 from baracuda.op import registry
@@ -272,3 +273,19 @@ def test_what_kernels_cannot_count_is_refused_with_a_reason() -> None:
     with pytest.raises(Refusal, match="fewer bits"):
         Packer(False).add("i", 2**31).done()
     assert math.isfinite(planned("group_norm", (2, 4096), num_groups=1).workspace_size)
+
+
+@pytest.mark.parametrize("grid", [(2**31, 1), (1, 2**16), (2**31 - 1, 2**16 - 1)])
+def test_a_grid_is_within_both_limits(
+    grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = registry["relu"].spec
+    problem = check.problem(spec, [kernels.phantom((4,), "dense", "float32")], {}, DEFAULT)
+    (step,) = kernels.steps(kernels.call(problem)).kernels
+    steps = Steps((step._replace(grid=grid),))
+    monkeypatch.setitem(schedules.PLANNERS, "elementwise", lambda call: steps)
+    if grid[0] >= 2**31 or grid[1] >= 2**16:
+        with pytest.raises(Refusal, match=f"not {grid[0]} x {grid[1]}"):
+            schedules.plan(kernels.call(problem))
+    else:
+        assert schedules.plan(kernels.call(problem)) is steps

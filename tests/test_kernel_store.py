@@ -228,3 +228,49 @@ def test_commands_without_a_home_say_so(capsys: pytest.CaptureFixture[str]) -> N
     assert doctor.disk() == doctor.Finding("cache", "broken", line)
     assert main(["warmup", "--arch", ARCH]) == 2
     assert capsys.readouterr().err == f"baracuda warmup: the cache cannot be written: {line}\n"
+
+
+@POSIX
+def test_a_pipe_that_holds_code_is_no_kept_kernel(compiled: list[str], tmp_path: Path) -> None:
+    compiler.cubin(ENTRY, ARCH)
+    path = only_file(tmp_path)
+    whole = path.read_bytes()
+    piped(path)
+    path.chmod(0o600)
+    handle = os.open(path, os.O_RDWR)
+    try:
+        os.write(handle, whole)
+        assert not compiler.kept(ENTRY, ARCH)
+    finally:
+        os.close(handle)
+
+
+def test_a_file_longer_than_any_kernel_is_not_read(tmp_path: Path) -> None:
+    kept = Store(tmp_path)
+    kept.put(b"a", bytes(100))
+    sparse(only_file(tmp_path))
+    with pytest.raises(OSError, match="longer than any kernel"):
+        store._read(only_file(tmp_path))
+
+
+def test_the_code_of_another_architecture_is_not_served(compiled: list[str]) -> None:
+    for arch in (ARCH, "sm_80", ARCH, "sm_80"):
+        compiler.cubin(ENTRY, arch)
+    assert len(compiled) == 2
+
+
+def test_a_kernel_is_there_at_once_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Store(tmp_path)
+    kept.put(b"a", b"old" * 100)
+    seen, replace = [], os.replace
+
+    def looking(*paths: Any) -> None:
+        # Written, and not yet in its place.
+        seen.append(kept.get(b"a"))
+        replace(*paths)
+
+    monkeypatch.setattr(store.os, "replace", looking)
+    kept.put(b"a", b"new" * 100)
+    assert (seen, kept.get(b"a")) == ([b"old" * 100], b"new" * 100)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import baracuda as bc
-from baracuda import backends, body
+from baracuda import backends, body, layouts
 from baracuda.libraries import library_of
 from baracuda.op import Op, registry, routes
 from baracuda.recent import Known
@@ -436,3 +436,45 @@ def test_rows_that_interlock_are_apart_where_no_element_is_two(
     else:
         with pytest.raises(ValueError, match="overlaps itself"):
             plan(x, out=out)
+
+
+def test_a_plan_runs_arrays_that_lie_less_aligned_by_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = bc.tanhshrink.plan(X)
+
+    def narrow(*_: Any) -> Any:
+        raise Misfit
+
+    misled = plan.through(narrow)
+    fitting = type(plan)._fitting
+    monkeypatch.setattr(
+        type(plan), "_fitting", lambda self, x: plan if self is misled else fitting(self, x)
+    )
+    assert np.array_equal(misled(X), plan(X))
+
+
+def test_blocks_add_into_what_is_there() -> None:
+    rng = np.random.default_rng(0)
+    x, dy = rng.standard_normal((300, 1024)), rng.standard_normal((300, 512))
+    plan, out = bc.swiglu_backward.plan(dy, x), np.ones((300, 1024))
+    assert "blocks" in plan.sku.variant
+    plan(dy, x, out=out, accumulate=True)
+    np.testing.assert_array_equal(out, 1 + plan(dy, x))
+
+
+def test_blocks_neither_warn_nor_raise() -> None:
+    x = np.full((512, 1024), 3e38, np.float32)
+    with np.errstate(all="raise"):
+        assert np.isinf(bc.swiglu(x, x)).all()
+
+
+def test_what_is_too_costly_to_decide_counts_as_an_overlap() -> None:
+    # Whether two of these elements share memory is a matter of many sums of strides.
+    shape = (2, 3, 2, 2, 3, 2, 3, 3, 2, 3)
+    steps = (
+        378079184, 414446720, 494062172, 824513057, 615979757, 37263684, 230847984, 889051402,
+        140381385, 47553266,
+    )  # fmt: skip
+    assert layouts.overlap((1 << 40, shape, steps, 1), ((1 << 40) + 12345678, shape, steps, 1))
+    assert not layouts.overlap((1 << 40, (9,), (4,), 4), ((1 << 40) + 36, (9,), (4,), 4))

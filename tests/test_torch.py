@@ -225,3 +225,20 @@ def test_integers_and_blocks_without_gradients_are_not_watched() -> None:
     assert (
         bc.gather(torch.arange(6).reshape(2, 3), torch.zeros(2, 1).long(), axis=1).grad_fn is None
     )
+
+
+def test_the_global_switch_is_part_of_a_plan() -> None:
+    x = torch.randn(4, 8)
+    for _ in range(3):
+        bc.tanhshrink(x)
+    assert bc.tanhshrink.plan(x).problem.choices.deterministic is False
+    misses = bc.plan_cache.info().misses
+    torch.use_deterministic_algorithms(True)
+    try:
+        bc.tanhshrink(x)
+        assert bc.plan_cache.info().misses == misses + 1
+        assert bc.tanhshrink.plan(x).problem.choices.deterministic is True
+    finally:
+        torch.use_deterministic_algorithms(False)
+    bc.tanhshrink(x)
+    assert bc.plan_cache.info().misses == misses + 1

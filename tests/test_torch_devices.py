@@ -14,6 +14,9 @@ import pytest
 import torch.distributed
 from kinds import runs_both_ways
 
+from baracuda import adjoint
+from baracuda.op import registry
+
 ROOT = Path(__file__).parents[1]
 CHECKS = (
     "over_each_axis", "over_two_axes", "sums_that_wait", "networks", "refused", "compiled",
@@ -54,3 +57,19 @@ def test_every_op_on_shards_on_gpus() -> None:
     found = report("cuda", 2)
     assert found == {op: {check: [] for check in CHECKS} for op in found}
     assert found
+
+
+def test_a_result_that_lacks_an_axis_that_is_cut_is_a_partial_sum() -> None:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    from baracuda.frameworks.torch.operators import problem_of
+    from baracuda.frameworks.torch.sharding import cuts
+    from baracuda.shares import Shares
+
+    x = torch.ones(8, 4)
+    problem = problem_of(registry["rms_norm_backward"], (x, x, torch.ones(4)), {})
+    shares = Shares(problem, adjoint.summed(problem.spec, problem.signature))
+    found = list(cuts(problem, shares, [Shard(0), Shard(0), Replicate()]))
+    # The gradients of rows stay where these are; that of the weight is a sum over them.
+    assert found[0][:2] == ((Shard(0), Shard(0), Replicate()), (Shard(0), Partial()))
+    assert found[-1][:2] == ((Replicate(),) * 3, (Replicate(),) * 2)

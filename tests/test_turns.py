@@ -191,3 +191,16 @@ def test_arrays_aligned_less_do_not_take_the_plan_of_others(
             assert width in kernel(y)
         bc.glu(other)
     bc.plan_cache.clear()
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    arrays = [np.ones((n, 2), np.float32) for n in range(1, 400)]
+    for x in arrays:
+        bc.tanhshrink(x)
+    op: Any = bc.tanhshrink
+    _, kinds = op._recent._kinds
+    assert 0 < len(kinds) < 100
+    for _ in range(50):
+        bc.tanhshrink(arrays[0].astype(np.float64))
+        bc.tanhshrink(arrays[0])
+    assert max(map(len, op._recent._kinds[1].values())) < 10

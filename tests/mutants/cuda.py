@@ -1,0 +1,419 @@
+"""Mutants of what leads to a launch: the store of kernels, geometry, schedules, records, frames."""
+
+from __future__ import annotations
+
+from . import mutant
+
+_DAMAGE = "test_kernel_store.py::test_what_does_not_prove_itself_is_compiled_again"
+
+_STORE = (
+    mutant(
+        "kept code proves its digest", "backends/cuda/store.py",
+        "if (mark, of, length, sum_) == proof:", "if (mark, of, length) == proof[:3]:",
+        f"{_DAMAGE}[one bit]",
+    ),
+    mutant(
+        "kept code proves its length", "backends/cuda/store.py",
+        "proof = (_MARK, digest, len(code), hashlib.sha256(code).digest())\n"
+        "            if (mark",
+        "proof = (_MARK, digest, length, hashlib.sha256(code[:length]).digest())\n"
+        "            if (mark",
+        f"{_DAMAGE}[longer]",
+    ),
+    mutant(
+        "kept code is of this kernel", "backends/cuda/store.py",
+        "if (mark, of, length, sum_) == proof:",
+        "if (mark, length, sum_) == (proof[0], *proof[2:]):",
+        "test_kernel_store.py::test_the_code_of_another_kernel_is_not_served",
+    ),
+    mutant(
+        "links are not followed", "backends/cuda/store.py",
+        "(\"O_NOFOLLOW\", ", "(", f"{_DAMAGE}[link]",
+    ),
+    mutant(
+        "only plain files are read", "backends/cuda/store.py",
+        "if not stat.S_ISREG(info.st_mode):", "if stat.S_ISDIR(info.st_mode):",
+        "test_kernel_store.py::test_a_pipe_that_holds_code_is_no_kept_kernel",
+    ),
+    mutant(
+        "what others could have written is not read", "backends/cuda/store.py",
+        "info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)", "info.st_mode & stat.S_IWGRP",
+        f"{_DAMAGE}[for others to write]",
+    ),
+    mutant(
+        "what a group could have written is not read", "backends/cuda/store.py",
+        "info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)", "info.st_mode & stat.S_IWOTH",
+        f"{_DAMAGE}[for a group to write]",
+    ),
+    mutant(
+        "files of others are not read", "backends/cuda/store.py",
+        "info.st_uid not in (os.geteuid(), 0) or ", "",
+        "test_kernel_store.py::test_only_this_user_and_root_are_believed",
+    ),
+    mutant(
+        "a file longer than any kernel is not read", "backends/cuda/store.py",
+        "if info.st_size > _LONGEST:", "if False:",
+        "test_kernel_store.py::test_a_file_longer_than_any_kernel_is_not_read",
+    ),
+    mutant(
+        "others see all of a kernel or nothing", "backends/cuda/store.py",
+        "handle, whole = mkstemp(dir=self._temporary)",
+        "handle, whole = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), str(path)",
+        "test_kernel_store.py",
+    ),
+    mutant(
+        "a full disk leaves nothing behind", "backends/cuda/store.py",
+        "            with suppress(OSError):\n                os.unlink(whole)\n            "
+        "raise\n",
+        "            raise\n",
+        "test_kernel_store.py::test_a_full_disk_costs_a_compilation_and_leaves_nothing",
+    ),
+    mutant(
+        "a full disk costs a compilation and no more", "backends/cuda/compiler.py",
+        "        except OSError as error:\n            logger.info(\"%s for %s is not kept",
+        "        except KeyError as error:\n            logger.info(\"%s for %s is not kept",
+        "test_kernel_store.py::test_a_full_disk_costs_a_compilation_and_leaves_nothing",
+    ),
+    mutant(
+        "folders are for this user alone", "backends/cuda/store.py",
+        "def _private(folder: Path, mode: int = 0o700)",
+        "def _private(folder: Path, mode: int = 0o777)",
+        "test_kernel_store.py::test_folders_and_files_are_for_this_user_alone",
+    ),
+    mutant(
+        "the folder of kernels is bounded", "backends/cuda/store.py",
+        "if self._held > self._most:", "if False:",
+        "test_kernel_store.py::test_the_least_recently_used_go_first",
+    ),
+    mutant(
+        "a kernel that is used stays", "backends/cuda/store.py",
+        "os.utime(handle if os.utime in os.supports_fd else path)", "pass",
+        "test_kernel_store.py::test_the_least_recently_used_go_first",
+    ),
+    mutant(
+        "what is being written is not dropped", "backends/cuda/store.py",
+        "and not under_way:", ":",
+        "test_kernel_store.py::test_what_a_crash_left_goes_once_it_is_old",
+    ),
+    mutant(
+        "without a home kernels are compiled", "backends/cuda/compiler.py",
+        "    except RuntimeError:\n        return None\n",
+        "    except KeyError:\n        return None\n",
+        "test_kernel_store.py::test_without_a_home_nothing_is_kept_and_that_is_said_once",
+    ),
+    mutant(
+        "the key of a kernel has its architecture", "backends/cuda/compiler.py",
+        "code=entry.source, code_type=\"c++\", options=_options(arch), target_type=\"cubin\"",
+        "code=entry.source, code_type=\"c++\", options=_options(\"sm_90\"), target_type=\"cubin\"",
+        "test_cuda_host.py::test_the_key_is_that_of_the_sources_that_are_read",
+        "test_kernel_store.py::test_the_code_of_another_architecture_is_not_served",
+    ),
+    mutant(
+        "machine code that does not load is compiled again", "backends/cuda/launch.py",
+        "compiler.forget(entry, arch)", "pass",
+        "test_cuda_host.py::test_machine_code_that_does_not_load_is_compiled_again",
+    ),
+    mutant(
+        "warmup says what the cache did not take", "backends/cuda/warm.py",
+        "if not compiler.kept(entry, arch):", "if False:",
+        "test_warmup.py::test_a_folder_that_cannot_be_used_is_said",
+    ),
+)  # fmt: skip
+
+_GEOMETRY = (
+    mutant(
+        "a launch has no more blocks across than fit", "backends/cuda/schedules/__init__.py",
+        "if step.grid[0] > MOST_BLOCKS or step.grid[1] > MOST_ROWS:",
+        "if step.grid[1] > MOST_ROWS:",
+        "test_extents.py::test_what_kernels_cannot_count_is_refused_with_a_reason",
+    ),
+    mutant(
+        "a launch has no more blocks down than fit", "backends/cuda/schedules/__init__.py",
+        "or step.grid[1] > MOST_ROWS:", ":",
+        "test_extents.py::test_huge_problems_are_planned_within_limits_or_refused",
+        "test_extents.py::test_a_grid_is_within_both_limits",
+    ),
+    mutant(
+        "atomics are refused where bits matter", "backends/cuda/schedules/__init__.py",
+        "if call.problem.choices.deterministic and not steps.deterministic:", "if False:",
+        "test_cuda_host.py::test_atomics_are_refused_where_determinism_is_asked_for",
+    ),
+    mutant(
+        "atomics say that they are not deterministic", "backends/cuda/schedules/scatter.py",
+        "variant=ATOMIC, deterministic=False, stable=False,\n", "variant=ATOMIC,\n",
+        "test_cuda_host.py::test_determinism_chooses_a_form_that_has_it",
+    ),
+    mutant(
+        "a SKU tells deterministic from bit-stable", "backends/cuda/__init__.py",
+        "deterministic, deterministic and stable)", "deterministic, deterministic)",
+        "test_autotune.py::test_the_guarantee_is_that_of_the_steps",
+    ),
+    mutant(
+        "a SKU has the workspace of its steps", "backends/cuda/__init__.py",
+        "workspace_size=steps.workspace_size,", "",
+        "test_cuda_host.py::test_a_form_that_needs_too_much_room_gives_way",
+    ),
+    mutant(
+        "workspaces are counted in bytes", "backends/cuda/steps.py",
+        "named(dtype).itemsize * math.prod(shape)", "math.prod(shape)",
+        "test_autotune.py::test_workspaces_are_counted_in_bytes",
+    ),
+    mutant(
+        "large offsets have 64 bits", "backends/cuda/geometry.py",
+        "return max(numbers, default=0) >= _NARROW", "return max(numbers, default=0) >= 2**40",
+        "test_cuda_host.py::test_64_bits_are_used_before_32_overflow",
+    ),
+    mutant(
+        "the reach counts every stride", "backends/cuda/geometry.py",
+        "(extent - 1) * abs(s) for s in strides", "(extent - 1) * s for s in strides",
+        "test_cuda_host.py::test_no_offset_is_beyond_the_reach",
+    ),
+    mutant(
+        "dimensions merge where strides say so", "backends/cuda/geometry.py",
+        "if steps == tuple([step * inner for step in below]):",
+        "if steps[0] == below[0] * inner:",
+        "test_cuda_host.py::test_merged_dimensions_visit_the_same_elements",
+    ),
+    mutant(
+        "division by multiplication is exact", "backends/cuda/geometry.py",
+        "((1 << shift) - size)) // size + 1", "((1 << shift) - size)) // size",
+        "test_cuda_host.py::test_division_by_multiplication_is_exact",
+    ),
+    mutant(
+        "numbers that do not fit their field are refused", "backends/cuda/geometry.py",
+        "except struct.error:", "except KeyError:",
+        "test_extents.py::test_what_kernels_cannot_count_is_refused_with_a_reason",
+    ),
+    mutant(
+        "structs are aligned as C++ aligns them", "backends/cuda/geometry.py",
+        "self._codes = \"@\"", "self._codes = \"=\"",
+        "test_cuda_host.py::test_fields_are_packed_as_cpp_aligns_them",
+    ),
+    mutant(
+        "too many dimensions are refused", "backends/cuda/__init__.py",
+        "if len(merged(x.shape, (x.strides,))) > MOST_DIMS:", "if False:",
+        "test_cuda_host.py::test_only_dimensions_that_do_not_merge_count",
+    ),
+    mutant(
+        "memory that does not have the values is left alone", "backends/cuda/__init__.py",
+        "if any(x.alignment == 0 for x in problem.given):", "if False:",
+        "test_cuda_host.py::test_memory_that_does_not_have_the_values_is_left_to_others",
+    ),
+    mutant(
+        "an old package is refused", "backends/cuda/__init__.py",
+        "for part in have.split(\".\")[:2]) < least:", "for part in have.split(\".\")[:2]) < (0,):",
+        "test_cuda_host.py::test_an_old_package_is_named_with_what_is_needed",
+    ),
+    mutant(
+        "a record of another architecture is refused", "backends/cuda/__init__.py",
+        "return None if have == arch else f\"for {arch}, {device} is {have}\"", "return None",
+        "test_cache_files.py",
+    ),
+    mutant(
+        "shared memory is never taken back", "backends/cuda/launch.py",
+        "if shared > _granted.get((entry, facts.ordinal), 0):", "if True:",
+        "test_cuda_host.py::test_shared_memory_is_asked_for_and_never_taken_back",
+    ),
+    mutant(
+        "vectors are as wide as addresses allow", "backends/cuda/steps.py",
+        "return max(self.alignment // (itemsize or self.itemsize), 1)",
+        "return max(WIDEST // (itemsize or self.itemsize), 1)",
+        "test_emulated_views.py::test_views_that_run_backwards_give_what_copies_give[elementwise.cu]",
+        "test_cupy_host.py::test_a_view_off_the_widest_access_has_a_plan_of_its_own",
+        "test_emulated.py::test_the_width_of_an_access_changes_no_bits",
+    ),
+    mutant(
+        "halves of a packed array are told apart", "backends/cuda/schedules/elementwise.py",
+        "return both[::-1] if swapped else both", "return both",
+        "test_emulated_views.py::test_views_that_run_backwards_give_what_copies_give[gated.cu]",
+    ),
+    mutant(
+        "the sum of nothing is written", "backends/cuda/schedules/reduce.py",
+        "return Steps((*first, last), (((max(blocks, 1),)",
+        "return Steps(first, (((max(blocks, 1),)",
+        "test_emulated_losses.py::test_nothing_has_no_mean",
+    ),
+    mutant(
+        "atomics begin at zero", "backends/cuda/schedules/scatter.py",
+        "zero = () if call.add else (Zero(out.slot, nbytes),)", "zero = ()",
+        "test_emulated.py::test_a_form_adds_up_in_any_order_of_threads[float32-atomics]",
+    ),
+    mutant(
+        "digits of sums leave room for carries", "backends/cuda/schedules/scatter.py",
+        "bits = 62 - index.shape[axis].bit_length()", "bits = 63",
+        "test_emulated.py::test_digits_do_not_carry",
+    ),
+)  # fmt: skip
+
+_CALLS = (
+    mutant(
+        "arrays aligned less are a misfit", "backends/cuda/runner.py",
+        "        if aligned(words) < self._alignment:\n            raise Misfit\n", "",
+        "test_cuda_host.py::test_arrays_aligned_less_are_no_business_of_a_plan",
+    ),
+    mutant(
+        "the short way looks at addresses", "backends/cuda/hot.py",
+        "if ({either}) & mask:", "if False:",
+        "test_cupy_host.py::test_a_view_off_the_widest_access_has_a_plan_of_its_own",
+        "test_cuda_host.py::test_arrays_aligned_less_are_no_business_of_a_plan",
+    ),
+    mutant(
+        "the short way looks at the current device", "backends/cuda/hot.py",
+        "or state[0] or current_device() != ordinal:", "or state[0]:",
+        "test_current_device.py::test_calls_on_another_device",
+    ),
+    mutant(
+        "the short way raises what was reported", "backends/cuda/hot.py",
+        "accumulate or state[0] or", "accumulate or",
+        "test_cuda_host.py::test_the_next_call_raises_what_a_kernel_reported",
+    ),
+    mutant(
+        "a call raises what was reported", "backends/cuda/runner.py",
+        "        if self._state[0]:\n            self._listener.raise_pending()\n", "",
+        "test_cuda_host.py::test_the_next_call_raises_what_a_kernel_reported",
+    ),
+    mutant(
+        "a launch that fails is an error", "backends/cuda/launch.py",
+        "            checked((status,))\n", "            pass\n",
+        "test_current_device.py::test_a_launch_that_fails",
+    ),
+    mutant(
+        "a call makes the device of its arrays current", "backends/cuda/runner.py",
+        "if self.arrays.current_device() != self._ordinal:", "if False:",
+        "test_current_device.py::test_calls_on_another_device",
+    ),
+    mutant(
+        "the caller's context is current afterwards", "backends/cuda/launch.py",
+        "        driver.cuCtxSetCurrent(before)\n", "        pass\n",
+        "test_current_device.py",
+    ),
+    mutant(
+        "outputs of another layout have a program of their own", "backends/cuda/runner.py",
+        "results, layout = outs, self._layout(outs)", "results, layout = outs, None",
+        "test_cuda_host.py::test_outputs_of_another_layout_are_planned_for",
+    ),
+    mutant(
+        "a report is raised once", "backends/cuda/reports.py",
+        "            record.state = 0\n", "",
+        "test_cuda_host.py::test_the_next_call_raises_what_a_kernel_reported",
+    ),
+    mutant(
+        "a report that is being written is not read", "backends/cuda/reports.py",
+        "if record.state != _READY:", "if not record.state:",
+        "test_cuda_host.py::test_the_next_call_raises_what_a_kernel_reported",
+    ),
+    mutant(
+        "a report says where the index stands", "backends/cuda/reports.py",
+        "for extent in reversed(shape):", "for extent in shape:",
+        "test_cuda_host.py::test_the_next_call_raises_what_a_kernel_reported",
+    ),
+    mutant(
+        "variants are measured for noise", "backends/cuda/tune.py",
+        "return best if medians[best] < _AHEAD * medians[first] else first", "return best",
+        "test_autotune.py::test_noise_does_not_overrule_the_rule",
+    ),
+    mutant(
+        "a stream that is captured is not measured", "backends/cuda/tune.py",
+        "    if _captured(stream):", "    if False:",
+        "test_autotune.py::test_a_captured_stream_is_not_measured",
+    ),
+    mutant(
+        "variants that need too much are not measured", "backends/cuda/tune.py",
+        "if limit is None or runner.steps.workspace_size <= limit:", "if True:",
+        "test_autotune.py::test_variants_that_refuse_or_need_too_much_are_not_measured",
+    ),
+)  # fmt: skip
+
+_WRONG = "test_ffi_frames.py::test_another_frame_is_an_error_and_launches_nothing"
+
+_FRAMES = (
+    mutant(
+        "an unknown extension of a frame is passed over", "backends/cuda/xla.py",
+        "while _kind(_memory, extension + EXTENSION_TYPE)[0] != IS_METADATA:", "while False:",
+        "test_ffi_frames.py::test_extensions_that_are_not_known_are_passed_over",
+    ),
+    mutant(
+        "a frame that is too short is refused", "backends/cuda/xla.py",
+        "if size < FRAME_SIZE:", "if False:", f"{_WRONG}[a frame too short]",
+    ),
+    mutant(
+        "operands are counted", "backends/cuda/xla.py",
+        "if count != len(self._kinds):",
+        "if count < len(self._kinds):",
+        f"{_WRONG}[three operands]",
+    ),
+    mutant(
+        "operands are buffers", "backends/cuda/xla.py",
+        "if kinds != self._kinds:", "if False:", f"{_WRONG}[no buffers]",
+    ),
+    mutant(
+        "operands have the dtypes that were compiled for", "backends/cuda/xla.py",
+        "if dtypes != self._dtypes:", "if False:", f"{_WRONG}[another dtype]",
+    ),
+    mutant(
+        "run-time values are counted", "backends/cuda/xla.py",
+        "if (dtype, size) != (DTYPES[\"float64\"], self._count):",
+        "if dtype != DTYPES[\"float64\"]:", f"{_WRONG}[one value]",
+    ),
+    mutant(
+        "run-time values are float64", "backends/cuda/xla.py",
+        "if (dtype, size) != (DTYPES[\"float64\"], self._count):", "if size != self._count:",
+        f"{_WRONG}[narrow values]",
+    ),
+    mutant(
+        "attributes are arrays", "backends/cuda/xla.py",
+        "if kind != IS_ARRAY:", "if False:", f"{_WRONG}[a scalar]",
+    ),
+    mutant(
+        "an error of a handler is that of the program", "backends/cuda/xla.py",
+        "return _failed(api, error, INTERNAL_ERROR)", "return 0",
+        "test_ffi_frames.py::test_what_is_raised_is_the_error_of_the_program",
+    ),
+    mutant(
+        "an interrupt is raised again behind XLA", "backends/cuda/xla.py",
+        "            timer.start()\n", "",
+        "test_ffi_frames.py::test_an_interrupt_is_one_for_who_called",
+    ),
+    mutant(
+        "a target is named by all that is launched", "backends/cuda/jax.py",
+        "what = repr((runner.problem.key, runner.steps.variant, __version__))",
+        "what = repr((runner.problem.spec.name, runner.steps.variant, __version__))",
+        "test_jax_kernels.py::test_a_target_is_named_by_all_that_is_launched",
+    ),
+    mutant(
+        "a forced backend does not fall back on another platform", "backends/cuda/jax.py",
+        "default = None if problem.choices.backend else plain", "default = plain",
+        "test_jax_kernels.py::test_another_platform_runs_the_body_unless_the_backend_is_forced",
+    ),
+    mutant(
+        "results of a share are summed over what they lack", "backends/cuda/jax.py",
+        "[jax.lax.psum(x, at) if at else x for x, at in zip(found, over, strict=True)]",
+        "list(found)",
+        "test_jax_kernels.py::test_over_four_devices",
+    ),
+    mutant(
+        "run-time values of calls under way are kept apart", "backends/cuda/jax.py",
+        "mark, scalars = waiting.pop(address)", "mark, scalars = next(iter(waiting.values()))",
+        "test_jax_kernels.py::test_run_time_values_compile_nothing",
+    ),
+)  # fmt: skip
+
+_CUPY = (
+    mutant(
+        "what lies across elements is refused", "libraries/cupy.py",
+        "if x.size and any(number % min(size, 16) for number in (address, *steps)):", "if False:",
+        "test_cupy_host.py::test_what_lies_across_elements_is_refused",
+    ),
+    mutant(
+        "CuPy's plans differ by alignment", "libraries/cupy.py",
+        "return (\"cupy\", *_FACTS(x), alignment(x.data.ptr))", "return (\"cupy\", *_FACTS(x))",
+        "test_cupy_host.py::test_every_difference_is_another_alias",
+    ),
+    mutant(
+        "CuPy raises what a search found", "backends/cupy.py",
+        "        if there:\n", "        if False:\n",
+        "test_cupy_host.py::test_what_was_found_is_raised_when_it_is_there",
+    ),
+)  # fmt: skip
+
+MUTANTS = (*_STORE, *_GEOMETRY, *_CALLS, *_FRAMES, *_CUPY)

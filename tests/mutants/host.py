@@ -1,0 +1,679 @@
+"""Mutants of what runs everywhere: plans and their cache, checks, bodies, frameworks, pages."""
+
+from __future__ import annotations
+
+from . import mutant
+
+_CACHE = (
+    mutant(
+        "a saved plan cache is there at once or not at all", "cache.py",
+        "os.replace(whole, target)", "target.write_text(text, encoding='utf-8')",
+        "test_errors.py::test_a_save_that_fails_leaves_nothing_behind", "test_cache_files.py",
+    ),
+    mutant(
+        "a saved file keeps its mode", "cache.py",
+        "whole.chmod(stat.S_IMODE(target.stat().st_mode))", "pass",
+        "test_cache_files.py::test_a_file_keeps_its_mode_and_its_place",
+    ),
+    mutant(
+        "a link to the file of plans stays a link", "cache.py",
+        "target = Path(os.path.realpath(path))", "target = Path(path)",
+        "test_cache_files.py::test_a_file_keeps_its_mode_and_its_place",
+    ),
+    mutant(
+        "records that were not used are saved", "cache.py",
+        "choices = dict(records)", "choices = {}",
+        "test_cache_files.py::test_records_that_were_not_used_are_saved_again",
+    ),
+    mutant(
+        "loaded records are bounded", "cache.py",
+        "for key in list(self._records)[: -self._maxsize or None]:", "for key in ():",
+        "test_cache_files.py::test_as_many_records_are_kept_as_plans",
+    ),
+    mutant(
+        "of one file no more records are taken than fit", "cache.py",
+        "[-self._maxsize :]) if self._maxsize else {}", ")",
+        "test_cache_files.py::test_as_many_records_are_kept_as_plans",
+    ),
+    mutant(
+        "a record of another version is not taken", "cache.py",
+        "if sku.version != __version__:", "if False:",
+        "test_cache_files.py::test_only_records_that_can_be_used_are_counted",
+        "test_errors.py::test_records_of_another_version_are_ignored_and_logged",
+    ),
+    mutant(
+        "a record that contradicts its problem is not taken", "cache.py",
+        "if has not in may:", "if False:",
+        "test_cache_files.py::test_only_records_that_can_be_used_are_counted",
+    ),
+    mutant(
+        "a loaded choice that cannot be made falls back", "cache.py",
+        "except (ValueError, NotImplementedError) as error:", "except KeyError as error:",
+        "test_errors.py::test_records_that_no_longer_fit_are_ignored_and_logged",
+    ),
+    mutant(
+        "the plan cache is bounded", "cache.py",
+        "if len(self._entries) <= self._maxsize:", "if True:",
+        "test_cache.py::test_the_least_recently_used_plan_goes_first",
+    ),
+    mutant(
+        "the least recently used plan goes first", "cache.py",
+        "self._clock = entry.used = self._clock + 1", "pass",
+        "test_cache.py::test_the_least_recently_used_plan_goes_first",
+    ),
+    mutant(
+        "spellings of a problem are bounded", "cache.py",
+        "if len(entry.aliases) < _MOST_ALIASES:", "if True:",
+        "test_cache.py::test_spellings_of_a_problem_are_bounded",
+    ),
+    mutant(
+        "a plan that goes takes its spellings along", "cache.py",
+        "self._aliases.pop(alias, None)", "pass",
+        "test_cache.py::test_a_full_cache_drops_a_sixteenth_at_once",
+        "test_cache.py::test_the_least_recently_used_plan_goes_first",
+    ),
+    mutant(
+        "threads that miss together make one plan", "cache.py",
+        "pending = self._pending.get(key)", "pending = None",
+        "test_cache.py::test_threads_that_miss_together_make_one_plan",
+    ),
+    mutant(
+        "a signal handler does not wait for its own thread", "cache.py",
+        "if pending is None or pending.maker == me:", "if pending is None:",
+        "test_concurrency.py::test_a_plan_may_be_asked_for_by_whom_is_making_it",
+    ),
+    mutant(
+        "who waits for a plan makes it where its maker was interrupted", "cache.py",
+        "            if plan is not None:\n                return plan\n",
+        "            return plan\n",
+        "test_concurrency.py::test_who_waits_for_a_plan_is_not_interrupted_with_its_maker",
+    ),
+    mutant(
+        "a plan that a failed load caused is not kept", "cache.py",
+        "if not plan.provisional:", "if True:",
+        "test_concurrency.py::test_a_choice_that_a_failed_load_caused_is_not_kept",
+    ),
+    mutant(
+        "backends that come and go take hold of planned calls", "cache.py",
+        "self.generation += 1", "self.generation += 0",
+        "test_plans.py::test_backends_that_come_and_go_take_hold_of_calls_that_were_planned",
+    ),
+    mutant(
+        "plans in the making are forgotten in a child", "cache.py",
+        "Guard(self._pending.clear)", "Guard()",
+        "test_concurrency.py::test_every_lock_is_free_in_a_child_and_no_plan_is_waited_for",
+    ),
+    mutant(
+        "a child has locks of its own", "forks.py",
+        "    for guard in list(_guards):\n        guard.renew()\n", "",
+        "test_concurrency.py::test_every_lock_is_free_in_a_child_and_no_plan_is_waited_for",
+    ),
+    mutant(
+        "a fork waits for imports", "forks.py",
+        "_moving.wait_for(lambda: _importing.keys() <= own, _PATIENCE)", "own.clear()",
+        "test_concurrency.py::test_a_fork_waits_for_the_imports_of_other_threads",
+    ),
+    mutant(
+        "locks are reentrant", "forks.py",
+        "        self.lock = threading.RLock()\n        self._renewed",
+        "        self.lock = threading.Lock()\n        self._renewed",
+        "test_concurrency.py::test_a_lock_may_be_taken_again_by_who_has_it",
+    ),
+    mutant(
+        "a child has a pool of its own", "backends/numpy/blocks.py",
+        "_pool_guard = Guard(_forget_pool)", "_pool_guard = Guard()",
+        "test_cache.py::test_a_forked_child_computes_on_threads_of_its_own",
+    ),
+    mutant(
+        "a module is waited for that another thread imports", "backends/__init__.py",
+        "backend: Backend = import_module(entry.module).BACKEND",
+        "backend: Backend = getattr(sys.modules.get(entry.module) or import_module(entry.module), "
+        "'BACKEND')",
+        "test_concurrency.py::test_first_calls_of_many_threads_get_the_backend_of_later_ones",
+    ),
+)  # fmt: skip
+
+_PLANS = (
+    mutant(
+        "a misfit runs by the plan of its own", "plan.py",
+        "result = plan._fitting(arrays).run(arrays, outs, accumulate, scalars)", "raise",
+        "test_plans.py::test_a_plan_runs_arrays_that_lie_less_aligned_by_their_own",
+    ),
+    mutant(
+        "a call on arrays aligned less finds the plan for them", "op.py",
+        "            plan = self._misfit(arrays, options)\n", "            raise\n",
+        "test_plans.py::test_arrays_that_lie_differently_are_looked_up_before_they_are_planned_anew",
+    ),
+    mutant(
+        "a plan refuses arrays of another shape", "plan.py",
+        "                (\"shape\", has.shape, operand.shape),\n                (\"dtype\", "
+        "has.dtype, "
+        "operand.dtype),\n                (\"device\"",
+        "                (\"dtype\", has.dtype, operand.dtype),\n                (\"device\"",
+        "test_errors.py::test_a_plan_says_which_fact_of_an_array_differs",
+    ),
+    mutant(
+        "a plan refuses another number of arrays", "plan.py",
+        "if len(given) != len(ours.given):", "if False:",
+        "test_errors.py::test_a_plan_takes_its_arrays_and_run_time_values_only",
+    ),
+    mutant(
+        "outputs overlap nothing else", "plan.py",
+        "self._apart(own, others)", "pass",
+        "test_errors.py::test_out_may_be_an_input_or_apart_from_it_but_not_overlap_it",
+    ),
+    mutant(
+        "an output that overlaps itself is refused", "plan.py",
+        "if layouts.overlaps_itself(own):", "if False:",
+        "test_errors.py",
+    ),
+    mutant(
+        "only ops that are safe in place take an input as output", "plan.py",
+        "if memory == own and spec.inplace and", "if memory == own and",
+        "test_errors.py::test_an_op_that_is_not_safe_in_place_takes_no_input_as_out",
+    ),
+    mutant(
+        "two outputs lie apart", "plan.py",
+        "others.append((\"another output\", own))", "pass",
+        "test_errors.py::test_when_the_second_out_is_refused_the_first_is_untouched",
+    ),
+    mutant(
+        "read-only outputs are refused", "plan.py",
+        "if library.frozen(x):", "if False:",
+        "test_errors.py::test_an_out_that_does_not_fit_is_refused_and_untouched",
+    ),
+    mutant(
+        "only gradients accumulate", "plan.py",
+        "if accumulate and not problem.spec.accumulates:", "if False:",
+        "test_errors.py::test_only_gradients_accumulate_and_only_into_something",
+    ),
+    mutant(
+        "torch is told of outputs that have new values", "plan.py",
+        "plan.problem.library.written(outs)", "pass",
+        "test_plans.py::test_autograd_knows_of_outputs_that_were_written_behind_its_back",
+    ),
+    mutant(
+        "a recorded choice is made or refused", "plan.py",
+        "if wanted is not None and (sku := plan.sku) != wanted:", "if wanted is None and False:",
+        "test_errors.py::test_a_choice_that_cannot_be_made_again_says_why",
+    ),
+    mutant(
+        "a record of another layout is refused", "plan.py",
+        "        (\"layout\", problem.layout, sku.layout),\n", "",
+        "test_errors.py::test_a_choice_that_cannot_be_made_again_says_why",
+    ),
+    mutant(
+        "a SKU names the layout of the inputs", "plan.py",
+        "layout=problem.layout,", "layout=\"contiguous\",",
+        "test_laws.py::test_laws[relu-numpy-numpy-f32]",
+    ),
+    mutant(
+        "a SKU names the index dtype", "plan.py",
+        "index_dtype=problem.index_dtype,", "index_dtype=None,",
+        "test_laws.py::test_laws[gather-numpy-numpy-f32]",
+    ),
+    mutant(
+        "a SKU says who was forced", "backends/__init__.py",
+        "for name in [forced] if forced else every:", "for name in every:",
+        "test_laws.py::test_laws[relu-array_api-numpy-f32]",
+        "test_errors.py::test_a_forced_backend_refuses_with_its_reason_and_the_others",
+    ),
+    mutant(
+        "a body that scatters by atomics is not deterministic", "body.py",
+        "scatters = problem.spec.adjoint_of is not None and", "scatters = False and",
+        "test_cuda_host.py::test_a_body_on_a_device_scatters_in_no_fixed_order",
+    ),
+    mutant(
+        "a plan that needs too much workspace is passed over", "backends/__init__.py",
+        "if limit is None or prepared.workspace_size <= limit:", "if True:",
+        "test_plans.py::test_a_plan_that_needs_too_much_workspace_is_passed_over",
+    ),
+    mutant(
+        "the last call is repeated for the same keywords alone", "op.py",
+        "and written == guess.written", "",
+        "test_plans.py::test_a_call_with_options_repeats_the_last_one_only_where_they_are_the_same",
+    ),
+    mutant(
+        "the last call is repeated for such arrays alone", "op.py",
+        "and guess.matches(arrays)", "",
+        "test_turns.py::test_more_kinds_than_are_remembered_are_right",
+    ),
+    mutant(
+        "a block of options is not passed by", "op.py",
+        "unset = current.get() is DEFAULT", "unset = True",
+        "test_plans.py::test_options_hold_for_a_block_and_keywords_win",
+    ),
+    mutant(
+        "1, True and 1.0 are different keywords", "op.py",
+        "[(k, tuple(map(type, v)) if type(v) is tuple else type(v), v) for k, v in",
+        "[(k, v) for k, v in",
+        "test_errors.py::test_an_equal_value_of_the_wrong_type_fails_after_the_right_one",
+    ),
+    mutant(
+        "calls in turns are remembered", "recent.py",
+        "kinds[kind] = (one, *kinds.get(kind, ()))[:_MOST_ALIKE]", "kinds[kind] = ()",
+        "test_turns.py::test_calls_in_turns_make_no_key",
+    ),
+    mutant(
+        "what is remembered is bounded", "recent.py",
+        "len(kinds) >= _MOST_KINDS", "False",
+        "test_turns.py::test_what_is_remembered_is_bounded",
+    ),
+    mutant(
+        "arrays aligned less do not take the plan of others", "recent.py",
+        "if any(x.alignment < _WIDEST for x in plan.problem.given):", "if False:",
+        "test_turns.py::test_arrays_aligned_less_do_not_take_the_plan_of_others",
+    ),
+    mutant(
+        "what is remembered is forgotten with the cache", "recent.py",
+        "if generation != plan_cache.generation:", "if False:",
+        "test_turns.py::test_what_was_remembered_is_forgotten_with_the_cache",
+    ),
+    mutant(
+        "a plan pickles with its choices", "records.py",
+        "\"choices\": {**asdict(problem.choices), ", "\"choices\": {**asdict(Choices()), ",
+        "test_plan_records.py",
+    ),
+    mutant(
+        "options end with their block", "dispatch.py",
+        "    try:\n        yield\n    finally:\n        current.reset(token)\n\n\n@contextmanager\n"
+        "def unrecorded",
+        "    yield\n\n\n@contextmanager\ndef unrecorded",
+        "test_errors.py::test_the_options_block_is_checked_and_left_behind",
+    ),
+    mutant(
+        "options are those of one thread", "dispatch.py",
+        "current: ContextVar[Choices] = ContextVar(\"baracuda_options\", default=DEFAULT)",
+        "class _Global(list):\n    def get(self):\n        return self[-1]\n    def set(self, x):\n"
+        "        self.append(x)\n        return x\n    def reset(self, x):\n        "
+        "self.pop()\n\n\n"
+        "current = _Global([DEFAULT])",
+        "test_plans.py::test_options_hold_in_their_own_thread_only",
+    ),
+)  # fmt: skip
+
+_CHECKS = (
+    mutant(
+        "a negative index is out of range", "check.py",
+        "bad = (x < 0) | (x >= extent)", "bad = x >= extent",
+        "test_errors.py::test_an_index_out_of_range_is_named_with_its_position",
+    ),
+    mutant(
+        "the extent itself is out of range", "check.py",
+        "bad = (x < 0) | (x >= extent)", "bad = (x < 0) | (x > extent)",
+        "test_errors.py::test_an_index_out_of_range_is_named_with_its_position",
+        "test_extents.py::test_a_single_index_out_of_range_is_an_index_error",
+    ),
+    mutant(
+        "a target to ignore is no error", "check.py",
+        "bad = bad & problem.library.differs(x, problem.options[\"ignore_index\"])", "pass",
+        "test_losses.py::test_a_target_out_of_range_is_an_error_on_the_host",
+        "test_extents.py::test_losses_of_no_classes_are_those_of_rows_that_do_not_count",
+    ),
+    mutant(
+        "NumPy's own look sees an index at the extent", "backends/numpy/indexed.py",
+        ".max() >= extent:", ".max() > extent:",
+        "test_errors.py::test_an_index_out_of_range_is_named_with_its_position",
+    ),
+    mutant(
+        "entries that are dropped touch nothing", "backends/numpy/indexed.py",
+        "return (index >= 0) & (index < _bins(problem))", "return index < _bins(problem)",
+        "test_edges.py::test_gather_and_its_gradient_are_the_loops_that_define_them",
+        "test_edges.py::test_dropped_entries_touch_nothing_not_even_by_nan",
+    ),
+    mutant(
+        "scattered sums are in float64", "backends/numpy/indexed.py",
+        "weights = part.astype(np.float64, order=\"C\", copy=False).reshape(-1)",
+        "weights = part.astype(np.float16).astype(np.float64, order=\"C\").reshape(-1)",
+        "test_laws.py::test_laws[gather_backward-numpy-numpy-f32]",
+    ),
+    mutant(
+        "an output is cleared before sums go into it", "backends/numpy/indexed.py",
+        "            if not accumulate:\n                result[...] = 0\n", "",
+        "test_laws.py::test_laws[gather_backward-numpy-numpy-f32]",
+    ),
+    mutant(
+        "devices do not mix", "check.py",
+        "            (\"device\", facts[name].device, fact.device),\n", "",
+        "test_errors.py::test_devices_do_not_mix",
+    ),
+    mutant(
+        "floating dtypes do not mix", "check.py",
+        "elif fact.dtype != dtype:", "elif False:",
+        "test_errors.py",
+    ),
+    mutant(
+        "an index is int32 or int64", "check.py",
+        "if fact.dtype not in INDICES:", "if False:",
+        "test_errors.py",
+    ),
+    mutant(
+        "a bool is no integer", "check.py",
+        "if not isinstance(value, Integral) or isinstance(value, bool):",
+        "if not isinstance(value, Integral):",
+        "test_errors.py",
+    ),
+    mutant(
+        "infinity is no finite number", "check.py",
+        "or (math.isinf(number) and not inf):", "or False:",
+        "test_errors.py",
+    ),
+    mutant(
+        "two halves have an even extent", "shapes.py",
+        "if extent % term.factor:", "if False:",
+        "test_errors.py",
+    ),
+    mutant(
+        "an index is no larger than its source", "shapes.py",
+        "if n > most:", "if False:",
+        "test_errors.py",
+    ),
+    mutant(
+        "an axis is one of the array", "shapes.py",
+        "if not -rank <= axis < rank:", "if False:",
+        "test_errors.py",
+    ),
+    mutant(
+        "only 1 broadcasts", "shapes.py",
+        "if n != want and not (term.or_one and n == 1):", "if n != want and not term.or_one:",
+        "test_errors.py",
+    ),
+    mutant(
+        "matrices and masked arrays are no arrays", "libraries/__init__.py",
+        "if adapter.name == \"numpy\" and base.__name__ in (\"matrix\", \"MaskedArray\"):",
+        "if False:",
+        "test_errors.py::test_array_types_with_other_semantics_are_no_arrays",
+    ),
+    mutant(
+        "arrays that broadcast an axis overlap themselves", "layouts.py",
+        "        if step < reach:\n            break\n",
+        "        if step < 0:\n            break\n",
+        "test_errors.py::test_out_may_be_an_input_or_apart_from_it_but_not_overlap_it",
+        "test_errors.py",
+    ),
+    mutant(
+        "what is too costly to decide counts as an overlap", "layouts.py",
+        "    except np.exceptions.TooHardError:\n        return True\n",
+        "    except np.exceptions.TooHardError:\n        return False\n",
+        "test_plans.py::test_what_is_too_costly_to_decide_counts_as_an_overlap",
+    ),
+    mutant(
+        "float16 computes in float32", "dtypes.py",
+        "DType(\"float16\", \"f16\", \"float\", 2, \"__half\", \"float32\",",
+        "DType(\"float16\", \"f16\", \"float\", 2, \"__half\", \"float16\",",
+        "test_edges.py::test_narrow_dtypes_compute_in_float32_and_round_once",
+    ),
+    mutant(
+        "float64 computes in float64", "dtypes.py",
+        "DType(\"float64\", \"f64\", \"float\", 8, \"double\", \"float64\",",
+        "DType(\"float64\", \"f64\", \"float\", 8, \"double\", \"float32\",",
+        "test_laws.py::test_laws[swiglu-numpy-numpy-f64]",
+    ),
+)  # fmt: skip
+
+_BODIES = (
+    mutant(
+        "halves of a packed array are widened", "body.py",
+        "narrow = [name not in problem.spec.discrete for name in problem.spec.arrays]",
+        "narrow = [x is not None and x.name not in problem.spec.discrete for x in problem.inputs]",
+        "test_plans.py::test_halves_of_a_packed_array_are_as_wide_as_whole_arrays",
+    ),
+    mutant(
+        "blocks cut what does not depend on other elements alone", "backends/numpy/blocks.py",
+        "if label.term.name in self.free and label.name not in fixed:",
+        "if label.name not in fixed:",
+        "test_plans.py::test_blocks_along_a_middle_axis_and_with_positions",
+        "test_rows.py::test_a_diagonal_knows_its_place_in_blocks", "test_plans.py",
+    ),
+    mutant(
+        "a diagonal knows its place", "backends/numpy/blocks.py",
+        "and label.name not in fixed:", ":",
+        "test_rows.py::test_a_diagonal_knows_its_place_in_blocks",
+    ),
+    mutant(
+        "blocks add to what is there", "backends/numpy/blocks.py",
+        "view.astype(compute) + value if accumulate else value", "value",
+        "test_plans.py::test_blocks_add_into_what_is_there",
+    ),
+    mutant(
+        "NumPy's warnings do not leak from threads", "backends/numpy/blocks.py",
+        "        with np.errstate(all=\"ignore\"):\n            while True:",
+        "        if True:\n            while True:",
+        "test_edges.py::test_floating_point_state_neither_leaks_nor_matters",
+        "test_plans.py::test_blocks_neither_warn_nor_raise",
+    ),
+    mutant(
+        "blocks are computed while the interpreter shuts down", "backends/numpy/blocks.py",
+        "with suppress(RuntimeError):", "if True:",
+        "test_plans.py::test_arrays_in_blocks_are_computed_while_the_interpreter_shuts_down",
+    ),
+    mutant(
+        "the gradient of swiglu has the value's sign", "ops/gated.py",
+        "dy * a * (on * (1 + b * off))", "dy * a * (on * (1 - b * off))",
+        "test_laws.py::test_laws[swiglu_backward-numpy-numpy-f32]",
+    ),
+    mutant(
+        "the gate is the second half", "ops/gated.py",
+        "return (second, first) if gate_first else (first, second)",
+        "return (first, second) if gate_first else (second, first)",
+        "test_namesakes.py", "test_cross_checks.py",
+    ),
+    mutant(
+        "rope turns back in its gradient", "ops/rope.py",
+        "        sin = -sin\n", "        pass\n",
+        "test_laws.py::test_laws[rope_backward-numpy-numpy-f32]",
+    ),
+    mutant(
+        "pairs are neighbours where they are interleaved", "libraries/__init__.py",
+        "pair = (first * cos - second * sin, first * sin + second * cos)",
+        "pair = (first * cos + second * sin, first * sin - second * cos)",
+        "test_laws.py::test_laws[rope-array_api-array_api_strict-f32]",
+    ),
+    mutant(
+        "angles keep their lowest limb", "numerics.py",
+        "phase = (phase + (columns[..., 2, :] >> 15)) & 0x3FFFFFFF", "phase = phase & 0x3FFFFFFF",
+        "test_edges.py::test_rope_is_exact_to_4_eps_at_every_position",
+    ),
+    mutant(
+        "a row of which nothing counts is 0", "libraries/numpy.py",
+        "x /= np.where(total == 0, 1, total)", "x /= total",
+        "test_rows.py::test_rows_of_which_nothing_counts",
+    ),
+    mutant(
+        "the mean of a loss is that of its elements", "reductions.py",
+        "return math.prod(shape) if reduction == \"mean\" else 1",
+        "return shape[0] if reduction == \"mean\" and shape else 1",
+        "test_losses.py::test_pairs_are_torchs",
+    ),
+    mutant(
+        "targets beyond the classes do not count", "reductions.py",
+        "& (target >= 0) & (target < v)", "& (target >= 0)",
+        "test_losses.py", "test_laws.py::test_laws[cross_entropy-numpy-numpy-f32]",
+    ),
+    mutant(
+        "gather moves nothing from out of range", "ops/indexing.py",
+        "return xp.where(valid, out, xp.zeros_like(out))", "return out",
+        "test_laws.py::test_laws[gather-array_api-array_api_strict-f32]",
+        "test_edges.py::test_traced_code_drops_what_it_cannot_raise",
+    ),
+    mutant(
+        "elementwise results keep a dense layout", "check.py",
+        "strides = layouts.canonical(extents, layouts.in_order(extents, order))", "pass",
+        "test_edges.py::test_elementwise_ops_keep_a_dense_layout",
+    ),
+    mutant(
+        "no result is a view of an input", "libraries/numpy.py",
+        "return np.asarray(x, order=\"C\")", "return x",
+        "test_edges.py::test_other_ops_and_undense_inputs_give_c_order",
+    ),
+)  # fmt: skip
+
+_FRAMEWORKS = (
+    mutant(
+        "watched tensors get the explicit gradient", "plan.py",
+        "if problem.mode != \"autograd\":", "if True:",
+        "test_torch.py::test_only_the_fused_ops_run", "test_torch.py::test_a_plan_says_what_runs",
+    ),
+    mutant(
+        "activations keep their explicit gradient on a CPU", "plan.py",
+        "_EXACT = frozenset({\"activation\", \"loss\", \"softmax\"})", "_EXACT = frozenset()",
+        "test_saturation.py::test_autograd_of_a_cpu_gives_the_explicit_gradient",
+    ),
+    mutant(
+        "a gradient is differentiated again", "frameworks/torch/autograd.py",
+        "explicit = self._again if torch.is_grad_enabled() else self._explicit",
+        "explicit = self._explicit",
+        "test_torch.py::test_first_and_second_derivatives_by_finite_differences",
+    ),
+    mutant(
+        "dispatch options hold for the gradient", "frameworks/torch/autograd.py",
+        "chosen = {k: getattr(problem.choices, k) for k in NAMES} | {\"sku\": None}",
+        "chosen = {\"sku\": None}",
+        "test_torch.py::test_a_choice_holds_for_the_gradient_too",
+    ),
+    mutant(
+        "targets that have no cotangent are differentiated by the body",
+        "frameworks/torch/autograd.py",
+        "if outs is not None or (link.open and any(arrays[i].requires_grad for i in link.open)):",
+        "if outs is not None:",
+        "test_losses.py::test_targets_are_differentiated_and_never_silently_constant",
+    ),
+    mutant(
+        "operators have a gradient", "frameworks/torch/operators.py",
+        "if set(op.spec.dtypes) & set(FLOATS):", "if False:",
+        "test_torch_graphs.py::test_a_compiled_call_is_one_operator_and_so_is_its_gradient",
+    ),
+    mutant(
+        "fakes have the layout of results", "frameworks/torch/operators.py",
+        "like.new_empty_strided(x.shape, x.strides) if x.strides else like.new_empty(x.shape)",
+        "like.new_empty(x.shape)",
+        "test_torch_graphs.py::test_views_of_any_size_give_the_layouts_of_plain_calls",
+    ),
+    mutant(
+        "fakes have the shape of results", "frameworks/torch/operators.py",
+        "like.new_empty_strided(x.shape, x.strides) if x.strides else like.new_empty(x.shape)",
+        "like.new_empty_strided(x.shape, x.strides) if x.strides else "
+        "like.new_empty((*x.shape, 1))",
+        "test_torch_graphs.py::test_a_compiled_call_is_one_operator_and_so_is_its_gradient",
+    ),
+    mutant(
+        "a plan of plain tensors is not that of watched ones", "libraries/torch.py",
+        "and (not matters or torch.is_grad_enabled() is watched)", "",
+        "test_plans.py::test_a_plan_of_watched_tensors_is_not_one_for_a_block_without_gradients",
+        "test_plans.py::test_a_plan_made_without_gradients_is_not_one_for_watched_tensors",
+    ),
+    mutant(
+        "torch's switch for determinism is seen", "libraries/torch.py",
+        "return (mode, deterministic) if mode or deterministic else None",
+        "return (mode, False) if mode else None",
+        "test_torch.py::test_the_global_switch_is_part_of_a_plan",
+    ),
+    mutant(
+        "the last call is not repeated where the switch is on", "libraries/torch.py",
+        "and not _deterministic()", "",
+        "test_torch.py::test_the_global_switch_is_part_of_a_plan",
+    ),
+    mutant(
+        "autocast changes nothing", "libraries/torch.py",
+        "return torch.autocast(kind, enabled=False) if narrows else _AS_IT_IS",
+        "return _AS_IT_IS",
+        "test_torch_training.py::test_in_an_autocast_region_an_op_computes_as_outside",
+    ),
+    mutant(
+        "sparse tensors are no dense ones", "libraries/torch.py",
+        "if x.is_nested or x.layout != torch.strided or x.is_quantized:", "if x.is_nested:",
+        "test_errors.py::test_sparse_and_nested_tensors_are_no_dense_ones",
+    ),
+    mutant(
+        "an axis that a cotangent lacks is not cut", "spec.py",
+        "*[p.names for p in form.outputs], *_cotangents(spec, form))\n    return shared",
+        "*[p.names for p in form.outputs])\n    return shared",
+        "test_pages.py::test_no_page_is_stale",
+        "test_jax_kernels.py::test_shares_by_the_shape_string",
+    ),
+    mutant(
+        "options of a share shrink with it", "shares.py",
+        "lambda name, extent: -(-extent // _parts(places.get(name), mesh))",
+        "lambda name, extent: extent",
+        "test_jax_kernels.py::test_a_share_has_smaller_options_and_each_mesh_axis_once",
+    ),
+    mutant(
+        "a batch moves the marked axes", "shares.py",
+        "options[pattern.marker] += 1", "pass",
+        "test_jax_kernels.py::test_batches_by_the_shape_string",
+    ),
+    mutant(
+        "each axis of a mesh is used once", "shares.py",
+        "if name and name not in out and over and not over & taken:",
+        "if name and name not in out and over:",
+        "test_jax_kernels.py::test_a_share_has_smaller_options_and_each_mesh_axis_once",
+    ),
+    mutant(
+        "sums over shards are made or left to others", "frameworks/torch/sharding.py",
+        "[(row, Partial()) for row in shares.outputs]",
+        "[(row, WHOLE) for row in shares.outputs]",
+        "test_torch_devices.py::test_a_result_that_lacks_an_axis_that_is_cut_is_a_partial_sum",
+    ),
+    mutant(
+        "JAX gets the explicit gradient", "frameworks/jax.py",
+        "        function.defjvp(by_partner)\n", "        function.defjvp(by_body)\n",
+        "test_jax.py::test_the_gradient_calls_the_explicit_backward",
+    ),
+    mutant(
+        "JAX finds constant indices out of range", "frameworks/jax.py",
+        "check.indices(plan.problem, arrays)", "pass",
+        "test_jax.py::test_a_constant_index_out_of_range_is_found_while_tracing",
+    ),
+    mutant(
+        "a transposed call is batched along all tangents", "frameworks/jax.py",
+        "front[i] = jnp.broadcast_to(args[i], (size, *args[i].shape))", "pass",
+        "test_jax.py::test_gradients_batch_and_nest",
+    ),
+)  # fmt: skip
+
+_TOOLS = (
+    mutant(
+        "a stale page is found", "tools/pages.py",
+        "def stale(docs: Path = DOCS) -> Iterator[str]:\n",
+        "def stale(docs: Path = DOCS) -> Iterator[str]:\n    return\n",
+        "test_pages.py::test_stale_missing_and_surplus_pages_are_found",
+    ),
+    mutant(
+        "what a backend claims is what it takes", "backends/torch.py",
+        "return [d for d in spec.dtypes if not (d == \"bfloat16\" and library == \"numpy\")]",
+        "return spec.dtypes",
+        "test_pages.py::test_no_page_is_stale",
+    ),
+    mutant(
+        "errors are also the built-in that fits", "errors.py",
+        "class IndexOutOfRangeError(BaracudaError, IndexError):",
+        "class IndexOutOfRangeError(BaracudaError):",
+        "test_errors.py::test_an_index_out_of_range_is_named_with_its_position",
+    ),
+    mutant(
+        "backends of others are never in the way", "backends/__init__.py",
+        "            entry = Entry(\"\", None, fault=f\"{type(error).__name__}: {error}\")\n",
+        "            raise\n",
+        "test_outside_backend.py::test_broken_ones_say_why_and_break_nothing",
+    ),
+    mutant(
+        "backends of others come behind ours", "backends/__init__.py",
+        "at = [key for key, _ in items].index(before) if before else len(items)",
+        "at = [key for key, _ in items].index(before) if before else 0",
+        "test_outside_backend.py::test_it_is_asked_behind_the_others_and_read_by_the_first_plan",
+    ),
+    mutant(
+        "torch takes no NumPy array that it would misread", "backends/torch.py",
+        "        (not x.flags.writeable, \"read-only\"),\n", "",
+        "test_errors.py::test_torch_refuses_numpy_arrays_that_it_would_copy_or_misread",
+    ),
+    mutant(
+        "a law is broken by what a backend raises", "testing/laws.py",
+        "def skus_are_honest(subject: Subject) -> None:\n",
+        "def skus_are_honest(subject: Subject) -> None:\n    return\n",
+        "test_outside_backend.py::test_a_wrong_backend_is_found_out",
+        "test_parity.py",
+    ),
+)  # fmt: skip
+
+MUTANTS = (*_CACHE, *_PLANS, *_CHECKS, *_BODIES, *_FRAMEWORKS, *_TOOLS)

@@ -1,0 +1,237 @@
+"""Mutants of bodies and kernels: a sign, a bound, a rounding, a stride, a barrier that is missing.
+
+Kernels run on the host: functors as C functions, whole kernels in the emulator.
+"""
+
+from __future__ import annotations
+
+from . import mutant
+
+_VIEWS = "test_emulated_views.py::test_views_that_run_backwards_give_what_copies_give"
+_FUNCTOR = "test_functors.py::test_an_elementwise_functor_is_its_body"
+_SUMS = "test_emulated.py::test_a_form_adds_up_in_any_order_of_threads"
+_GATHER = "test_emulated.py::test_gather_moves_what_is_asked_for"
+_ENTROPY = "test_emulated_cross_entropy.py"
+_TURNS = "test_functors.py::test_pairs_turn"
+
+MUTANTS = (
+    mutant(
+        "the gradient of a gate has its sign", "cuda_src/gated.cu",
+        "d[1] = dy * a * v.second;", "d[1] = -(dy * a * v.second);", f"{_FUNCTOR}",
+    ),
+    mutant(
+        "a gate that is closed has no gradient", "cuda_src/gated.cu",
+        "d[1] = closed ? A(0) : dy * a;", "d[1] = dy * a;", f"{_FUNCTOR}",
+    ),
+    mutant(
+        "NaN passes a gate", "cuda_src/gated.cu",
+        "y[0] = x[0] * (b <= 0 ? A(0) : b);", "y[0] = x[0] * (b > 0 ? b : A(0));", f"{_FUNCTOR}",
+    ),
+    mutant(
+        "rope turns forwards", "cuda_src/rope.cu",
+        "c = fused(a, angle.first, -(b * angle.second));",
+        "c = fused(a, angle.first, b * angle.second);", _TURNS,
+    ),
+    mutant(
+        "rope's gradient turns back", "cuda_src/rope.cu",
+        "d = fused(b, angle.first, -(a * angle.second));",
+        "d = fused(b, angle.first, a * angle.second);", _TURNS,
+    ),
+    mutant(
+        "negative positions turn back in float64", "cuda_src/common/rotate.cuh",
+        "return i64(position < 0 ? 0 - turn : turn);", "return i64(turn);",
+        "test_functors.py::test_angles_at_any_position",
+    ),
+    mutant(
+        "what is not rotated passes through", "cuda_src/common/rotate.cuh",
+        "const int count = turning || start + V <= args.end ? V : int(args.end - start);",
+        "const int count = V;", f"{_VIEWS}[rope.cu]",
+    ),
+    mutant(
+        "the tail of vectors is computed", "cuda_src/common/elementwise.cuh",
+        "item < args.items + args.tail)", "item < args.items)", f"{_VIEWS}[elementwise.cu]",
+    ),
+    mutant(
+        "nothing behind the tail is written", "cuda_src/common/elementwise.cuh",
+        "item < args.items + args.tail)", "item < args.items + args.tail + 1)",
+        f"{_VIEWS}[elementwise.cu]",
+    ),
+    mutant(
+        "walks follow the strides of each operand", "cuda_src/common/index.cuh",
+        "at[k] += here * stride[d][k];", "at[k] += here * stride[d][0];",
+        f"{_VIEWS}[elementwise.cu]",
+    ),
+    mutant(
+        "runs follow the strides of each operand", "cuda_src/common/index.cuh",
+        "at[k] = I(row) * stride[k] + I(column) * V;",
+        "at[k] = I(row) * stride[0] + I(column) * V;",
+        f"{_VIEWS}[gated.cu]",
+    ),
+    mutant(
+        "what is there is added to in the accumulate type", "cuda_src/common/vec.cuh",
+        "x[i] += old[i];", "x[i] = old[i];",
+        "test_emulated.py::test_a_form_adds_to_what_is_there[float32-fixed point]",
+    ),
+    mutant(
+        "16 bits are widened from their own half", "cuda_src/common/vec.cuh",
+        "const u16 bits = u16(i % 2 ? pair[i / 2] >> 16 : pair[i / 2]);",
+        "const u16 bits = u16(pair[i / 2]);", f"{_GATHER}[float16-straight-rows in a tile]",
+        f"{_GATHER}",
+    ),
+    mutant(
+        "kernels drop a negative index", "cuda_src/common/report.cuh",
+        "if (u64(i64(i)) < u64(n)) return true;", "if (i64(i) < n) return true;",
+        f"{_GATHER}[float32-odd rows-straight]",
+    ),
+    mutant(
+        "kernels drop the index at the extent", "cuda_src/common/report.cuh",
+        "if (u64(i64(i)) < u64(n)) return true;", "if (u64(i64(i)) <= u64(n)) return true;",
+        f"{_GATHER}[float32-odd rows-straight]",
+    ),
+    mutant(
+        "a report has the place of the index", "cuda_src/common/report.cuh",
+        "to->position = position;", "to->position = 0;",
+        "test_emulated.py::test_the_place_of_an_index_out_of_range_is_reported",
+    ),
+    mutant(
+        "a report is ready when it is written", "cuda_src/common/report.cuh",
+        "*reinterpret_cast<volatile u32*>(&to->state) = 2;", "",
+        "test_emulated.py::test_the_place_of_an_index_out_of_range_is_reported",
+    ),
+    mutant(
+        "gather reads each element with its own index", "cuda_src/common/gather.cuh",
+        "const P i = index.get(v);", "const P i = index.get(0);",
+        f"{_GATHER}[float32-odd rows-straight]",
+    ),
+    mutant(
+        "gather waits for the bins of a tile", "cuda_src/common/gather.cuh",
+        "    copied();\n    __syncthreads();\n", "    copied();\n",
+        f"{_GATHER}[float32-rows in a tile-tiles]", f"{_GATHER}[float32-columns in a tile-tiles]",
+    ),
+    mutant(
+        "what is out of range of a tile is 0", "cuda_src/common/gather.cuh",
+        "cells[tile.behind(lane)] = T{};", "",
+        f"{_GATHER}[float32-odd rows-tiles]",
+    ),
+    mutant(
+        "one bin for a warp has the warp's sum", "cuda_src/common/scatter.cuh",
+        "if (together) x = warp_sum(x);", "", f"{_SUMS}[float32-atomics, one bin]",
+    ),
+    mutant(
+        "few a row: bins are those of the row", "cuda_src/common/scatter.cuh",
+        "if (local < V) {", "if (local <= V) {", f"{_SUMS}[float32-few a row]",
+    ),
+    mutant(
+        "few a row: every element counts", "cuda_src/common/scatter.cuh",
+        "for (u32 k = 0; k < args.length; ++k) {", "for (u32 k = 1; k < args.length; ++k) {",
+        f"{_SUMS}[float32-few a row]",
+    ),
+    mutant(
+        "sums at a scale are rounded to nearest", "cuda_src/common/fixed.cuh",
+        "word[0] = __double2ll_rn(f64(x) * __hiloint2double((1023 + exponent(key, bits)) << "
+        "20, 0));",
+        "word[0] = i64(f32(f64(x) * __hiloint2double((1023 + exponent(key, bits) - 30) << 20, 0)))"
+        " << 30;",
+        f"{_SUMS}[float32-fixed point]",
+        "test_emulated.py::test_values_of_any_range_add_up[float32-fixed point]",
+    ),
+    mutant(
+        "a block joins all its warps", "cuda_src/common/reduce.cuh",
+        "for (u32 i = 1; i < blockDim.x / 32; ++i) x += part[i];",
+        "for (u32 i = 2; i < blockDim.x / 32; ++i) x += part[i];",
+        "test_emulated_losses.py::test_losses_are_those_of_the_body",
+    ),
+    mutant(
+        "a block waits for the sums of its warps", "cuda_src/common/reduce.cuh",
+        "if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;\n  __syncthreads();\n",
+        "if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;\n",
+        "test_emulated_losses.py::test_losses_are_those_of_the_body",
+    ),
+    mutant(
+        "rows of a block wait for each other", "cuda_src/common/reduce.cuh",
+        "if (lane == 0) room[threadIdx.x / 32] = s;\n  __syncthreads();\n",
+        "if (lane == 0) room[threadIdx.x / 32] = s;\n",
+        "test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads[norm-float32]",
+    ),
+    mutant(
+        "rooms are taken in turns", "cuda_src/common/reduce.cuh",
+        "  S* room = rooms.at[turn & 1];\n  turn ^= 1;\n  if (lane == 0) room",
+        "  S* room = rooms.at[0];\n  if (lane == 0) room",
+        "test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads[norm-float32]",
+        "test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads[softmax-bfloat16]",
+    ),
+    mutant(
+        "the tail of a sum is added", "cuda_src/common/total.cuh",
+        "item < args.items + args.tail) {", "item < args.items) {",
+        "test_emulated_losses.py::test_losses_are_those_of_the_body",
+    ),
+    mutant(
+        "a mean is the share of all", "cuda_src/common/total.cuh",
+        "f64 total = f64(sum) * args.share;", "f64 total = f64(sum);",
+        "test_emulated_losses.py::test_losses_are_those_of_the_body",
+    ),
+    mutant(
+        "the end of a row is its end", "cuda_src/common/row.cuh",
+        "if (e + i < end) v.set(i, p[offset<ACCESS>(e + i, step)]);",
+        "if (e + i <= end) v.set(i, p[offset<ACCESS>(e + i, step)]);",
+        "test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads[norm-float32]",
+    ),
+    mutant(
+        "a mask leaves elements out", "cuda_src/common/rows.cuh",
+        "keep = keep && args.beside[row.at[K - 1] + (e + i) * args.step[K - 1]];", "",
+        "test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads[softmax-bfloat16]",
+    ),
+    mutant(
+        "long rows are read to their end", "cuda_src/common/rows.cuh",
+        "for (i32 e = (row.rank + HELD * row.lanes) * V; e < row.end; e += row.lanes * V) {\n"
+        "        Vec<T, V> v[IN];\n        A c[COLUMNS + 1][V];\n        fetch_all(args, row, "
+        "e, v);\n"
+        "        columns(args, row, held, 0, e, c);\n        take",
+        "for (i32 e = (row.rank + HELD * row.lanes) * V; e < row.end - V; e += row.lanes * V) {\n"
+        "        Vec<T, V> v[IN];\n        A c[COLUMNS + 1][V];\n        fetch_all(args, row, "
+        "e, v);\n"
+        "        columns(args, row, held, 0, e, c);\n        take",
+        "test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads[norm-float32]",
+    ),
+    mutant(
+        "a row around a bad guess is gone through again", "cuda_src/norm.cu",
+        "return shift * shift <= A(4) * variance;", "return true;",
+        "test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads[norm-float32]",
+    ),
+    mutant(
+        "eps is under the root", "cuda_src/norm.cu",
+        "inverse = inverse_root(variance + eps);", "inverse = inverse_root(variance) + eps;",
+        "test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads[norm-float32]",
+    ),
+    mutant(
+        "logits that are largest come first", "cuda_src/cross_entropy.cu",
+        "s.at[1] *= quick_exponential(s.at[0] - base(most));",
+        "s.at[1] *= quick_exponential(base(most) - s.at[0]);",
+        f"{_ENTROPY}::test_every_way_gives_what_the_body_gives[lanes-cross_entropy]",
+        f"{_ENTROPY}::test_every_way_gives_what_the_body_gives",
+    ),
+    mutant(
+        "windows keep within the array", "cuda_src/common/window.cuh",
+        "column + kw <= w ? kw : w - column};", "kw};", f"{_VIEWS}[pooling.cu]",
+    ),
+    mutant(
+        "windows out of the fast range are computed with care", "cuda_src/common/window.cuh",
+        "if (!odd || !any_extreme(args, x, h, column)) return;", "return;",
+        "test_emulated_pooling.py",
+    ),
+    mutant(
+        "windows beyond the end are not written", "cuda_src/common/window.cuh",
+        "if (own + v >= args.windows_w) continue;", "", "test_emulated_pooling.py",
+    ),
+    mutant(
+        "a window's slope has the sign of its cell", "cuda_src/pooling.cu",
+        "return x == 0 ? A(0) : x < 0 ? -raised : raised;", "return x == 0 ? A(0) : raised;",
+        "test_functors.py::test_pooling",
+    ),
+    mutant(
+        "ties share the gradient", "cuda_src/pooling.cu",
+        "return !(y > 0) ? y : ties > 1 ? dy * reciprocal(ties) : dy;",
+        "return !(y > 0) ? y : dy;",
+        "test_functors.py::test_pooling", f"{_VIEWS}[pooling.cu]",
+    ),
+)  # fmt: skip

@@ -1,0 +1,44 @@
+"""Pooling without a GPU: windows whose powers leave the range of the fast form, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import emulator
+import numpy as np
+import pytest
+
+from baracuda import check
+from baracuda.backends.cuda.schedules import plan
+from baracuda.backends.cuda.steps import Call, DeviceFacts, strides_of
+from baracuda.dispatch import DEFAULT
+from baracuda.op import registry
+
+FACTS = DeviceFacts(0, "sm_90", 4, 232448)
+# Shapes and sizes of windows: clipped at the end, more than a thread has, and none at run time.
+SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+    "clipped": ("lp_pool2d", (2, 7, 11), {"kernel_size": 3, "stride": 2, "ceil_mode": True}),
+    "one over the other": ("lp_pool2d", (2, 6, 9), {"kernel_size": 3, "stride": 1}),
+    "rows": ("lp_pool1d", (3, 37), {"kernel_size": 2, "stride": 2}),
+}
+
+
+@pytest.mark.parametrize("p", [2, 3.5])
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_windows_out_of_the_fast_range_are_those_of_the_body(name: str, p: float) -> None:
+    op, shape, options = SHAPES[name]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(shape)
+    # Powers of all of these leave the range of float32, alone and beside others.
+    x *= rng.choice([1.0, 1e-30, 1e30], shape, p=[0.8, 0.1, 0.1])
+    x[0] *= 1e-20
+    x[-1, ..., -1] = 1e25
+    options = {"norm_type": p, "ceil_mode": False, **options}
+    given = emulator.placed(x.astype(np.float32))
+    spec = registry[op].spec
+    problem = check.problem(spec, [given], options, DEFAULT)
+    steps = plan(Call(problem, FACTS, tuple(strides_of(y) for y in problem.outputs)))
+    want = registry[op](given.astype(np.float64), **options)
+    out = emulator.empty(want.shape, "float32")
+    emulator.run(tuple(s.entry for s in steps.kernels), steps, [given, out])
+    np.testing.assert_allclose(out, want, rtol=2e-6)
