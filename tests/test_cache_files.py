@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -66,6 +67,10 @@ def test_as_many_records_are_kept_as_plans(saved: Path) -> None:
     cache.save(saved)
     assert extents(saved) == [48, 49, 50, 43, 44, 45, 46, 47]
     assert PlanCache(maxsize=0).load(saved) == 0
+    # Of two that have nothing in common no more than of one.
+    assert cache.load(edited(saved, lambda plans: many(3)(plans[:1]))) == 3
+    cache.save(saved)
+    assert extents(saved) == [43, 44, 45, 46, 47, 1, 2, 3]
 
 
 def test_records_that_were_not_used_are_saved_again(saved: Path) -> None:
@@ -173,3 +178,17 @@ def test_records_of_kernels_are_not_counted_where_there_is_no_driver(
     assert plan_cache.load(edited(saved, on_gpu)) == 0
     reason = None
     assert plan_cache.load(saved) == 1
+
+
+def test_a_file_is_replaced_at_once_or_stays(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = saved.read_bytes()
+    bc.relu.plan(np.ones((7, 3)))
+
+    def full(*paths: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        plan_cache.save(saved)
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]

@@ -192,3 +192,9 @@ def test_a_plan_compiles_and_is_differentiated_as_the_op_is() -> None:
     np.testing.assert_allclose(run(x, y, weight=0.25), bc.lerp(x, y, weight=0.25), rtol=1e-6)
     with pytest.raises(ValueError, match="shape"):
         jax.jit(plan)(x[:2])
+
+
+def test_a_plan_keeps_what_was_chosen_for_it() -> None:
+    x = np.ones((3, 4))
+    plan = bc.relu.plan(x, deterministic=True, max_workspace_bytes=1 << 20, backend="numpy")
+    assert pickle.loads(pickle.dumps(plan)).problem.choices == plan.problem.choices

@@ -121,6 +121,13 @@ def test_options_hold_for_a_block_and_keywords_win() -> None:
         with bc.options(backend=None, deterministic=True):
             assert bc.swiglu.plan(X).sku.backend == "numpy"
     assert bc.swiglu.plan(X).sku.backend == "numpy"
+    # A call that repeats the last one is no way past a block.
+    bc.plan_cache.clear()
+    for _ in range(3):
+        bc.swiglu(X)
+    with bc.options(backend="array_api"):
+        bc.swiglu(X)
+    assert bc.plan_cache.info().misses == 2
 
 
 def test_options_hold_in_their_own_thread_only() -> None:
@@ -224,6 +231,13 @@ def test_backends_that_come_and_go_take_hold_of_calls_that_were_planned(
     assert planned() == "numpy"
     backends.register("doubling", entry, before="numpy")
     assert planned() == "doubling"
+    # Of a function alone, which repeats its last call without a look at the cache.
+    bc.lerp(X, X, weight=0.5)
+    backends.unregister("doubling")
+    misses = bc.plan_cache.info().misses
+    bc.lerp(X, X, weight=0.5)
+    assert bc.plan_cache.info().misses == misses + 1
+    backends.register("doubling", entry, before="numpy")
 
 
 @pytest.mark.parametrize("place", ["nowhere", "numpy"])
@@ -478,3 +492,9 @@ def test_what_is_too_costly_to_decide_counts_as_an_overlap() -> None:
     )  # fmt: skip
     assert layouts.overlap((1 << 40, shape, steps, 1), ((1 << 40) + 12345678, shape, steps, 1))
     assert not layouts.overlap((1 << 40, (9,), (4,), 4), ((1 << 40) + 36, (9,), (4,), 4))
+
+
+def test_a_sku_says_how_the_inputs_lie() -> None:
+    x = np.ones((4, 6))
+    for view, layout in ((x, "contiguous"), (x.T, "dense"), (x[:, ::2], "strided")):
+        assert bc.relu.plan(view).sku.layout == layout

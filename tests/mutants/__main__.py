@@ -28,23 +28,22 @@ KILLED, SURVIVED, BROKEN = "killed", "survived", "broken"
 _STATES = {0: SURVIVED, 1: KILLED}
 
 
-def copied(source: Path, to: Path) -> Path:
-    """A copy of the tree."""
-    return Path(shutil.copytree(source, to, ignore=shutil.ignore_patterns(*_LEFT_OUT)))
+def copied(source: Path, to: Path, left_out: Sequence[str] = ()) -> Path:
+    """A copy of the tree, of the same times."""
+    return Path(shutil.copytree(source, to, ignore=shutil.ignore_patterns(*left_out)))
 
 
 def ran(
-    root: Path, tests: Iterable[str], *more: str, limit: float | None = LIMIT
+    root: Path, tests: Iterable[str], *words: str, limit: float | None = LIMIT, **more: str
 ) -> tuple[int, str]:
     """Exit status of pytest on some tests of a copy, and what it printed; -1 past the limit."""
-    # Modules keep no bytecode: it is told from its source by whole seconds and the length alone.
     env = os.environ | {
-        "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1",
-        "BARACUDA_CACHE_DIR": str(root / ".cache"), "BARACUDA_LANE": "test",
+        "PYTHONPATH": str(root), "BARACUDA_CACHE_DIR": str(root / ".cache"),
+        "BARACUDA_LANE": "test", **more,
     }  # fmt: skip
     for name in ("BARACUDA_OPS", "PYTEST_ADDOPTS"):
         env.pop(name, None)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *more]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
     command += [f"tests/{test}" for test in tests]
     process = subprocess.Popen(
         command, cwd=root, env=env, text=True, start_new_session=True,
@@ -63,12 +62,15 @@ def ran(
 def state_of(root: Path, one: Mutant) -> tuple[str, str]:
     """What becomes of a mutant in a copy, which is as before afterwards; and what pytest said."""
     path = root / one.file
-    before = path.read_text(encoding="utf-8")
+    before, info = path.read_text(encoding="utf-8"), path.stat()
     path.write_text(one.changed(before), encoding="utf-8")
+    # Bytecode is told from its source by whole seconds and the length alone.
+    os.utime(path, (info.st_atime, info.st_mtime + 10))
     try:
-        status, text = ran(root, one.tests, "-x")
+        status, text = ran(root, one.tests, "-x", PYTHONDONTWRITEBYTECODE="1")
     finally:
         path.write_text(before, encoding="utf-8")
+        os.utime(path, (info.st_atime, info.st_mtime))
     return _STATES.get(status, BROKEN), text
 
 
@@ -89,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         one.changed((ROOT / one.file).read_text(encoding="utf-8"))
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
-        first = copied(ROOT, Path(folder) / "0")
+        first = copied(ROOT, Path(folder) / "0", _LEFT_OUT)
         tests = sorted({test for m in mutants for test in m.tests})
         # What is red anyway kills nothing.
         status, text = ran(first, tests, limit=None)
@@ -107,7 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 state, text = state_of(root, one)
             finally:
                 free.put(root)
-            print(f"{state:8} {one.name} ({time.monotonic() - began:.0f} s)", flush=True)
+            who = next((x for x in text.splitlines() if x.startswith("FAILED ")), "")
+            took, who = time.monotonic() - began, who.removeprefix("FAILED ").partition(" - ")[0]
+            print(f"{state:8} {one.name} ({took:.0f} s) {who}".rstrip(), flush=True)
             if state == BROKEN:
                 print(text[-2000:])
             return state

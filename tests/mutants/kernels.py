@@ -49,17 +49,17 @@ MUTANTS = (
     ),
     mutant(
         "the tail of vectors is computed", "cuda_src/common/elementwise.cuh",
-        "item < args.items + args.tail)", "item < args.items)", f"{_VIEWS}[elementwise.cu]",
+        "item < args.items + args.tail)", "item < args.items)", f"{_VIEWS}[sigmoids.cu]",
     ),
     mutant(
         "nothing behind the tail is written", "cuda_src/common/elementwise.cuh",
         "item < args.items + args.tail)", "item < args.items + args.tail + 1)",
-        f"{_VIEWS}[elementwise.cu]",
+        f"{_VIEWS}[sigmoids.cu]",
     ),
     mutant(
         "walks follow the strides of each operand", "cuda_src/common/index.cuh",
         "at[k] += here * stride[d][k];", "at[k] += here * stride[d][0];",
-        f"{_VIEWS}[elementwise.cu]",
+        f"{_VIEWS}[sigmoids.cu]",
     ),
     mutant(
         "runs follow the strides of each operand", "cuda_src/common/index.cuh",

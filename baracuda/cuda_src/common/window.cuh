@@ -81,12 +81,15 @@ template <class T, int V, int A, class I> struct WarpStore {
 
   // A lane says where its elements are in the first row, how many of them and in how many rows.
   DEVICE WarpStore(Staged& warp, I offset, int elements, int count) : warp(warp) {
-    UNROLL for (int k = 0; k < PIECES; ++k) {
-      const int element = (k * 32 + lane()) * A, owner = element / V;
-      at[k] = __shfl_sync(~0u, offset, owner) + element % V;
-      const int end = __shfl_sync(~0u, elements, owner);
-      rows[k] = __shfl_sync(~0u, count, owner);
-      if (element % V >= end) rows[k] = 0;
+    // Lanes that store all of their own by themselves ask nobody: some have left by now.
+    if constexpr (PIECES > 1) {
+      UNROLL for (int k = 0; k < PIECES; ++k) {
+        const int element = (k * 32 + lane()) * A, owner = element / V;
+        at[k] = __shfl_sync(~0u, offset, owner) + element % V;
+        const int end = __shfl_sync(~0u, elements, owner);
+        rows[k] = __shfl_sync(~0u, count, owner);
+        if (element % V >= end) rows[k] = 0;
+      }
     }
   }
 

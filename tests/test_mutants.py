@@ -1,0 +1,70 @@
+"""The list of mutants: no change is stale, and each names tests that are there."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from mutants import ROOT, Mutant, every
+from mutants import __main__ as runner
+
+TESTS = ROOT / "tests"
+
+
+def test_every_mutant_changes_what_stands_there_once() -> None:
+    for one in every():
+        text = (ROOT / one.file).read_text(encoding="utf-8")
+        assert one.changed(text) != text, one.name
+
+
+def test_the_tests_of_every_mutant_are_there() -> None:
+    for one in every():
+        assert one.tests, one.name
+        for test in one.tests:
+            file, _, name = test.partition("::")
+            text = (TESTS / file).read_text(encoding="utf-8")
+            assert f"def {name.partition('[')[0]}(" in text if name else "def test_" in text, test
+
+
+def test_no_name_stands_for_two_and_there_are_as_many_as_promised() -> None:
+    counts = Counter(one.name for one in every())
+    assert max(counts.values()) == 1
+    assert len(counts) >= 200
+    said = re.search(r"(\d+) faults", (ROOT / "docs/testing.md").read_text(encoding="utf-8"))
+    assert said
+    assert int(said[1]) == len(counts)
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [(0, "survived"), (1, "killed"), (2, "broken"), (5, "broken"), (-1, "broken")],
+)
+def test_a_mutant_is_killed_by_a_failed_test_and_by_nothing_else(
+    status: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, file = [], tmp_path / "code.py"
+
+    def ran(root: Path, tests: Iterable[str], *words: str, **more: str) -> tuple[int, str]:
+        seen.append((file.read_text(), *tests))
+        return status, ""
+
+    file.write_text("x = 1\n")
+    before = file.stat().st_mtime_ns
+    monkeypatch.setattr(runner, "ran", ran)
+    one = Mutant("x", "code.py", "x = 1", "x = 2", ("test_guard.py",))
+    assert runner.state_of(tmp_path, one) == (state, "")
+    assert seen == [("x = 2\n", "test_guard.py")]
+    assert (file.read_text(), file.stat().st_mtime_ns // 10**9) == ("x = 1\n", before // 10**9)
+    with pytest.raises(ValueError, match="2 times, not once"):
+        one.changed("x = 1\nx = 1\n")
+
+
+def test_the_list_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert runner.main(["--list", "--only", "digest"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "kept code proves its digest: baracuda/backends/cuda/store.py",
+        "1 mutants",
+    ]
