@@ -47,15 +47,17 @@ def test_a_mutant_is_killed_by_a_failed_test_and_by_nothing_else(
 ) -> None:
     seen, file = [], tmp_path / "code.py"
 
-    def ran(root: Path, tests: Iterable[str], *words: str, **more: str) -> tuple[int, str]:
+    def started(root: Path, tests: Iterable[str], output: Path, *words: str) -> int:
         seen.append((file.read_text(), *tests))
-        return status, ""
+        output.write_text("said")
+        return 4242
 
     file.write_text("x = 1\n")
     before = file.stat().st_mtime_ns
-    monkeypatch.setattr(runner, "ran", ran)
+    monkeypatch.setattr(runner, "started", started)
+    monkeypatch.setattr(runner, "ended", lambda *_: status)
     one = Mutant("x", "code.py", "x = 1", "x = 2", ("test_guard.py",))
-    assert runner.state_of(tmp_path, one) == (state, "")
+    assert runner.state_of(tmp_path, one) == (state, "said")
     assert seen == [("x = 2\n", "test_guard.py")]
     assert (file.read_text(), file.stat().st_mtime_ns // 10**9) == ("x = 1\n", before // 10**9)
     with pytest.raises(ValueError, match="2 times, not once"):

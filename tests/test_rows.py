@@ -94,10 +94,18 @@ def test_what_does_not_fit_is_an_error() -> None:
         bc.layer_norm(x, None, np.ones(3))
 
 
-def test_a_diagonal_knows_its_place_in_blocks() -> None:
+@pytest.mark.parametrize("shape", [(6, 300, 300), (2, 600, 600)])
+def test_a_diagonal_knows_its_place_in_blocks(shape: tuple[int, ...]) -> None:
     """The NumPy backend cuts batches, and not the axis along which a diagonal runs."""
-    x = np.random.default_rng(0).standard_normal((6, 300, 300)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     got = bc.softmax(x, causal=True)
     assert "blocks" in bc.softmax.plan(x, causal=True).sku.variant
     np.testing.assert_array_equal(np.triu(got, 1), 0)
     np.testing.assert_allclose(got.sum(-1), 1, rtol=1e-5)
+
+
+def test_rows_longer_than_a_block_stay_whole() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 300_000)).astype(np.float32)
+    assert "blocks" in bc.softmax.plan(x).sku.variant
+    np.testing.assert_array_equal(bc.softmax(x), [bc.softmax(row) for row in x])
+    np.testing.assert_allclose(bc.softmax(x).sum(-1), 1, rtol=1e-4)
