@@ -96,3 +96,17 @@ def test_views_that_run_backwards_give_what_copies_give(file: str) -> None:
             assert np.all(np.abs(cases.apart(x, y)) <= most), (
                 f"{call.subject.op} {call.case} {call.form.text}"
             )
+
+
+@pytest.mark.parametrize("count", [1, 3, 1031])
+def test_what_does_not_fill_a_vector_is_computed_and_nothing_behind_it(count: int) -> None:
+    x = np.random.default_rng(count).standard_normal(count).astype(np.float32)
+    problem = check.problem(registry["relu"].spec, [x], {}, DEFAULT)
+    steps = plan(Call(problem, FACTS, ((1,),)))
+    assert "_flat_v4_" in steps.kernels[0].entry.symbol
+    room = emulator.empty((count + 9,), "float32")
+    before = room[count:].tobytes()
+    every = tuple(s.entry for s in steps.kernels)
+    emulator.run(every, steps, [emulator.placed(x), room[:count]])
+    np.testing.assert_array_equal(room[:count], np.maximum(x, 0))
+    assert room[count:].tobytes() == before

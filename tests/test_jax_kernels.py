@@ -370,6 +370,9 @@ def test_a_share_has_smaller_options_and_each_mesh_axis_once() -> None:
     shares = Shares(problem)
     places = shares.places((*shares.outputs, *shares.inputs), [("x", None, None), (), ("y", "x")])
     assert places == {"b0": "x"}
+    apart = Shares(traced_problem("swiglu", (4, 8), (4, 8)))
+    assert apart.places(apart.inputs, [("x", None), (None, "x")]) == {"b0": "x"}
+    assert apart.places(apart.inputs, [("x", None), (None, "y")]) == {"b0": "x", "n": "y"}
     assert shares.options(places, {"x": 2, "y": 3})["src_shape"] == (2, 9, 2)
     assert shares.options({"c0": ("x", "y")}, {"x": 2, "y": 3})["src_shape"] == (4, 9, 1)
 

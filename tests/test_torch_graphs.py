@@ -175,3 +175,15 @@ def test_dispatch_options_are_part_of_the_graph() -> None:
     )
     with bc.options(backend="no such backend"):
         torch.testing.assert_close(compiled(x), bc.swiglu(x, backend="array_api"))
+
+
+def test_a_fake_lies_as_a_result_does() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    x = torch.ones(3, 5, 4)
+    views = (x, x.transpose(0, 2), x.permute(1, 2, 0), x[:, ::2])
+    for view in views:
+        real = bc.relu(view)
+        with FakeTensorMode() as mode:
+            fake = bc.relu(mode.from_tensor(view))
+        assert (fake.shape, fake.stride()) == (real.shape, real.stride())

@@ -40,21 +40,23 @@ MUTANTS = (
     mutant(
         "negative positions turn back in float64", "cuda_src/common/rotate.cuh",
         "return i64(position < 0 ? 0 - turn : turn);", "return i64(turn);",
-        "test_functors.py::test_angles_at_any_position",
+        "test_emulated_rope.py::test_positions_of_both_signs_turn_as_the_body_does",
     ),
     mutant(
         "what is not rotated passes through", "cuda_src/common/rotate.cuh",
         "const int count = turning || start + V <= args.end ? V : int(args.end - start);",
-        "const int count = V;", f"{_VIEWS}[rope.cu]",
+        "const int count = V;",
+        "test_emulated_rope.py::test_positions_of_both_signs_turn_as_the_body_does",
     ),
     mutant(
         "the tail of vectors is computed", "cuda_src/common/elementwise.cuh",
-        "item < args.items + args.tail)", "item < args.items)", f"{_VIEWS}[sigmoids.cu]",
+        "item < args.items + args.tail)", "item < args.items)",
+        "test_emulated_views.py::test_what_does_not_fill_a_vector_is_computed_and_nothing_behind_it",
     ),
     mutant(
         "nothing behind the tail is written", "cuda_src/common/elementwise.cuh",
         "item < args.items + args.tail)", "item < args.items + args.tail + 1)",
-        f"{_VIEWS}[sigmoids.cu]",
+        "test_emulated_views.py::test_what_does_not_fill_a_vector_is_computed_and_nothing_behind_it",
     ),
     mutant(
         "walks follow the strides of each operand", "cuda_src/common/index.cuh",
@@ -75,8 +77,8 @@ MUTANTS = (
     mutant(
         "16 bits are widened from their own half", "cuda_src/common/vec.cuh",
         "const u16 bits = u16(i % 2 ? pair[i / 2] >> 16 : pair[i / 2]);",
-        "const u16 bits = u16(pair[i / 2]);", f"{_GATHER}[float16-straight-rows in a tile]",
-        f"{_GATHER}",
+        "const u16 bits = u16(pair[i / 2]);",
+        "test_emulated.py::test_the_width_of_an_access_changes_no_bits_of_a_tile[float16]",
     ),
     mutant(
         "kernels drop a negative index", "cuda_src/common/report.cuh",
