@@ -666,7 +666,9 @@ def test_a_body_on_a_device_scatters_in_no_fixed_order() -> None:
 def test_atomics_are_refused_where_determinism_is_asked_for() -> None:
     problem = on_gpu("gather_backward", (2000,), (2000,), axis=0, src_shape=(90000,))
     call = Call(problem, DeviceFacts(0, "sm_90", 132, 232448), ((1,),), variant="atomics")
+    # Also where sums are kept apart, as the output is another one.
     assert not plan(call).deterministic
+    assert not plan(call._replace(outs=((2,),))).deterministic
     choices = replace(problem.choices, deterministic=True)
     with pytest.raises(Refusal, match="adds by atomics, in no fixed order"):
         plan(call._replace(problem=replace(problem, choices=choices)))
@@ -745,3 +747,15 @@ def test_the_next_call_raises_what_a_kernel_reported(heard: Any) -> None:
             run(arrays, None, False, scalars)
         assert heard.state == 0
         run(arrays, None, False, scalars)
+
+
+def test_a_record_of_another_device_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = pytest.importorskip("cuda.bindings.driver")
+    from baracuda.backends.cuda import launch
+
+    facts = DeviceFacts(0, "sm_90", 132, 232448)
+    monkeypatch.setattr(driver, "cuDeviceGetCount", lambda: (driver.CUresult.CUDA_SUCCESS, 1))
+    monkeypatch.setattr(launch, "device_facts", lambda ordinal: facts)
+    assert cuda.foreign("sm_90", "cuda:0") is None
+    assert cuda.foreign("sm_80", "cuda:0") == "for sm_80, cuda:0 is sm_90"
+    assert cuda.foreign("sm_90", "cuda:3") == "there is no cuda:3"

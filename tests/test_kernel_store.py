@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from baracuda.__main__ import main
-from baracuda.backends.cuda import compiler, store
+from baracuda.backends.cuda import compiler, store, warm
 from baracuda.backends.cuda.store import Store
 from baracuda.tools import doctor, folder
 
@@ -186,7 +186,10 @@ def test_a_full_disk_costs_a_compilation_and_leaves_nothing(
         patch.setattr(store.os, "replace", full)
         for _ in range(2):
             assert compiler.cubin(ENTRY, ARCH) == code_of(ENTRY.source)
-    assert len(compiled) == 2
+        # Who compiles for later is told.
+        with pytest.raises(OSError, match="cannot be written"):
+            warm.keep(ENTRY, ARCH)
+    assert len(compiled) == 3
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 

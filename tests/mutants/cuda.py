@@ -116,7 +116,7 @@ _STORE = (
     mutant(
         "warmup says what the cache did not take", "backends/cuda/warm.py",
         "if not compiler.kept(entry, arch):", "if False:",
-        "test_warmup.py::test_a_folder_that_cannot_be_used_is_said",
+        "test_kernel_store.py::test_a_full_disk_costs_a_compilation_and_leaves_nothing",
     ),
 )  # fmt: skip
 
@@ -141,7 +141,7 @@ _GEOMETRY = (
     mutant(
         "atomics say that they are not deterministic", "backends/cuda/schedules/scatter.py",
         "variant=ATOMIC, deterministic=False, stable=False,\n", "variant=ATOMIC,\n",
-        "test_cuda_host.py::test_determinism_chooses_a_form_that_has_it",
+        "test_cuda_host.py::test_atomics_are_refused_where_determinism_is_asked_for",
     ),
     mutant(
         "a SKU tells deterministic from bit-stable", "backends/cuda/__init__.py",
@@ -207,7 +207,7 @@ _GEOMETRY = (
     mutant(
         "a record of another architecture is refused", "backends/cuda/__init__.py",
         "return None if have == arch else f\"for {arch}, {device} is {have}\"", "return None",
-        "test_cache_files.py",
+        "test_cuda_host.py::test_a_record_of_another_device_cannot_be_used",
     ),
     mutant(
         "shared memory is never taken back", "backends/cuda/launch.py",

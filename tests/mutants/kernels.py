@@ -103,7 +103,7 @@ MUTANTS = (
     mutant(
         "gather reads each element with its own index", "cuda_src/common/gather.cuh",
         "const P i = index.get(v);", "const P i = index.get(0);",
-        f"{_GATHER}[float32-odd rows-straight]",
+        "test_emulated.py::test_gather_moves_what_is_asked_for[float32-a row in a tile-straight]",
     ),
     mutant(
         "gather waits for the bins of a tile", "cuda_src/common/gather.cuh",
@@ -121,7 +121,7 @@ MUTANTS = (
     ),
     mutant(
         "few a row: bins are those of the row", "cuda_src/common/scatter.cuh",
-        "if (local < V) {", "if (local <= V) {", f"{_SUMS}[float32-few a row]",
+        "if (local == v) x[v] += value;", "if (local >= u64(v)) x[v] += value;", f"{_SUMS}[float32-few a row]",
     ),
     mutant(
         "few a row: every element counts", "cuda_src/common/scatter.cuh",
