@@ -126,7 +126,7 @@ def first_calls() -> None:
     def first(i: int) -> None:
         barrier.wait()
         try:
-            if i == 0 and SEED % 4 == 0:
+            if i == 0 and SEED % 4 == 3:
                 import torch  # noqa: F401
             import numpy as np
 
@@ -275,6 +275,8 @@ def store() -> None:
     from baracuda.backends.cuda.store import Store
 
     most = 60_000
+    # Not a file of many GB, which others would read whole.
+    kinds = [kind for kind in DAMAGE if kind != "sparse"]
     keys = [bytes([i]) * 8 for i in range(30)]
 
     def code(key: bytes) -> bytes:
@@ -299,8 +301,9 @@ def store() -> None:
 
         def damaged(rng: random.Random) -> None:
             path = kept._place(rng.choice(keys))[0]
-            with suppress(OSError):
-                DAMAGE[rng.choice(list(DAMAGE))](path)
+            # What is damaged already may be too short for more.
+            with suppress(OSError, IndexError):
+                DAMAGE[rng.choice(kinds)](path)
             time.sleep(0.001)
             with suppress(OSError):
                 path.rmdir()

@@ -329,7 +329,8 @@ _WRONG = "test_ffi_frames.py::test_another_frame_is_an_error_and_launches_nothin
 _FRAMES = (
     mutant(
         "an unknown extension of a frame is passed over", "backends/cuda/xla.py",
-        "while _kind(_memory, extension + EXTENSION_TYPE)[0] != IS_METADATA:", "while False:",
+        "        if not extension:\n            return False\n",
+        "        if not extension:\n            return True\n",
         "test_ffi_frames.py::test_extensions_that_are_not_known_are_passed_over",
     ),
     mutant(
@@ -390,11 +391,6 @@ _FRAMES = (
         "[jax.lax.psum(x, at) if at else x for x, at in zip(found, over, strict=True)]",
         "list(found)",
         "test_jax_kernels.py::test_over_four_devices",
-    ),
-    mutant(
-        "run-time values of calls under way are kept apart", "backends/cuda/jax.py",
-        "mark, scalars = waiting.pop(address)", "mark, scalars = next(iter(waiting.values()))",
-        "test_jax_kernels.py::test_run_time_values_compile_nothing",
     ),
 )  # fmt: skip
 

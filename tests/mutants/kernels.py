@@ -121,7 +121,8 @@ MUTANTS = (
     ),
     mutant(
         "few a row: bins are those of the row", "cuda_src/common/scatter.cuh",
-        "if (local == v) x[v] += value;", "if (local >= u64(v)) x[v] += value;", f"{_SUMS}[float32-few a row]",
+        "if (local == v) x[v] += value;", "if (local >= u64(v)) x[v] += value;",
+        f"{_SUMS}[float32-few a row]",
     ),
     mutant(
         "few a row: every element counts", "cuda_src/common/scatter.cuh",
@@ -154,13 +155,6 @@ MUTANTS = (
         "if (lane == 0) room[threadIdx.x / 32] = s;\n  __syncthreads();\n",
         "if (lane == 0) room[threadIdx.x / 32] = s;\n",
         "test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads[norm-float32]",
-    ),
-    mutant(
-        "rooms are taken in turns", "cuda_src/common/reduce.cuh",
-        "  S* room = rooms.at[turn & 1];\n  turn ^= 1;\n  if (lane == 0) room",
-        "  S* room = rooms.at[0];\n  if (lane == 0) room",
-        "test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads[norm-float32]",
-        "test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads[softmax-bfloat16]",
     ),
     mutant(
         "the tail of a sum is added", "cuda_src/common/total.cuh",
