@@ -81,7 +81,8 @@ def test_problems_are_those_of_torch() -> None:
 def test_every_difference_is_another_alias() -> None:
     x = on_device(aligned(4, 8))
     others = [
-        x, on_device(aligned(33))[1:].reshape(4, 8), x[:2], x.T, x[::-1], x.reshape(-1)[1:], on_device(aligned(4, 8, dtype=np.float64)),
+        x, x[:2], x.T, x[::-1], x.reshape(-1)[1:], on_device(aligned(33))[1:].reshape(4, 8),
+        on_device(aligned(4, 8, dtype=np.float64)),
         on_device(aligned(4, 8), 1),
     ]  # fmt: skip
     assert len({library("cupy").facts(y) for y in others}) == len(others)
