@@ -17,46 +17,55 @@ _TURNS = "test_functors.py::test_pairs_turn"
 MUTANTS = (
     mutant(
         "the gradient of a gate has its sign", "cuda_src/gated.cu",
-        "d[1] = dy * a * v.second;", "d[1] = -(dy * a * v.second);", f"{_FUNCTOR}",
+        "d[1] = dy * a * v.second;", "d[1] = -(dy * a * v.second);",
+        "test_functors.py::test_an_elementwise_functor_is_its_body[SwigluBackward-f32]",
     ),
     mutant(
         "a gate that is closed has no gradient", "cuda_src/gated.cu",
-        "d[1] = closed ? A(0) : dy * a;", "d[1] = dy * a;", f"{_FUNCTOR}",
+        "d[1] = closed ? A(0) : dy * a;", "d[1] = dy * a;",
+        "test_functors.py::test_an_elementwise_functor_is_its_body[RegluBackward-f32]",
     ),
     mutant(
         "NaN passes a gate", "cuda_src/gated.cu",
-        "y[0] = x[0] * (b <= 0 ? A(0) : b);", "y[0] = x[0] * (b > 0 ? b : A(0));", f"{_FUNCTOR}",
+        "y[0] = x[0] * (b <= 0 ? A(0) : b);", "y[0] = x[0] * (b > 0 ? b : A(0));",
+        "test_functors.py::test_an_elementwise_functor_is_its_body[Reglu-f32]",
     ),
     mutant(
         "rope turns forwards", "cuda_src/rope.cu",
         "c = fused(a, angle.first, -(b * angle.second));",
-        "c = fused(a, angle.first, b * angle.second);", _TURNS,
+        "c = fused(a, angle.first, b * angle.second);",
+        "test_functors.py::test_pairs_turn[Rope-1-f32]",
     ),
     mutant(
         "rope's gradient turns back", "cuda_src/rope.cu",
         "d = fused(b, angle.first, -(a * angle.second));",
-        "d = fused(b, angle.first, a * angle.second);", _TURNS,
+        "d = fused(b, angle.first, a * angle.second);",
+        "test_functors.py::test_pairs_turn[RopeBackward--1-f32]",
     ),
     mutant(
         "negative positions turn back in float64", "cuda_src/common/rotate.cuh",
         "return i64(position < 0 ? 0 - turn : turn);", "return i64(turn);",
-        "test_emulated_rope.py::test_positions_of_both_signs_turn_as_the_body_does",
+        "test_emulated_rope.py::test_positions_of_both_signs_turn_as_the_body_does"
+        "[rope-float64-16-options0]",
     ),
     mutant(
         "what is not rotated passes through", "cuda_src/common/rotate.cuh",
         "const int count = turning || start + V <= args.end ? V : int(args.end - start);",
         "const int count = V;",
-        "test_emulated_rope.py::test_positions_of_both_signs_turn_as_the_body_does",
+        "test_emulated_rope.py::test_positions_of_both_signs_turn_as_the_body_does"
+        "[rope-float32-11-options2]",
     ),
     mutant(
         "the tail of vectors is computed", "cuda_src/common/elementwise.cuh",
         "item < args.items + args.tail)", "item < args.items)",
-        "test_emulated_views.py::test_what_does_not_fill_a_vector_is_computed_and_nothing_behind_it",
+        "test_emulated_views.py::test_what_does_not_fill_a_vector_is_computed_and_nothing_behind_it"
+        "[1]",
     ),
     mutant(
         "nothing behind the tail is written", "cuda_src/common/elementwise.cuh",
         "item < args.items + args.tail)", "item < args.items + args.tail + 1)",
-        "test_emulated_views.py::test_what_does_not_fill_a_vector_is_computed_and_nothing_behind_it",
+        "test_emulated_views.py::test_what_does_not_fill_a_vector_is_computed_and_nothing_behind_it"
+        "[1]",
     ),
     mutant(
         "walks follow the strides of each operand", "cuda_src/common/index.cuh",
@@ -93,12 +102,14 @@ MUTANTS = (
     mutant(
         "a report has the place of the index", "cuda_src/common/report.cuh",
         "to->position = position;", "to->position = 0;",
-        "test_emulated.py::test_the_place_of_an_index_out_of_range_is_reported",
+        "test_emulated.py::test_the_place_of_an_index_out_of_range_is_reported"
+        "[a row in a tile-float32]",
     ),
     mutant(
         "a report is ready when it is written", "cuda_src/common/report.cuh",
         "*reinterpret_cast<volatile u32*>(&to->state) = 2;", "",
-        "test_emulated.py::test_the_place_of_an_index_out_of_range_is_reported",
+        "test_emulated.py::test_the_place_of_an_index_out_of_range_is_reported"
+        "[a row in a tile-float32]",
     ),
     mutant(
         "gather reads each element with its own index", "cuda_src/common/gather.cuh",
@@ -108,7 +119,7 @@ MUTANTS = (
     mutant(
         "gather waits for the bins of a tile", "cuda_src/common/gather.cuh",
         "    copied();\n    __syncthreads();\n", "    copied();\n",
-        f"{_GATHER}[float32-rows in a tile-tiles]", f"{_GATHER}[float32-columns in a tile-tiles]",
+        "test_emulated.py::test_gather_moves_what_is_asked_for[float32-rows in a tile-tiles]",
     ),
     mutant(
         "what is out of range of a tile is 0", "cuda_src/common/gather.cuh",
@@ -135,20 +146,19 @@ MUTANTS = (
         "20, 0));",
         "word[0] = i64(f32(f64(x) * __hiloint2double((1023 + exponent(key, bits) - 30) << 20, 0)))"
         " << 30;",
-        f"{_SUMS}[float32-fixed point]",
-        "test_emulated.py::test_values_of_any_range_add_up[float32-fixed point]",
+        "test_emulated.py::test_a_form_adds_up_in_any_order_of_threads[float32-fixed point]",
     ),
     mutant(
         "a block joins all its warps", "cuda_src/common/reduce.cuh",
         "for (u32 i = 1; i < blockDim.x / 32; ++i) x += part[i];",
         "for (u32 i = 2; i < blockDim.x / 32; ++i) x += part[i];",
-        "test_emulated_losses.py::test_losses_are_those_of_the_body",
+        "test_emulated_losses.py::test_losses_are_those_of_the_body[binary_cross_entropy-bfloat16]",
     ),
     mutant(
         "a block waits for the sums of its warps", "cuda_src/common/reduce.cuh",
         "if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;\n  __syncthreads();\n",
         "if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;\n",
-        "test_emulated_losses.py::test_losses_are_those_of_the_body",
+        "test_emulated_losses.py::test_losses_are_those_of_the_body[binary_cross_entropy-bfloat16]",
     ),
     mutant(
         "rows of a block wait for each other", "cuda_src/common/reduce.cuh",
@@ -159,12 +169,12 @@ MUTANTS = (
     mutant(
         "the tail of a sum is added", "cuda_src/common/total.cuh",
         "item < args.items + args.tail) {", "item < args.items) {",
-        "test_emulated_losses.py::test_losses_are_those_of_the_body",
+        "test_emulated_losses.py::test_losses_are_those_of_the_body[binary_cross_entropy-float32]",
     ),
     mutant(
         "a mean is the share of all", "cuda_src/common/total.cuh",
         "f64 total = f64(sum) * args.share;", "f64 total = f64(sum);",
-        "test_emulated_losses.py::test_losses_are_those_of_the_body",
+        "test_emulated_losses.py::test_losses_are_those_of_the_body[binary_cross_entropy-bfloat16]",
     ),
     mutant(
         "the end of a row is its end", "cuda_src/common/row.cuh",
@@ -203,8 +213,8 @@ MUTANTS = (
         "logits that are largest come first", "cuda_src/cross_entropy.cu",
         "s.at[1] *= quick_exponential(s.at[0] - base(most));",
         "s.at[1] *= quick_exponential(base(most) - s.at[0]);",
-        f"{_ENTROPY}::test_every_way_gives_what_the_body_gives[lanes-cross_entropy]",
-        f"{_ENTROPY}::test_every_way_gives_what_the_body_gives",
+        "test_emulated_cross_entropy.py::test_every_way_gives_what_the_body_gives"
+        "[cross_entropy-a lane]",
     ),
     mutant(
         "windows keep within the array", "cuda_src/common/window.cuh",
@@ -213,11 +223,14 @@ MUTANTS = (
     mutant(
         "windows out of the fast range are computed with care", "cuda_src/common/window.cuh",
         "if (!odd || !any_extreme(args, x, h, column)) return;", "return;",
-        "test_emulated_pooling.py",
+        "test_emulated_pooling.py::test_windows_out_of_the_fast_range_are_those_of_the_body"
+        "[clipped-2]",
     ),
     mutant(
         "windows beyond the end are not written", "cuda_src/common/window.cuh",
-        "if (own + v >= args.windows_w) continue;", "", "test_emulated_pooling.py",
+        "if (own + v >= args.windows_w) continue;", "",
+        "test_emulated_pooling.py::test_windows_out_of_the_fast_range_are_those_of_the_body"
+        "[clipped-2]",
     ),
     mutant(
         "a window's slope has the sign of its cell", "cuda_src/pooling.cu",
