@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -122,6 +123,8 @@ def _tried(one: Mutant) -> tuple[Mutant, str, str, float]:
 
 def tried(mutants: Sequence[Mutant], jobs: int, folder: Path) -> int:
     """Run the tests as they are, and then with each mutant; the exit status."""
+    # The only thread there is forks.
+    warnings.filterwarnings("ignore", ".*fork")
     for name in _LOADED:
         with suppress(ImportError):
             import_module(name)
