@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from numbers import Integral, Real
+from sys import float_info
 from typing import Any
 
 from baracuda import layouts
 from baracuda.dispatch import Choices
 from baracuda.dtypes import FLOATS, INDICES
-from baracuda.errors import IndexOutOfRangeError, type_error, value_error
+from baracuda.errors import IndexOutOfRangeError, shown, type_error, value_error
 from baracuda.libraries import TRACED, Array, Facts, Library, library_of
 from baracuda.shapes import Axes, Binder, Signature
-from baracuda.spec import Normaliser, Operand, OpSpec, Problem
+from baracuda.spec import Normaliser, Operand, OpSpec, Problem, compute_dtype
+
+# One more than the largest integer of 64 bits.
+_TOP = 1 << 63
+# Of the dtypes in which ops compute: the least normal number, which XLA takes what is smaller for
+# 0; the largest divisor that loses no more by that than a unit in the last place of 1; the largest.
+_RANGES = {
+    "float32": (2.0**-126, 2.0**103, (2 - 2.0**-23) * 2.0**127),
+    "float64": (float_info.min, 2.0**970, float_info.max),
+}
+_ALWAYS = (0.0, math.inf, -math.inf)
 
 
 def integer(op: str, name: str, value: Any) -> int:
@@ -23,33 +34,80 @@ def integer(op: str, name: str, value: Any) -> int:
     if type(value).__name__ == "SymInt":
         return value  # type: ignore[no-any-return]
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise type_error(op, name, "an integer", repr(value))
-    return int(value)
+        raise type_error(op, name, "an integer", shown(value))
+    number = int(value)
+    if not -_TOP <= number < _TOP:
+        raise value_error(op, name, "an integer of 64 bits", shown(value))
+    return number
 
 
 def flag(op: str, name: str, value: Any) -> bool:
     """True or False."""
     if not isinstance(value, bool):
-        raise type_error(op, name, "True or False", repr(value))
+        raise type_error(op, name, "True or False", shown(value))
     return value
 
 
-def real(op: str, name: str, value: Any) -> float:
-    """A real number, of Python or NumPy."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise type_error(op, name, "a real number", repr(value))
-    try:
-        return float(value)
-    except OverflowError:
-        raise value_error(op, name, "a number within float64", "one beyond it") from None
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A real number, of Python or NumPy; NaN only where there are no bounds.
+
+    Attributes
+    ----------
+    text : str
+        What is expected.
+    bounds : tuple of float or None
+        The least and the largest, both included.
+    zero : bool
+        Whether 0 is within the bounds.
+    divides : bool
+        Whether something may be divided by it: then it is neither tiny nor huge.
+    floor : str
+        An option of the same op that it may not lie below.
+    """
+
+    text: str = "a real number"
+    bounds: tuple[float, float] | None = None
+    zero: bool = True
+    divides: bool = False
+    floor: str = ""
+
+    def __call__(self, op: str, name: str, value: Any) -> float:
+        if not isinstance(value, Real) or isinstance(value, bool):
+            hint = "float(x) reads an array of one element" if hasattr(value, "dtype") else ""
+            raise type_error(op, name, "a real number", shown(value), hint)
+        try:
+            number = float(value)
+        except OverflowError:
+            raise value_error(op, name, "a number within float64", shown(value)) from None
+        if self.bounds is not None:
+            least, largest = self.bounds
+            if not least <= number <= largest or not (number or self.zero):
+                raise value_error(op, name, self.text, shown(value))
+        return number
 
 
-def nonzero(op: str, name: str, value: Any) -> float:
-    """A real number that something is divided by."""
-    number = real(op, name, value)
-    if number == 0:
-        raise value_error(op, name, "a number other than 0", value)
-    return number
+real = Number()
+"""Any real number, infinities and NaN included."""
+
+nonzero = Number("a number other than 0", (-math.inf, math.inf), zero=False, divides=True)
+"""A real number that something is divided by."""
+
+
+def at_least(floor: str) -> Number:
+    """A real number that is not below the option `floor`; neither is NaN."""
+    return Number(floor=floor)
+
+
+def positive(*, inf: bool = False, zero: bool = False) -> Number:
+    """A real number above 0, infinity included where `inf`, 0 where `zero`."""
+    text = f"a {'' if inf else 'finite '}number >{'=' * zero} 0"
+    return Number(text, (0.0, math.inf if inf else float_info.max), zero, divides=True)
+
+
+def between(low: float, high: float) -> Number:
+    """A real number from `low` to `high`."""
+    return Number(f"a number from {low} to {high}", (low, high))
 
 
 def choice(*values: Any) -> Normaliser:
@@ -57,33 +115,8 @@ def choice(*values: Any) -> Normaliser:
 
     def normalise(op: str, name: str, value: Any) -> Any:
         if not any(type(v) is type(value) and v == value for v in values):
-            raise value_error(op, name, "one of " + ", ".join(map(repr, values)), repr(value))
+            raise value_error(op, name, "one of " + ", ".join(map(repr, values)), shown(value))
         return value
-
-    return normalise
-
-
-def positive(*, inf: bool = False, zero: bool = False) -> Normaliser:
-    """A real number above 0, infinity included where `inf`, 0 where `zero`."""
-
-    def normalise(op: str, name: str, value: Any) -> float:
-        number = real(op, name, value)
-        if not (number > 0 or (zero and number == 0)) or (math.isinf(number) and not inf):
-            least = "a number >" if inf else "a finite number >"
-            raise value_error(op, name, f"{least}{'=' * zero} 0", value)
-        return number
-
-    return normalise
-
-
-def between(low: float, high: float) -> Normaliser:
-    """A real number from `low` to `high`."""
-
-    def normalise(op: str, name: str, value: Any) -> float:
-        number = real(op, name, value)
-        if not low <= number <= high:
-            raise value_error(op, name, f"a number from {low} to {high}", value)
-        return number
 
     return normalise
 
@@ -103,6 +136,9 @@ def sizes(count: int) -> Normaliser:
             raise value_error(op, name, f"{count} sizes", value)
         if min(many) < 1:
             raise value_error(op, name, "sizes >= 1", value)
+        # Kernels hold a size in 32 bits, and strides are its multiples.
+        if max(many) >= 1 << 31:
+            raise value_error(op, name, "sizes < 2**31", value)
         return many
 
     return normalise
@@ -111,25 +147,64 @@ def sizes(count: int) -> Normaliser:
 def shape(op: str, name: str, value: Any) -> tuple[int, ...]:
     """A shape: integers >= 0."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise type_error(op, name, "a tuple of integers", repr(value))
+        raise type_error(op, name, "a tuple of integers", shown(value))
     extents = tuple(integer(op, name, v) for v in value)
     if min(extents, default=0) < 0:
         raise value_error(op, name, "extents >= 0", extents)
+    if math.prod([n for n in extents if type(n) is int]) >= 1 << 59:
+        raise value_error(op, name, "a shape of fewer than 2**59 elements", extents)
     return extents
 
 
 def arguments(
-    spec: OpSpec, names: Mapping[str, Normaliser], given: Mapping[str, Any]
+    spec: OpSpec,
+    names: Mapping[str, Normaliser],
+    given: Mapping[str, Any],
+    whole: bool = True,
 ) -> dict[str, Any]:
-    """`given` and the defaults, normalised, in the order of `names`."""
+    """`given` and the defaults, normalised, in the order of `names`.
+
+    Unless they are the `whole`, what has no default may be left out.
+    """
     out = {}
     for name, normalise in names.items():
         if name in given:
             out[name] = normalise(spec.name, name, given[name])
         elif name in spec.usual:
             out[name] = spec.usual[name]
-        else:
+        elif whole:
             raise type_error(spec.name, name, "a value", "none", "the keyword is required")
+    for floor, name in spec.floors:
+        if floor in out and name in out and not out[floor] <= out[name]:
+            raise value_error(spec.name, name, f"a number >= {floor} = {out[floor]}", out[name])
+    return out
+
+
+def within(spec: OpSpec, compute: str, values: Mapping[str, Any]) -> None:
+    """See that the dtype in which an op computes holds the numbers among its options.
+
+    Libraries differ in what a number beyond it means: an infinity, an error, or NaN.
+    """
+    if compute not in _RANGES:
+        return
+    least, divisor, largest = _RANGES[compute]
+    for name, value in values.items():
+        if type(value) is not float or least <= abs(value) <= divisor or value in _ALWAYS:
+            continue
+        normaliser = spec.options.get(name) or spec.scalars[name]
+        if getattr(normaliser, "divides", False):
+            expected = f"a number of {least:.3g} to {divisor:.3g} in size (in {compute})"
+            raise value_error(spec.name, name, expected, value)
+        if abs(value) > largest:
+            raise value_error(spec.name, name, f"a number within {compute}", value)
+
+
+def scalars(
+    spec: OpSpec, compute: str, given: Mapping[str, Any], whole: bool = True
+) -> dict[str, Any]:
+    """The run-time values among `given`, and the defaults of the others, checked."""
+    out = arguments(spec, spec.scalars, given, whole)
+    within(spec, compute, out)
     return out
 
 
@@ -163,6 +238,7 @@ def described_problem(
     """Validate a call of which only the facts of its arrays are known; raises as `problem`."""
     dtype = _dtypes(spec, facts)
     options = arguments(spec, spec.options, given)
+    within(spec, compute_dtype(spec, dtype), options)
     signature, axes = _bind(spec, facts, options)
     known = {
         name: Operand(name, f.dtype, f.shape, layouts.canonical(f.shape, f.strides), f.alignment)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any, TypedDict, Unpack
 
-from baracuda.errors import ArgumentValueError, type_error, value_error
+from baracuda.errors import shown, type_error, value_error
 from baracuda.sku import KernelSku
 
 
@@ -49,7 +49,7 @@ class Choices:
         for name, value in given.items():
             kinds, text = _KINDS[name]
             if not isinstance(value, kinds) or (Integral in kinds and isinstance(value, bool)):
-                raise type_error(op, name, text, repr(value))
+                raise type_error(op, name, text, shown(value))
         limit = given.get("max_workspace_bytes")
         if limit is not None:
             if limit < 0:
@@ -59,7 +59,8 @@ class Choices:
             try:
                 given = {**given, "sku": KernelSku.from_json(given["sku"])}
             except ValueError as error:
-                raise ArgumentValueError(f"{op}: sku: {error}") from None
+                what, got = "the JSON text of a KernelSku", shown(given["sku"])
+                raise value_error(op, "sku", what, got, hint=f"{error}") from None
         return replace(self, **given)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 
 class BaracudaError(Exception):
     """Base of all exceptions raised by baracuda."""
@@ -28,6 +30,18 @@ class IndexOutOfRangeError(BaracudaError, IndexError):
 
 class UnsupportedError(BaracudaError, NotImplementedError):
     """No backend takes the problem; the message lists each backend's reason."""
+
+
+def shown(value: object) -> str:
+    """An argument in one line; of an array what it is, as its values may lie on a device."""
+    if hasattr(value, "dtype") and not isinstance(value, np.generic):
+        kind, shape = type(value), getattr(value, "shape", "unknown")
+        return f"a {kind.__module__}.{kind.__qualname__} of shape {shape}"
+    try:
+        text = repr(value)
+    except ValueError:
+        return "an integer of more digits than Python prints"
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def message(

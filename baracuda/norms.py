@@ -7,7 +7,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from baracuda.check import integer, real
+from baracuda.check import integer, positive
 from baracuda.errors import value_error
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
@@ -18,7 +18,7 @@ from baracuda.spec import Case, Kernel
 norm = partial(
     op,
     category="norm",
-    scalars={"eps": real},
+    scalars={"eps": positive(zero=True)},
     cases=(
         Case({"b": (3,), "n": 8}),
         Case({"b": (), "n": 5}, eps=0.5),
@@ -43,7 +43,7 @@ _PLANES: tuple[tuple[dict[str, int | Shape], int], ...] = (
 channel_norm = partial(
     op,
     category="channel_norm",
-    scalars={"eps": real},
+    scalars={"eps": positive(zero=True)},
     cases=(
         *[Case(axes) for axes, _ in _PLANES],
         Case({"n": 2, "c": 2, "s": (3, 2)}, eps=0.5),

@@ -152,7 +152,7 @@ class Op(Generic[P, R]):
                 if alias is not None and not plan.provisional:
                     self._recent.remember(plan, generation, alias, arrays, new=True)
         if self._scalars:
-            scalars = check.arguments(self.spec, self.spec.scalars, scalars)
+            scalars = plan.scalars(scalars)
         try:
             return plan.run(arrays, None, False, scalars)  # type: ignore[no-any-return]
         except Misfit:
@@ -198,13 +198,13 @@ class Op(Generic[P, R]):
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**dict.fromkeys(self._scalars, 0.0), **given})
-        for name, value in scalars.items():
-            self.spec.scalars[name](self.spec.name, name, value)
         try:
             plan = plan_cache.find(self._alias(arrays, given))
         except _UNFIT:
             plan = None
-        return plan or self._find(arrays, given)
+        plan = plan or self._find(arrays, given)
+        plan.scalars(scalars, whole=False)
+        return plan
 
     def planned(self, *arrays: P.args, **options: P.kwargs) -> tuple[R, Plan]:
         """The result, and the plan that made it."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
-from baracuda import backends, layouts
+from baracuda import backends, check, layouts
 from baracuda._version import __version__
-from baracuda.check import arguments, described
 from baracuda.dtypes import name_of, named
 from baracuda.errors import UnsupportedError, type_error, value_error
 from baracuda.forks import import_module
@@ -41,6 +41,8 @@ class Plan:
         ``(arrays) -> bool``: whether they are those that this very plan is for.
     run : callable
         ``(arrays, outs, accumulate, scalars) -> result``, without any check.
+    scalars : callable
+        ``(given, whole=True) -> the run-time values``, checked and with their defaults.
     """
 
     __slots__ = (
@@ -50,11 +52,11 @@ class Plan:
         "_prepared",
         "_sibling",
         "_sku",
-        "_takes_scalars",
         "matches",
         "problem",
         "provisional",
         "run",
+        "scalars",
         "why",
         "workspace_size",
     )
@@ -78,7 +80,7 @@ class Plan:
         self._sibling = sibling
         self._sku: KernelSku | None = None
         self._facts = facts
-        self._takes_scalars = bool(problem.spec.scalars)
+        self.scalars = partial(check.scalars, problem.spec, problem.compute_dtype)
         self.run: Runner = ranged(prepared.run, lambda: str(self.sku))
 
     def __repr__(self) -> str:
@@ -142,7 +144,7 @@ class Plan:
             For `out` with arrays that cannot be written to, and for `accumulate` with an op that
             is no gradient.
         """
-        if scalars or self._takes_scalars:
+        if scalars or self.problem.spec.scalars:
             scalars = self._scalars(scalars)
         plan = self
         try:
@@ -176,7 +178,7 @@ class Plan:
                 takes = ", ".join(spec.scalars) or "no run-time values"
                 hint = "a structural option is part of the plan" if name in spec.options else ""
                 raise type_error(spec.name, name, takes, "that keyword", hint)
-        return arguments(spec, spec.scalars, given)
+        return self.scalars(given)
 
     def _fitting(self, arrays: Sequence[Array]) -> Plan:
         """This plan or its sibling for the layout of `arrays`."""
@@ -185,7 +187,7 @@ class Plan:
         if len(given) != len(ours.given):
             raise value_error(spec.name, "plan", f"{len(ours.given)} arrays", len(given))
         for x, operand in zip(given, ours.given, strict=True):
-            library, has = described(spec.name, operand.name, x)
+            library, has = check.described(spec.name, operand.name, x)
             for what, got, want in (
                 ("library", library.name, ours.library.name),
                 ("shape", has.shape, operand.shape),
@@ -246,7 +248,7 @@ class Plan:
 
     def _fits(self, x: Array, operand: Operand) -> None:
         problem, op = self.problem, self.problem.spec.name
-        library, has = described(op, f"out ({operand.name})", x)
+        library, has = check.described(op, f"out ({operand.name})", x)
         for what, got, want in (
             ("library", library.name, problem.library.name),
             ("device", has.device, problem.device),

@@ -245,7 +245,7 @@ class Binder:
     def _owner(self, name: str) -> str:
         """Who said how large an axis is."""
         if name in self._derived:
-            return "by the options"
+            return "by " + ", ".join(f"{k}={v}" for k, v in self._options.items())
         return f"as {next(p.name for p in self._met if name in p.names)} has it"
 
     def _fail(self, pattern: Pattern, expected: str, got: object) -> ValueError:

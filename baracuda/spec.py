@@ -178,10 +178,21 @@ class OpSpec:
         return tuple(s for s in self.signatures if s.allowed(options))
 
     @cached_property
+    def floors(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of options of which the second may not lie below the first."""
+        every = {**self.options, **self.scalars}
+        return tuple((n.floor, name) for name, n in every.items() if getattr(n, "floor", ""))
+
+    @cached_property
     def usual(self) -> dict[str, Any]:
         """The defaults, normalised."""
         normalise = {**self.options, **self.scalars}
         return {k: normalise[k](self.name, k, value) for k, value in self.defaults.items()}
+
+
+def compute_dtype(spec: OpSpec, dtype: str) -> str:
+    """dtype in which the body runs and sums are kept, for arrays of `dtype`."""
+    return dtype if spec.moves else named(dtype).accumulate
 
 
 def signatures(texts: Sequence[str], derived: Sequence[str] = ()) -> tuple[Signature, ...]:
@@ -277,7 +288,7 @@ class Problem:
     @property
     def compute_dtype(self) -> str:
         """dtype in which the body runs and sums are kept."""
-        return self.dtype if self.spec.moves else named(self.dtype).accumulate
+        return compute_dtype(self.spec, self.dtype)
 
     @property
     def index_dtype(self) -> str | None:

@@ -134,7 +134,7 @@ class JaxRoute:
 
     def call(self, op: Op[Any, Any], arrays: Sequence[Array], options: dict[str, Any]) -> Any:
         plan = op.plan(*arrays, **options)
-        scalars = check.arguments(op.spec, op.spec.scalars, options)
+        scalars = plan.scalars(options)
         # Within the call even a constant index is traced: now its values can be looked at.
         check.indices(plan.problem, arrays)
         call = device_call(plan, scalars)

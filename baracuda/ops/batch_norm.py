@@ -44,7 +44,7 @@ def batch_norm(
     weight, bias : arrays of shape [c], optional
         Of the dtype of `x`; a bias needs a weight.
     eps : float
-        Added to the variance; a run-time value.
+        Added to the variance, not below 0; a run-time value.
     **dispatch
         `Dispatch` options.
 
@@ -58,7 +58,7 @@ def batch_norm(
     TypeError
         A dtype that is not floating; mixed libraries, devices or dtypes; `eps` not a real number.
     ValueError
-        A `weight` or `bias` of another length than c.
+        A `weight` or `bias` of another length than c; `eps` negative, infinite or NaN.
 
     Notes
     -----
@@ -187,7 +187,7 @@ def batch_norm_inference(
     TypeError
         A dtype that is not floating; mixed libraries, devices or dtypes; `eps` not a real number.
     ValueError
-        A parameter or statistic of another length than c.
+        A parameter or statistic of another length than c; `eps` negative, infinite or NaN.
 
     Notes
     -----

@@ -46,7 +46,7 @@ def group_norm(
     num_groups : int
         A divisor of c.
     eps : float
-        Added to the variance; a run-time value.
+        Added to the variance, not below 0; a run-time value.
     **dispatch
         `Dispatch` options.
 
@@ -60,7 +60,8 @@ def group_norm(
     TypeError
         A dtype that is not floating; mixed libraries, devices or dtypes; `eps` not a real number.
     ValueError
-        A `weight` or `bias` of another length than c; `num_groups` no divisor of c.
+        A `weight` or `bias` of another length than c; `num_groups` no divisor of c; `eps` negative,
+        infinite or NaN.
 
     Notes
     -----

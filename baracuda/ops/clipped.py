@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Unpack
 
-from baracuda.check import real
+from baracuda.check import at_least, real
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import Array, library_of
 from baracuda.op import op
@@ -16,7 +16,7 @@ __all__ = ["hardsigmoid", "hardsigmoid_backward", "hardswish", "hardswish_backwa
 
 _op = partial(op, category="activation", elementwise=True, inplace=True)
 
-ENDS = {"min_val": real, "max_val": real}
+ENDS = {"min_val": real, "max_val": at_least("min_val")}
 CASES = (Case({"s": (4, 9)}),)
 TANH_CASES = (*CASES, Case({"s": (9,)}, min_val=-0.3, max_val=0.7))
 
@@ -131,7 +131,7 @@ def hardtanh(
     min_val : float
         The least result. A run-time value.
     max_val : float
-        The largest result, above the least. A run-time value.
+        The largest result, not below the least. A run-time value.
 
     Returns
     -------
@@ -142,6 +142,8 @@ def hardtanh(
     ------
     TypeError
         As `relu6`; `min_val` or `max_val` not a real number.
+    ValueError
+        `min_val` above `max_val`; one of them NaN.
 
     Notes
     -----

@@ -45,7 +45,7 @@ _triplet = partial(
     category="loss",
     dtypes=FLOATS,
     options={"p": positive(inf=True), **REDUCTION},
-    scalars={"margin": positive(), "eps": real, "swap": flag},
+    scalars={"margin": positive(), "eps": positive(zero=True), "swap": flag},
     cases=(
         Case({"b": (7,), "n": 4}),
         Case({"b": (2, 3), "n": 5}, p=1.0, swap=True, reduction="none"),
@@ -267,7 +267,7 @@ def triplet_margin_loss(
     p : float
         Of the norm ``d(x, y) = sum(abs(x - y + eps)**p)**(1/p)``, above 0; infinity is the largest.
     eps : float
-        Added to differences. A run-time value.
+        Added to differences, not below 0. A run-time value.
     swap : bool
         Take the distance from `positive` to `negative` where that is the smaller one. A run-time
         value.
@@ -286,7 +286,8 @@ def triplet_margin_loss(
     TypeError
         A dtype that is not floating; mixed libraries, devices or dtypes.
     ValueError
-        Shapes that differ; `margin` or `p` not above 0; `reduction` none of the three.
+        Shapes that differ; `margin` or `p` not above 0; `eps` below 0; `reduction` none of the
+        three.
 
     Notes
     -----

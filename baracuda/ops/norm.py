@@ -39,7 +39,7 @@ def rms_norm(
     weight : array of shape [n], optional
         Of the dtype of `x`.
     eps : float
-        Added to the mean square; a run-time value.
+        Added to the mean square, not below 0; a run-time value.
     **dispatch
         `Dispatch` options.
 
@@ -53,7 +53,7 @@ def rms_norm(
     TypeError
         A dtype that is not floating; mixed libraries, devices or dtypes; `eps` not a real number.
     ValueError
-        A `weight` of another length than the last axis.
+        A `weight` of another length than the last axis; `eps` negative, infinite or NaN.
 
     Notes
     -----
@@ -146,7 +146,7 @@ def layer_norm(
     weight, bias : arrays of shape [n], optional
         Of the dtype of `x`; a bias needs a weight.
     eps : float
-        Added to the variance; a run-time value.
+        Added to the variance, not below 0; a run-time value.
     **dispatch
         `Dispatch` options.
 
@@ -160,7 +160,8 @@ def layer_norm(
     TypeError
         A dtype that is not floating; mixed libraries, devices or dtypes; `eps` not a real number.
     ValueError
-        A `weight` or `bias` of another length than the last axis.
+        A `weight` or `bias` of another length than the last axis; `eps` negative, infinite or
+        NaN.
 
     Notes
     -----
