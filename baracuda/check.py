@@ -14,6 +14,7 @@ from baracuda import layouts
 from baracuda.dispatch import Choices
 from baracuda.dtypes import FLOATS, INDICES
 from baracuda.errors import IndexOutOfRangeError, shown, type_error, value_error
+from baracuda.hints import for_position
 from baracuda.libraries import TRACED, Array, Facts, Library, library_of
 from baracuda.shapes import Axes, Binder, Signature
 from baracuda.spec import Normaliser, Operand, OpSpec, Problem, compute_dtype
@@ -280,6 +281,9 @@ def traced(arrays: Sequence[Array]) -> bool:
 def _facts(spec: OpSpec, named: Mapping[str, Array]) -> tuple[Library, dict[str, Facts]]:
     """The library, and the facts of every array given."""
     first = spec.arrays[0]
+    for name, x in named.items():
+        if isinstance(x, (Real, str)) and not hasattr(x, "dtype"):
+            raise type_error(spec.name, name, "an array", shown(x), for_position(spec))
     library, fact = described(spec.name, first, named.get(first))
     facts = {first: fact}
     for name, x in named.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any, TypedDict, Unpack
 
-from baracuda.errors import shown, type_error, value_error
+from baracuda.errors import nearest, shown, type_error, value_error
 from baracuda.sku import KernelSku
 
 
@@ -106,7 +106,8 @@ def options(**dispatch: Unpack[Dispatch]) -> Iterator[None]:
     """
     unknown = sorted(set(dispatch) - NAMES)
     if unknown:
-        raise type_error("options", unknown[0], f"one of {', '.join(sorted(NAMES))}", "that")
+        hint = "".join(f"write {name}=" for name in nearest(unknown[0], sorted(NAMES))[:1])
+        raise type_error("options", unknown[0], f"one of {', '.join(sorted(NAMES))}", "that", hint)
     token = current.set(current.get().but("options", dispatch))
     try:
         yield

@@ -6,7 +6,8 @@ Every exception is also the built-in that fits it, so callers may catch ``ValueE
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,11 @@ def shown(value: object) -> str:
     except ValueError:
         return "an integer of more digits than Python prints"
     return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def nearest(name: str, among: Iterable[str], least: float = 0.6) -> list[str]:
+    """At most three names like one that is not known, the most alike first."""
+    return get_close_matches(name, list(among), cutoff=least)
 
 
 def message(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
-from baracuda import check, records
+from baracuda import check, hints, records
 from baracuda.cache import plan_cache
 from baracuda.dispatch import DEFAULT, NAMES, current
 from baracuda.dtypes import FLOATS
@@ -243,7 +243,13 @@ class Op(Generic[P, R]):
         try:
             self._own.bind(*arrays, **{k: v for k, v in options.items() if k not in NAMES})
         except TypeError as error:
-            raise ArgumentTypeError(f"{self.spec.name}: {error}") from None
+            unknown = next((name for name in options if name not in self._keywords), "")
+            if len(arrays) > len(self.spec.arrays):
+                hint = f"; {hints.for_position(self.spec)}"
+            else:
+                takes = [*self.spec.options, *self.spec.scalars, *sorted(NAMES)]
+                hint = f"; {hints.for_keyword(self.spec, unknown, takes)}" if unknown else ""
+            raise ArgumentTypeError(f"{self.spec.name}: {error}{hint}") from None
 
     def _route(self, arrays: Sequence[Any]) -> Route | None:
         try:

@@ -13,6 +13,7 @@ from baracuda._version import __version__
 from baracuda.dtypes import name_of, named
 from baracuda.errors import UnsupportedError, type_error, value_error
 from baracuda.forks import import_module
+from baracuda.hints import for_keyword
 from baracuda.instruments import logger, ranged
 from baracuda.libraries import TRACED, Array, Library, facts_of
 from baracuda.sku import KernelSku
@@ -176,7 +177,8 @@ class Plan:
         for name in given:
             if name not in spec.scalars:
                 takes = ", ".join(spec.scalars) or "no run-time values"
-                hint = "a structural option is part of the plan" if name in spec.options else ""
+                hint = "a structural option is part of the plan"
+                hint = hint if name in spec.options else for_keyword(spec, name, spec.scalars)
                 raise type_error(spec.name, name, takes, "that keyword", hint)
         return self.scalars(given)
 

@@ -208,7 +208,7 @@ class Binder:
         self._options = options
         self._hints = hints
         # Who said so, for the messages.
-        self._met: list[Pattern] = []
+        self._met: dict[Pattern, Shape] = {}
         self._derived: Mapping[str, int] = {}
 
     def bind(
@@ -232,7 +232,6 @@ class Binder:
                 resolved = True
                 self._derive(resolve)
             shape = self._options[pattern.name] if pattern.is_option else shapes[pattern.name]
-            self._met.append(pattern)
             self._match(pattern, tuple(shape))
         if not resolved:
             self._derive(resolve)
@@ -242,30 +241,54 @@ class Binder:
         self._derived = resolve(self.op, self.axes, self._options)
         self.axes.update(self._derived)
 
-    def _owner(self, name: str) -> str:
+    def _said(self, pattern: Pattern) -> str:
+        """An array that was met, with its shape and the option that points at one of its axes."""
+        shape = self._met[pattern]
+        text = (
+            f"{pattern.name}={shape}" if pattern.is_option else f"{pattern.name} of shape {shape}"
+        )
+        return (
+            f"{text} with {pattern.marker}={self._options[pattern.marker]}"
+            if pattern.marker
+            else text
+        )
+
+    def _owner(self, term: Term, name: str) -> str:
         """Who said how large an axis is."""
         if name in self._derived:
             return "by " + ", ".join(f"{k}={v}" for k, v in self._options.items())
-        return f"as {next(p.name for p in self._met if name in p.names)} has it"
+        owner, factor = next((p, t.factor) for p in self._met for t in p.terms if t.name == name)
+        part = "half of " if (factor, term.factor) == (2, 1) else ""
+        return f"{part or 'as '}{self._said(owner)}"
 
-    def _fail(self, pattern: Pattern, expected: str, got: object) -> ValueError:
-        return value_error(
-            self.op, pattern.name, expected, got, self.axes, self._hints.get(pattern.name, "")
-        )
+    def _fail(self, pattern: Pattern, expected: str, shape: Shape) -> ValueError:
+        axes: dict[str, Any] = {pattern.name: pattern, **self.axes}
+        hint = self._hints.get(pattern.name, "")
+        return value_error(self.op, pattern.name, expected, f"shape {shape}", axes, hint)
+
+    def _rank(self, pattern: Pattern, shape: Shape) -> ValueError:
+        """The error for an array of too many or too few axes."""
+        known = [self.axes.get(t.name, self.axes.get(t.bound or "")) for t in pattern.groups]
+        count = pattern.fixed + sum(len(k) for k in known if k is not None)  # type: ignore[arg-type]
+        least = "at least " if None in known else ""
+        beside = " and ".join(map(self._said, self._met))
+        expected = f"{least}{count} {'axis' if count == 1 else 'axes'}"
+        return self._fail(pattern, f"{expected} beside {beside}" if beside else expected, shape)
 
     def _match(self, pattern: Pattern, shape: Shape) -> None:
         lengths = self._group_lengths(pattern, shape)
+        self._met[pattern] = shape
         axis = 0
         for term in pattern.terms:
             if not term.group:
-                self._extent(pattern, term, axis, shape[axis])
+                self._extent(pattern, term, axis, shape)
                 axis += 1
                 continue
             part = shape[axis : axis + lengths[term.name]]
             if term.name not in self.axes and term.bound is None:
                 self.axes[term.name] = part
             else:
-                self._group(pattern, term, axis, part)
+                self._group(pattern, term, axis, part, shape)
             axis += len(part)
 
     def _group_lengths(self, pattern: Pattern, shape: Shape) -> dict[str, int]:
@@ -282,19 +305,21 @@ class Binder:
             position = self._position(pattern, len(shape)) - (pattern.marked - 1)
             last = len(groups) == 1
             if not (0 <= position <= spare) or (last and position != spare):
+                first, end = pattern.marked - 1, pattern.marked - 1 + spare
+                room = f"an axis from {first} to {end}" if first < end and not last else f"{end}"
                 raise value_error(
                     self.op,
                     pattern.marker,
-                    f"an axis that leaves {pattern} of {pattern.name}",
+                    f"{room} for {pattern.name} of shape {shape}",
                     written,
-                    {"shape": shape},
+                    {pattern.name: pattern},
                 )
             lengths[groups[0].name] = position
         free = [t.name for t in groups if t.name not in lengths]
         if len(free) == 1:
             lengths[free[0]] = spare - sum(lengths.values())
         if spare < 0 or min(lengths.values(), default=0) < 0 or sum(lengths.values()) != spare:
-            raise self._fail(pattern, f"{pattern}", f"shape {shape} of rank {len(shape)}")
+            raise self._rank(pattern, shape)
         return lengths
 
     def _position(self, pattern: Pattern, rank: int) -> int:
@@ -307,29 +332,29 @@ class Binder:
         self._options[name] = axis % rank
         return int(axis % rank)
 
-    def _extent(self, pattern: Pattern, term: Term, axis: int, extent: int) -> None:
-        known = self.axes.get(term.name)
+    def _extent(self, pattern: Pattern, term: Term, axis: int, shape: Shape) -> None:
+        known, extent = self.axes.get(term.name), shape[axis]
         if known is None:
             if extent % term.factor:
                 even = "an even extent" if term.factor == 2 else f"a multiple of {term.factor}"
-                raise self._fail(pattern, f"{even} along axis {axis} ({term})", extent)
+                raise self._fail(pattern, f"{even} along axis {axis}", shape)
             self.axes[term.name] = extent // term.factor
             return
         want = term.factor * known
         if extent != want and not (term.or_one and extent == 1):
-            owner = self._owner(term.name)
             either = " or 1" if term.or_one else ""
-            expected = f"{term} = {want}{either} along axis {axis} ({owner})"
-            raise self._fail(pattern, expected, extent)
+            expected = f"{want}{either} along axis {axis} ({self._owner(term, term.name)})"
+            raise self._fail(pattern, expected, shape)
 
-    def _group(self, pattern: Pattern, term: Term, axis: int, part: Shape) -> None:
+    def _group(self, pattern: Pattern, term: Term, axis: int, part: Shape, shape: Shape) -> None:
         known = self.axes.get(term.name)
         if known is None:
             limit = self.axes[term.bound or ""]
             for i, (n, most) in enumerate(zip(part, limit, strict=True)):  # type: ignore[arg-type]
                 if n > most:
-                    owner = self._owner(term.bound or "")
-                    raise self._fail(pattern, f"at most {most} along axis {axis + i} ({owner})", n)
+                    owner = self._owner(term, term.bound or "")
+                    expected = f"at most {most} along axis {axis + i} ({owner})"
+                    raise self._fail(pattern, expected, shape)
             self.axes[term.name] = part
             return
         if part == known:
@@ -337,9 +362,5 @@ class Binder:
         for i, (n, want) in enumerate(zip(part, known, strict=True)):  # type: ignore[arg-type]
             if n != want and not (term.or_one and n == 1):
                 either = " or 1" if term.or_one else ""
-                owner = self._owner(term.name)
-                raise self._fail(
-                    pattern,
-                    f"{term.name}[{i}] = {want}{either} along axis {axis + i} ({owner})",
-                    n,
-                )
+                expected = f"{want}{either} along axis {axis + i} ({self._owner(term, term.name)})"
+                raise self._fail(pattern, expected, shape)

@@ -108,19 +108,24 @@ BAD = {
     ),
     "number beside an array": (
         lambda a: bc.swiglu(a(2, 8), 3.0),
-        TypeError, "swiglu: gate: expected an array, got builtins.float",
+        TypeError,
+        "swiglu: gate: expected an array, got 3.0; arrays are positional: swiglu(x, gate); "
+        "options are keywords: axis=, gate_first=",
     ),
     "third array": (
         lambda a: bc.swiglu(a(2, 8), a(2, 8), a(2, 8)),
-        TypeError, "swiglu: too many positional arguments",
+        TypeError,
+        "swiglu: too many positional arguments; arrays are positional: swiglu(x, gate); "
+        "options are keywords: axis=, gate_first=",
     ),
     "unknown keyword": (
         lambda a: bc.swiglu(a(2, 8), axes=1),
-        TypeError, "swiglu: got an unexpected keyword argument 'axes'",
+        TypeError, "swiglu: got an unexpected keyword argument 'axes'; write axis=",
     ),
     "out= of a function": (
         lambda a: bc.swiglu(a(2, 8), out=a(2, 4)),
-        TypeError, "swiglu: got an unexpected keyword argument 'out'",
+        TypeError,
+        "swiglu: got an unexpected keyword argument 'out'; write swiglu.plan(x)(x, out=...)",
     ),
     "required option": (
         lambda a: bc.gather(a(2, 8), a.ints(2, 3)),
@@ -172,49 +177,55 @@ BAD = {
     # ranks, shapes, axes
     "rank 0 has no halves": (
         lambda a: bc.swiglu(a()),
-        ValueError, "swiglu: x: expected [*b 2n *c], got shape () of rank 0",
+        ValueError, "swiglu: x: expected at least 1 axis, got shape () [x=[*b 2n *c]]",
     ),
     "rank 1 rope": (
         lambda a: bc.rope(a(8)),
-        ValueError, "rope: x: expected [*b s *h d], got shape (8,) of rank 1",
+        ValueError, "rope: x: expected at least 2 axes, got shape (8,) [x=[*b s *h d]]",
     ),
     "rank 1 lp_pool2d": (
         lambda a: bc.lp_pool2d(a(8), norm_type=2, kernel_size=1),
-        ValueError, "lp_pool2d: x: expected [*b h w], got shape (8,) of rank 1",
+        ValueError, "lp_pool2d: x: expected at least 2 axes, got shape (8,) [x=[*b h w]]",
     ),
     "rank of the gate": (
         lambda a: bc.swiglu(a(2, 8), a(8)),
         ValueError,
-        "swiglu: gate: expected [*b n *c], got shape (8,) of rank 1 [b=(2,), n=8, c=()]",
+        "swiglu: gate: expected 2 axes beside x of shape (2, 8) with axis=1, got shape (8,) "
+        "[gate=[*b n *c], b=(2,), n=8, c=()]",
     ),
     "rank of the index": (
         lambda a: bc.gather(a(2, 8), a.ints(3), axis=1),
         ValueError,
-        "gather: index: expected [*i<=b k *j<=c], got shape (3,) of rank 1 [b=(2,), n=8, c=()]",
+        "gather: index: expected 2 axes beside src of shape (2, 8) with axis=1, got shape (3,) "
+        "[index=[*i<=b k *j<=c], b=(2,), n=8, c=()]",
     ),
     "shape of the gate": (
         lambda a: bc.swiglu(a(2, 8), a(1, 8)),
         ValueError,
-        "swiglu: gate: expected b[0] = 2 along axis 0 (as x has it), got 1 [b=(2,), n=8, c=()]",
+        "swiglu: gate: expected 2 along axis 0 (as x of shape (2, 8) with axis=1), "
+        "got shape (1, 8) [gate=[*b n *c], b=(2,), n=8, c=()]",
     ),
     "shape of the gradient": (
         lambda a: bc.swiglu_backward(a(2, 3), a(2, 8)),
         ValueError,
-        "swiglu_backward: dy: expected n = 4 along axis 1 (as x has it), got 3 "
-        "[b=(2,), n=4, c=()]",
+        "swiglu_backward: dy: expected 4 along axis 1 (half of x of shape (2, 8) with axis=1), "
+        "got shape (2, 3) [dy=[*b n *c], b=(2,), n=4, c=()]",
     ),
     "shape of b": (
         lambda a: bc.lerp(a(2, 8), a(1, 8), weight=0.5),
         ValueError,
-        "lerp: b: expected s[0] = 2 along axis 0 (as a has it), got 1 [s=(2, 8)]",
+        "lerp: b: expected 2 along axis 0 (as a of shape (2, 8)), got shape (1, 8) "
+        "[b=[*s], s=(2, 8)]",
     ),
     "odd extent": (
         lambda a: bc.swiglu(a(2, 7)),
-        ValueError, "swiglu: x: expected an even extent along axis 1 (2n), got 7 [b=(2,)]",
+        ValueError,
+        "swiglu: x: expected an even extent along axis 1, got shape (2, 7) [x=[*b 2n *c], b=(2,)]",
     ),
     "odd extent off the end": (
         lambda a: bc.glu(a(2, 3, 8), axis=-2),
-        ValueError, "glu: x: expected an even extent along axis 1 (2n), got 3 [b=(2,)]",
+        ValueError,
+        "glu: x: expected an even extent along axis 1, got shape (2, 3, 8) [x=[*b 2n *c], b=(2,)]",
     ),
     "no such axis": (
         lambda a: bc.swiglu(a(2, 8), axis=2),
@@ -312,24 +323,25 @@ BAD = {
     "seq_axis is the last": (
         lambda a: bc.rope(a(2, 8), seq_axis=1),
         ValueError,
-        "rope: seq_axis: expected an axis that leaves [*b s *h d] of x, got 1 [shape=(2, 8)]",
+        "rope: seq_axis: expected 0 for x of shape (2, 8), got 1 [x=[*b s *h d]]",
     ),
     "length of positions": (
         lambda a: bc.rope(a(2, 8), a.ints(3)),
         ValueError,
-        "rope: positions: expected s = 2 along axis 0 (as x has it), got 3 "
-        f"[b=(), s=2, h=(), d=8]{POSITIONS}",
+        "rope: positions: expected 2 along axis 0 (as x of shape (2, 8) with seq_axis=0), "
+        f"got shape (3,) [positions=[s], b=(), s=2, h=(), d=8]{POSITIONS}",
     ),
     "rank of positions": (
         lambda a: bc.rope(a(2, 3, 4, 8), a.ints(2, 4)),
         ValueError,
-        "rope: positions: expected [*b? s? *h?], got shape (2, 4) of rank 2 "
-        f"[b=(2, 3), s=4, h=(), d=8]{POSITIONS}",
+        "rope: positions: expected 3 axes beside x of shape (2, 3, 4, 8) with seq_axis=2, "
+        f"got shape (2, 4) [positions=[*b? s? *h?], b=(2, 3), s=4, h=(), d=8]{POSITIONS}",
     ),
     "rank 0 positions": (
         lambda a: bc.rope(a(2, 8), a.ints()),
         ValueError,
-        f"rope: positions: expected [s], got shape () of rank 0 [b=(), s=2, h=(), d=8]{POSITIONS}",
+        "rope: positions: expected 1 axis beside x of shape (2, 8) with seq_axis=0, "
+        f"got shape () [positions=[s], b=(), s=2, h=(), d=8]{POSITIONS}",
     ),
     # lp_pool
     "norm_type 0": (
@@ -380,32 +392,34 @@ BAD = {
         lambda a: bc.lp_pool1d_backward(a(2, 8), a(2, 8), a(2, 4), norm_type=2, kernel_size=2),
         ValueError,
         re.compile(
-            r"lp_pool1d_backward: dy: expected ol = 4 along axis 1 .*, got 8 \[b=\(2,\), l=8, ol=4]"
+            r"lp_pool1d_backward: dy: expected 4 along axis 1 \(by norm_type=2.0, "
+            r"kernel_size=\(2,\), stride=\(2,\), ceil_mode=False\), got shape \(2, 8\) \[dy=\[\*b ol], b=.*, l=8, ol=4]"
         ),
     ),
     # gather
     "index larger off the axis": (
         lambda a: bc.gather(a(2, 8), a.ints(3, 3), axis=1),
         ValueError,
-        "gather: index: expected at most 2 along axis 0 (as src has it), got 3 [b=(2,), n=8, c=()]",
+        "gather: index: expected at most 2 along axis 0 (as src of shape (2, 8) with axis=1), "
+        "got shape (3, 3) [index=[*i<=b k *j<=c], b=(2,), n=8, c=()]",
     ),
     "index of another shape than the gradient": (
         lambda a: bc.gather_backward(a(2, 2), a.ints(2, 3), axis=1, src_shape=(2, 8)),
         ValueError,
-        "gather_backward: index: expected k = 2 along axis 1 (as dout has it), got 3 "
-        "[b=(2,), n=8, c=(), i=(2,), k=2, j=()]",
+        "gather_backward: index: expected 2 along axis 1 (as dout of shape (2, 2)), "
+        "got shape (2, 3) [index=[*i k *j], b=(2,), n=8, c=(), i=(2,), k=2, j=()]",
     ),
     "src_shape smaller off the axis": (
         lambda a: put(a, src_shape=(1, 8)),
         ValueError,
-        "gather_backward: dout: expected at most 1 along axis 0 (as src_shape has it), got 2 "
-        "[b=(1,), n=8, c=()]",
+        "gather_backward: dout: expected at most 1 along axis 0 (as src_shape=(1, 8) with axis=1), "
+        "got shape (2, 3) [dout=[*i<=b k *j<=c], b=(1,), n=8, c=()]",
     ),
     "src_shape of another rank": (
         lambda a: put(a, src_shape=(2, 8, 1)),
         ValueError,
-        "gather_backward: dout: expected [*i<=b k *j<=c], got shape (2, 3) of rank 2 "
-        "[b=(2,), n=8, c=(1,)]",
+        "gather_backward: dout: expected 3 axes beside src_shape=(2, 8, 1) with axis=1, "
+        "got shape (2, 3) [dout=[*i<=b k *j<=c], b=(2,), n=8, c=(1,)]",
     ),
     "src_shape without the axis": (
         lambda a: put(a, src_shape=(2,)),
@@ -427,7 +441,7 @@ BAD = {
     "unknown backend": (
         lambda a: bc.swiglu(a(2, 8), backend="nope"),
         ValueError,
-        re.compile(r"swiglu: backend: expected one of .*torch, numpy, .*array_api, got 'nope'"),
+        re.compile(r"swiglu: backend: expected one of .*torch, numpy, .*array_api, got 'nope'; close to it: 'numpy'"),
     ),
     "backend no text": (
         lambda a: bc.swiglu(a(2, 8), backend=3),
@@ -783,7 +797,7 @@ def test_a_plan_is_tied_to_its_device():
         (lambda p, x: p(x, x), ValueError, "swiglu: plan: expected 1 arrays, got 2"),
         (lambda p, x: p([1.0]), TypeError, "swiglu: x: expected an array, got builtins.list"),
         (lambda p, x: p(x, foo=1), TypeError,
-         "swiglu: foo: expected no run-time values, got that keyword"),
+         "swiglu: foo: expected no run-time values, got that keyword; keywords are none"),
         (lambda p, x: p(x, axis=1), TypeError,
          "swiglu: axis: expected no run-time values, got that keyword; "
          "a structural option is part of the plan"),
@@ -799,7 +813,7 @@ def test_a_plan_takes_its_arrays_and_run_time_values_only(call, kind, text):
     ("given", "text"),
     [({}, "lerp: weight: expected a value, got none; the keyword is required"),
      ({"weight": "a"}, "lerp: weight: expected a real number, got 'a'"),
-     ({"weight": 0.5, "wieght": 1}, "lerp: wieght: expected weight, got that keyword")],
+     ({"weight": 0.5, "wieght": 1}, "lerp: wieght: expected weight, got that keyword; write weight=")],
 )  # fmt: skip
 def test_a_plan_checks_its_run_time_values(given, text):
     x = np.ones(4)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import get_ident
 
-from baracuda.errors import UnsupportedError, value_error
+from baracuda.errors import UnsupportedError, nearest, shown, value_error
 from baracuda.forks import Guard, import_module
 from baracuda.instruments import logger
 from baracuda.spec import Backend, OpSpec, Prepared, Problem, Refusal
@@ -321,7 +321,8 @@ def choose(problem: Problem) -> tuple[str, Prepared, tuple[tuple[str, str], ...]
     op, forced = problem.spec.name, problem.choices.backend
     every = names()
     if forced is not None and forced not in every:
-        raise value_error(op, "backend", f"one of {', '.join(every)}", repr(forced))
+        hint = "".join(f"close to it: {name!r}" for name in nearest(forced, every, 0.3)[:1])
+        raise value_error(op, "backend", f"one of {', '.join(every)}", shown(forced), hint=hint)
     why: list[tuple[str, str]] = []
     provisional = False
     for name in [forced] if forced else every:

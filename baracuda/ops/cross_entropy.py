@@ -149,7 +149,7 @@ def cross_entropy(
     mode: str = "raise",
     **dispatch: Unpack[Dispatch],
 ) -> Array:
-    """Cross entropy of `softmax(logits)`: ``log(sum(exp(logits))) - logits[target]``.
+    """Cross entropy, classes last (torch: axis 1): ``log(sum(exp(logits))) - logits[target]``.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ def cross_entropy_with_gradient(
     mode: str = "raise",
     **dispatch: Unpack[Dispatch],
 ) -> tuple[Array, Array]:
-    """`cross_entropy` and its gradient for a cotangent of 1, from one look at the logits.
+    """`cross_entropy`, classes last (torch: axis 1), and its gradient, from one look at the logits.
 
     Parameters
     ----------

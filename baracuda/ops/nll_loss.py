@@ -65,7 +65,7 @@ def nll_loss(
     mode: str = "raise",
     **dispatch: Unpack[Dispatch],
 ) -> Array:
-    """Negative log-likelihood: ``-weight[target] * x[target]`` of every row.
+    """Negative log-likelihood, classes last (torch: axis 1): ``-weight[target] * x[target]``.
 
     Parameters
     ----------

@@ -90,7 +90,7 @@ def soft_target_cross_entropy(
     reduction: str = "mean",
     **dispatch: Unpack[Dispatch],
 ) -> Array:
-    """Cross entropy of `softmax(logits)` and probabilities: ``-sum(target * log_softmax(logits))``.
+    """Cross entropy, classes last (torch: axis 1): ``-sum(target * log_softmax(logits))``.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def soft_target_cross_entropy_with_gradient(
     reduction: str = "mean",
     **dispatch: Unpack[Dispatch],
 ) -> tuple[Array, Array]:
-    """`soft_target_cross_entropy` and its gradient for a cotangent of 1, from one look at all.
+    """`soft_target_cross_entropy`, classes last (torch: axis 1), and its gradient, from one look.
 
     Parameters
     ----------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import sys
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from baracuda import backends
 from baracuda.backends.cuda import compiler, unavailable
+from baracuda.errors import nearest
 from baracuda.op import Op, registry
 
 LIBRARIES = ("numpy", "torch", "cupy", "jax")
@@ -50,9 +50,10 @@ def known(name: str) -> Op[..., Any]:
     """The op called `name`, or the names that are close to it."""
     if name in registry:
         return registry[name]
-    close = difflib.get_close_matches(name, registry)
-    hint = f"; close to it: {', '.join(close)}" if close else f"; there are {', '.join(registry)}"
-    raise CannotRun(f"no op is called {name!r}{hint}")
+    close = ", ".join(nearest(name, registry, 0.0))
+    raise CannotRun(
+        f"no op is called {name!r}; close to it: {close}; python -m baracuda ops lists all"
+    )
 
 
 def chosen(names: Sequence[str] | None) -> list[str]:
