@@ -393,7 +393,8 @@ BAD = {
         ValueError,
         re.compile(
             r"lp_pool1d_backward: dy: expected 4 along axis 1 \(by norm_type=2.0, "
-            r"kernel_size=\(2,\), stride=\(2,\), ceil_mode=False\), got shape \(2, 8\) \[dy=\[\*b ol], b=.*, l=8, ol=4]"
+            r"kernel_size=\(2,\), stride=\(2,\), ceil_mode=False\), got shape \(2, 8\) "
+            r"\[dy=\[\*b ol], b=.*, l=8, ol=4]"
         ),
     ),
     # gather
@@ -441,7 +442,10 @@ BAD = {
     "unknown backend": (
         lambda a: bc.swiglu(a(2, 8), backend="nope"),
         ValueError,
-        re.compile(r"swiglu: backend: expected one of .*torch, numpy, .*array_api, got 'nope'; close to it: 'numpy'"),
+        re.compile(
+            r"swiglu: backend: expected one of .*torch, numpy, .*array_api, got 'nope'; "
+            "close to it: 'numpy'"
+        ),
     ),
     "backend no text": (
         lambda a: bc.swiglu(a(2, 8), backend=3),
@@ -813,7 +817,8 @@ def test_a_plan_takes_its_arrays_and_run_time_values_only(call, kind, text):
     ("given", "text"),
     [({}, "lerp: weight: expected a value, got none; the keyword is required"),
      ({"weight": "a"}, "lerp: weight: expected a real number, got 'a'"),
-     ({"weight": 0.5, "wieght": 1}, "lerp: wieght: expected weight, got that keyword; write weight=")],
+     ({"weight": 0.5, "wieght": 1},
+      "lerp: wieght: expected weight, got that keyword; write weight=")],
 )  # fmt: skip
 def test_a_plan_checks_its_run_time_values(given, text):
     x = np.ones(4)

@@ -1,4 +1,4 @@
-"""Errors say what to write instead: keywords of other libraries, misspelt names, axes of classes."""
+"""Errors say what to write instead: other libraries' keywords, misspelt names, axes."""
 
 import inspect
 
@@ -29,7 +29,8 @@ INDEX = np.zeros((2, 3), np.int32)
         (lambda: bc.relu(X, inplace=True), "write relu.plan(x)(x, out=x)"),
         (lambda: bc.softmax(X, inplace=True), "write softmax.plan(x)(x, out=...)"),
         (lambda: bc.swiglu(X, out=X), "write swiglu.plan(x)(x, out=...)"),
-        (lambda: bc.lerp(X, X, weight=0.5, out=X), "write lerp.plan(a, b)(a, b, weight=..., out=...)"),
+        (lambda: bc.lerp(X, X, weight=0.5, out=X),
+         "write lerp.plan(a, b)(a, b, weight=..., out=...)"),
         (lambda: bc.gather(X, INDEX, axis=1, out=X),
          "write gather.plan(src, index, axis=...)(src, index, out=...)"),
         (lambda: bc.rms_norm(X, 1e-6),

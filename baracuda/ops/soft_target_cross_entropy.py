@@ -228,7 +228,8 @@ def soft_target_cross_entropy_with_gradient(
 
     Notes
     -----
-    For training steps without an autograd engine. Frameworks differentiate its body. Bit-stable.
+    For training steps without an autograd engine: the cotangent is 1. Frameworks differentiate its
+    body. Bit-stable.
 
     Examples
     --------
