@@ -152,8 +152,8 @@ def shape(op: str, name: str, value: Any) -> tuple[int, ...]:
     extents = tuple(integer(op, name, v) for v in value)
     if min(extents, default=0) < 0:
         raise value_error(op, name, "extents >= 0", extents)
-    if math.prod([n for n in extents if type(n) is int]) >= 1 << 59:
-        raise value_error(op, name, "a shape of fewer than 2**59 elements", extents)
+    if math.prod([n for n in extents if type(n) is int]) >= _TOP:
+        raise value_error(op, name, "a shape of fewer than 2**63 elements", extents)
     return extents
 
 
