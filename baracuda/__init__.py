@@ -19,6 +19,7 @@ from baracuda.errors import ArgumentValueError as ArgumentValueError
 from baracuda.errors import BaracudaError as BaracudaError
 from baracuda.errors import IndexOutOfRangeError as IndexOutOfRangeError
 from baracuda.errors import UnsupportedError as UnsupportedError
+from baracuda.forks import import_module as _import_module
 from baracuda.op import Op as Op
 from baracuda.ops import *
 from baracuda.plan import Plan as Plan
@@ -26,7 +27,9 @@ from baracuda.sku import KernelSku as KernelSku
 from baracuda.sku import PrecisionGuarantee as PrecisionGuarantee
 
 # Type checkers go by the imports, as in `baracuda.ops`.
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from baracuda import nn as nn
+else:
     __all__ = [
         "ArgumentTypeError",
         "ArgumentValueError",
@@ -46,3 +49,13 @@ if not TYPE_CHECKING:
         "plan_cache",
         *_ops.__all__,
     ]
+    # Imported when they are asked for: they import torch.
+    _LAZY = ("nn",)
+
+    def __getattr__(name):
+        if name in _LAZY:
+            return _import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__():
+        return sorted({*globals(), *_LAZY})

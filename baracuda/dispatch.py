@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any, TypedDict, Unpack
 
-from baracuda.errors import nearest, shown, type_error, value_error
+from baracuda.errors import UnsupportedError, nearest, shown, type_error, value_error
+from baracuda.libraries import compiling
 from baracuda.sku import KernelSku
 
 
@@ -85,6 +86,7 @@ def options(**dispatch: Unpack[Dispatch]) -> Iterator[None]:
 
     A keyword given to an op wins over the block, an inner block over an outer one. While a
     framework traces, only keywords count: what is traced must not depend on where it was traced.
+    An operator in a graph of torch's is a call of its own when the graph runs.
 
     Parameters
     ----------
@@ -95,6 +97,8 @@ def options(**dispatch: Unpack[Dispatch]) -> Iterator[None]:
     ------
     TypeError
         For an unknown keyword or a value of the wrong type.
+    NotImplementedError
+        In code that torch compiles or exports: what is traced there has no block.
 
     Examples
     --------
@@ -104,6 +108,11 @@ def options(**dispatch: Unpack[Dispatch]) -> Iterator[None]:
     >>> plan.sku.backend
     'array_api'
     """
+    if compiling() is not None:
+        raise UnsupportedError(
+            "options: a block cannot be traced by torch.compile or torch.export: "
+            "give the op its dispatch options by keyword, or put the block around the compiled call"
+        )
     unknown = sorted(set(dispatch) - NAMES)
     if unknown:
         hint = "".join(f"write {name}=" for name in nearest(unknown[0], sorted(NAMES))[:1])

@@ -14,9 +14,9 @@ from baracuda import check, hints, records
 from baracuda.cache import plan_cache
 from baracuda.dispatch import DEFAULT, NAMES, current
 from baracuda.dtypes import FLOATS
-from baracuda.errors import ArgumentTypeError, ArgumentValueError
+from baracuda.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from baracuda.forks import import_module
-from baracuda.libraries import TRACED, Array, facts_of, library_of
+from baracuda.libraries import TRACED, Array, compiling, facts_of, library_of
 from baracuda.plan import Plan, make
 from baracuda.recent import Recent
 from baracuda.sku import KernelSku
@@ -67,6 +67,8 @@ def _operators(framework: str) -> bool:
     import_module(f"baracuda.frameworks.{framework}.operators")
     if f"{framework}.distributed.tensor" in _modules:
         import_module(f"baracuda.frameworks.{framework}.sharding")
+    if f"{framework}.utils.flop_counter" in _modules:
+        import_module(f"baracuda.frameworks.{framework}.flops")
     return True
 
 
@@ -113,10 +115,8 @@ class Op(Generic[P, R]):
         return self.spec.name
 
     def __call__(self, *arrays: P.args, **options: P.kwargs) -> R:
-        # While another thread imports torch, it is there without its parts.
-        compiler = getattr(_modules.get("torch"), "compiler", None)
-        if compiler is not None and compiler.is_compiling():
-            return self.as_operator(_modules["torch"], arrays, options)  # type: ignore[no-any-return]
+        if (torch := compiling()) is not None:
+            return self.as_operator(torch, arrays, options)  # type: ignore[no-any-return]
         scalars = self._split(options) if self._scalars else _NOTHING
         state = alias = None
         try:
@@ -178,6 +178,8 @@ class Op(Generic[P, R]):
         for name, count in self._lists:
             if isinstance(options.get(name), int):
                 options = {**options, name: (options[name],) * count}
+        if isinstance(options.get("sku"), KernelSku):
+            options = {**options, "sku": options["sku"].to_json()}
         return getattr(torch.ops.baracuda, self._name)(*arrays, **options)
 
     def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan:
@@ -195,6 +197,11 @@ class Op(Generic[P, R]):
         TypeError, ValueError, NotImplementedError
             As the op itself does.
         """
+        if (torch := compiling()) is not None and torch.compiler.is_dynamo_compiling():
+            raise UnsupportedError(
+                f"{self._name}: plan: torch.compile cannot read it: make the plan outside of the "
+                f"compiled function, or call the op"
+            )
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**dict.fromkeys(self._scalars, 0.0), **given})
@@ -212,7 +219,13 @@ class Op(Generic[P, R]):
         scalars = self._split(given)
         self._signature_check(arrays, {**given, **scalars})
         plan = self.plan(*arrays, **given)
-        return plan(*arrays, **scalars), plan
+        if self._scalars:
+            scalars = check.arguments(self.spec, self.spec.scalars, scalars)
+        try:
+            return plan.run(arrays, None, False, scalars), plan
+        except Misfit:
+            plan = self._misfit(arrays, given)
+            return plan.run(arrays, None, False, scalars), plan
 
     def _split(self, given: dict[str, Any]) -> dict[str, Any]:
         """Take the run-time values out of `given`."""
@@ -286,9 +299,9 @@ class Op(Generic[P, R]):
             except _UNFIT:
                 alias = None
         facts = facts_of(arrays) if alias is None else alias[1:3]
-        return plan_cache.get(alias, problem, lambda p: make(p, self._sibling, facts, arrays))
+        return plan_cache.get(alias, problem, lambda p: make(p, self, facts, arrays))
 
-    def _sibling(self, plan: Plan, arrays: Sequence[Any]) -> Plan:
+    def sibling(self, plan: Plan, arrays: Sequence[Any]) -> Plan:
         """The plan for the same problem in the layout of `arrays`."""
         problem = plan.problem
         dispatch = {name: getattr(problem.choices, name) for name in NAMES} | {"sku": None}
@@ -315,7 +328,7 @@ class Op(Generic[P, R]):
 
         def made(problem: Problem) -> Plan:
             choices = replace(problem.choices, sku=sku)
-            plan = make(replace(problem, choices=choices), self._sibling, None)
+            plan = make(replace(problem, choices=choices), self, None)
             # It is what the call chose, not what a caller asked for.
             plan.problem = problem
             return plan

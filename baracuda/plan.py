@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from baracuda import backends, check, layouts
 from baracuda._version import __version__
@@ -15,9 +15,19 @@ from baracuda.errors import UnsupportedError, type_error, value_error
 from baracuda.forks import import_module
 from baracuda.hints import for_keyword
 from baracuda.instruments import logger, ranged
-from baracuda.libraries import TRACED, Array, Library, facts_of
+from baracuda.libraries import TRACED, Array, Library, compiling, facts_of
 from baracuda.sku import KernelSku
 from baracuda.spec import Misfit, Operand, Prepared, Problem, Runner
+
+
+class Owner(Protocol):
+    """What a plan asks of its op."""
+
+    def sibling(self, plan: Plan, arrays: Sequence[Array]) -> Plan:
+        """The plan for the same problem in the layout of `arrays`."""
+
+    def as_operator(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
+        """A call as torch's graphs see it."""
 
 
 class Plan:
@@ -50,8 +60,8 @@ class Plan:
         "__weakref__",
         "_backend",
         "_facts",
+        "_owner",
         "_prepared",
-        "_sibling",
         "_sku",
         "matches",
         "problem",
@@ -68,7 +78,7 @@ class Plan:
         backend: str,
         prepared: Prepared,
         why: tuple[tuple[str, str], ...],
-        sibling: Callable[[Plan, Sequence[Array]], Plan],
+        owner: Owner,
         facts: Any,
     ) -> None:
         self.problem = problem
@@ -78,7 +88,7 @@ class Plan:
         self.matches: Callable[[Sequence[Array]], bool] = self._are_alike
         self._backend = backend
         self._prepared = prepared
-        self._sibling = sibling
+        self._owner = owner
         self._sku: KernelSku | None = None
         self._facts = facts
         self.scalars = partial(check.scalars, problem.spec, problem.compute_dtype)
@@ -145,6 +155,8 @@ class Plan:
             For `out` with arrays that cannot be written to, and for `accumulate` with an op that
             is no gradient.
         """
+        if (torch := compiling()) is not None:
+            return self._in_graph(torch, arrays, out, accumulate, scalars)
         if scalars or self.problem.spec.scalars:
             scalars = self._scalars(scalars)
         plan = self
@@ -164,6 +176,30 @@ class Plan:
         if outs is not None:
             plan.problem.library.written(outs)
         return result
+
+    def _in_graph(
+        self, torch: Any, arrays: Sequence[Any], out: Any, accumulate: bool, scalars: dict[str, Any]
+    ) -> Any:
+        """The call as an operator of a graph of torch's, with the options of the plan."""
+        problem, choices = self.problem, self.problem.choices
+        op = problem.spec.name
+        if out is not None or accumulate:
+            raise UnsupportedError(
+                f"{op}: plan: torch.compile and torch.export take no out= or accumulate=: write "
+                f"out.copy_(plan(...)) or out.add_(plan(...))"
+            )
+        given = [(tuple(x.shape), x.dtype) for x in arrays if x is not None]
+        planned = [(x.shape, problem.library.dtype(x.dtype)) for x in problem.given]
+        if given != planned:
+            hint = "make another plan, or call the op"
+            raise value_error(op, "plan", f"arrays of {planned} (as planned)", given, None, hint)
+        dispatch = {
+            "backend": choices.sku.backend if choices.sku else choices.backend,
+            "deterministic": choices.deterministic,
+            "max_workspace_bytes": choices.max_workspace_bytes,
+            "autotune": choices.autotune,
+        }
+        return self._owner.as_operator(torch, arrays, {**problem.options, **dispatch, **scalars})
 
     def _same_facts(self, arrays: Sequence[Array]) -> bool:
         """What the library's own way of telling may miss: it sees more than facts."""
@@ -206,7 +242,7 @@ class Plan:
                         None,
                         "make another plan",
                     )
-        found = self._sibling(self, arrays)
+        found = self._owner.sibling(self, arrays)
         if self._facts is None and (found.problem.inputs, found.problem.mode) == (
             ours.inputs,
             ours.mode,
@@ -219,7 +255,7 @@ class Plan:
     def through(self, run: Runner) -> Plan:
         """This plan with another way to the same results."""
         prepared = self._prepared._replace(run=run)
-        return Plan(self.problem, self._backend, prepared, self.why, self._sibling, self._facts)
+        return Plan(self.problem, self._backend, prepared, self.why, self._owner, self._facts)
 
     def _outs(self, arrays: Sequence[Array], out: Any, accumulate: bool) -> tuple[Array, ...]:
         """The outputs given, checked; nothing has been written when this fails."""
@@ -264,6 +300,12 @@ class Plan:
             raise value_error(op, f"out ({operand.name})", "memory that has the values", what)
         if library.frozen(x):
             raise value_error(op, f"out ({operand.name})", "a writable array", "a read-only one")
+        # What the framework differentiates writes for itself, and refuses for itself.
+        if not problem.mode and library.watches(x):
+            raise UnsupportedError(
+                f"{op}: out ({operand.name}): nothing would record that a tensor that requires "
+                f"grad is written to; give out.detach(), or call under torch.no_grad()"
+            )
 
     def _apart(
         self, own: layouts.Memory | None, others: Sequence[tuple[str, layouts.Memory | None]]
@@ -299,7 +341,7 @@ def _memory(library: Library, x: Array) -> layouts.Memory | None:
 
 def make(
     problem: Problem,
-    sibling: Callable[[Plan, Sequence[Array]], Plan],
+    owner: Owner,
     facts: Any,
     arrays: Sequence[Array] = (),
 ) -> Plan:
@@ -331,7 +373,7 @@ def make(
         prepared = prepared.tuned(arrays)._replace(provisional=prepared.provisional)
     if watch:
         prepared = prepared._replace(run=watch(prepared.run))
-    plan = Plan(problem, name, prepared, why, sibling, facts)
+    plan = Plan(problem, name, prepared, why, owner, facts)
     if wanted is not None and (sku := plan.sku) != wanted:
         differing = [f for f in _SKU_FIELDS if getattr(sku, f) != getattr(wanted, f)]
         raise value_error(

@@ -7,6 +7,7 @@ library can only exist where that library is loaded.
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -131,6 +132,10 @@ class Library:
         """`x` as another library may look at its memory."""
         return x
 
+    def watches(self, x: Array) -> bool:
+        """Whether the library would have to record what is written to `x`."""
+        return False
+
     def frozen(self, x: Array) -> bool:
         """Whether writing to `x` is forbidden."""
         return False
@@ -235,6 +240,7 @@ class Library:
         return nullcontext()
 
 
+_modules = sys.modules
 _ADAPTERS = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}
 _LOADED: dict[str, Library] = {}
 _BY_TYPE: dict[type, Library] = {}
@@ -255,6 +261,14 @@ def facts_of(arrays: Sequence[Array]) -> tuple[tuple[str, bool] | None, tuple[Ha
     # Last: a type that another thread is just meeting has its state before its facts.
     state_of = STATES.get(type(arrays[0]))
     return None if state_of is None else state_of(arrays), facts
+
+
+def compiling() -> Any:
+    """The module torch while it traces for a compiled program, else None."""
+    torch = _modules.get("torch")
+    # While another thread imports torch, it is there without its parts.
+    compiler = getattr(torch, "compiler", None)
+    return torch if compiler is not None and compiler.is_compiling() else None
 
 
 def alignment(address: int) -> int:
@@ -286,6 +300,8 @@ def library_of(x: Array) -> Library:
     found = _BY_TYPE.get(kind)
     if found is None:
         found = _detect(x)
+        if kind in _BY_TYPE:  # adopted by the adapter that was just loaded
+            return found
         if type(found).state is not Library.state:
             STATES[kind] = found.state
         FACTS[kind] = found.facts

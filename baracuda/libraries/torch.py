@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from baracuda.dtypes import name_of
 from baracuda.layouts import Shape
-from baracuda.libraries import Array, Facts, Library, alignment, near
+from baracuda.libraries import Array, Facts, Library, adopt, alignment, near
 
 _any_autocast = torch._C._is_any_autocast_enabled
 _AS_IT_IS = nullcontext()
@@ -22,6 +22,7 @@ _compiling = torch.compiler.is_compiling
 _deterministic = torch._C._get_deterministic_algorithms
 modes = torch._C._len_torch_dispatch_stack
 transforms = torch._C._functorch.peek_interpreter_stack
+_is_batch = torch._C._functorch.is_legacy_batchedtensor
 # What torch.compile itself guards its graphs with; without it the general way is taken.
 TensorGuards = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 
@@ -63,7 +64,9 @@ class Torch(Library):
         for x in arrays:
             if type(x) in _PLAIN_TYPES:
                 grad |= x.requires_grad
-            elif isinstance(x, torch.Tensor):
+                if _is_batch(x):
+                    mode = "traced"
+            elif isinstance(x, (torch.Tensor, torch.fx.Proxy)):
                 mode = "traced"
         if _compiling() or transforms() is not None or modes():
             mode = "traced"
@@ -146,6 +149,9 @@ class Torch(Library):
         # Else autograd would use saved tensors of which a kernel has changed the values.
         torch.autograd.graph.increment_version([x for x in outs if not x.is_inference()])
 
+    def watches(self, x: Array) -> bool:
+        return bool(x.requires_grad) and torch.is_grad_enabled()
+
     def memory(self, x: Array) -> tuple[int, Shape] | None:
         size = x.element_size()
         return x.data_ptr(), tuple(s * size for s in x.stride())
@@ -178,7 +184,10 @@ class Torch(Library):
     def turned(self, x: Array, cos: Array, sin: Array) -> Array:
         if not self._at_hand(x):
             return super().turned(x, cos, sin)
-        pairs = torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2)))
+        x = x.contiguous()
+        # Complex numbers begin at even offsets alone.
+        x = x.clone() if x.storage_offset() % 2 else x
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
 
     def take(self, x: Array, index: Array, axis: int) -> Array:
@@ -223,6 +232,14 @@ class Torch(Library):
         return out
 
 
+def is_batch(x: Any) -> bool:
+    """Whether `x` is a batch of cotangents that autograd takes for one (`is_grads_batched`).
+
+    It has no memory, and no transform of `torch.func` is there to say so.
+    """
+    return isinstance(x, torch.Tensor) and _is_batch(x)
+
+
 def _plain(x: Array) -> bool:
     """Whether `x` may be written to: nothing records or transforms what is done with it."""
     return type(x) in _PLAIN_TYPES and transforms() is None and not x.requires_grad
@@ -249,3 +266,5 @@ def _alignment(x: Array) -> int:
 
 
 ADAPTER = Torch()
+# Of what `torch.fx` puts in the place of tensors, no facts are to be had.
+adopt(torch.fx.Proxy, ADAPTER)

@@ -17,7 +17,7 @@ from baracuda import adjoint, body
 from baracuda.dispatch import NAMES
 from baracuda.dtypes import FLOATS
 from baracuda.libraries import Array
-from baracuda.libraries.torch import ADAPTER
+from baracuda.libraries.torch import ADAPTER, is_batch
 from baracuda.op import registry
 from baracuda.plan import Plan
 from baracuda.spec import Misfit, OpSpec, Problem, Runner
@@ -73,6 +73,7 @@ class Link:
 
     __slots__ = (
         "_again",
+        "_chosen",
         "_order",
         "_planned",
         "_request",
@@ -108,6 +109,7 @@ class Link:
         # says how to run this op, not its partner.
         chosen = {k: getattr(problem.choices, k) for k in NAMES} | {"sku": None}
         op = registry[partner.name]
+        self._chosen = partial(op, **asked.options, **chosen)
         self._request = partial(op.plan, **asked.options, **chosen)
         # What is to be differentiated again is nobody's to choose.
         self._again = partial(op, **asked.options, sku=None)
@@ -128,6 +130,8 @@ class Link:
         """The fused gradient, by the plan of the last one where these are such tensors."""
         plan, fits = self._planned
         if plan is None or not fits(*arrays):
+            if any(map(is_batch, arrays)):
+                return self._chosen(*arrays, **scalars)
             plan = self._request(*arrays)
             self._planned = plan, ADAPTER.guard(arrays)
         try:

@@ -39,7 +39,7 @@ _TYPES = {
 }
 _DISPATCH = (
     "str? backend=None, bool? deterministic=None, SymInt? max_workspace_bytes=None, "
-    "bool autotune=False"
+    "bool autotune=False, str? sku=None"
 )
 library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
 
@@ -101,7 +101,7 @@ def _run(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
 
 def _through(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
     """Under transforms: as a plain call, the body, which they know how to take apart."""
-    return op.planned(*arrays, **{**plain(keywords), "backend": None})[0]
+    return op.planned(*arrays, **{**plain(keywords), "backend": None, "sku": None})[0]
 
 
 def _fake(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
@@ -154,7 +154,9 @@ def _gradient(op: Op[Any, Any], ctx: Any, *cotangents: Array) -> Any:
         for x, dy in zip(problem.outputs, cotangents, strict=True):
             known[adjoint.dual(spec, x.name)] = dy
         asked = adjoint.request(partner, problem, known)
-        more = {k: v for k, v in keywords.items() if k in spec.scalars or k in NAMES}
+        # A record says how to run this op, not its partner.
+        dispatch = NAMES - {"sku"}
+        more = {k: v for k, v in keywords.items() if k in spec.scalars or k in dispatch}
         by_dual = asked.call(getattr(torch.ops.baracuda, partner.name), known, more)
         found = {x.name: by_dual.get(adjoint.dual(spec, x.name)) for x in problem.given}
     names = spec.arrays[: ctx.count]

@@ -1,0 +1,68 @@
+"""Batches that autograd makes of cotangents (`is_grads_batched`, `jacobian(vectorize=True)`).
+
+Such a tensor has no memory. A call on one is a call on the tensor behind it, with the batch as one
+more axis of a group of the op. Where the forms of the op have no room for it, it is one call for
+each member. Either is a plain call: its backend is chosen, and its gradient found, as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from baracuda import check, shares
+from baracuda.dispatch import DEFAULT
+from baracuda.libraries import Array
+from baracuda.libraries.torch import is_batch
+from baracuda.op import Op
+
+# Of as many levels torch can tell.
+_LEVELS = range(1, 65)
+
+
+def call(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]) -> Any:
+    """An op on arrays of which some are batches, of one level or several."""
+    level, size = _level(arrays)
+    along = [_size(x, level) > 0 for x in arrays]
+    whole = [
+        torch._remove_batch_dim(x, level, size, 0) if differs else x
+        for x, differs in zip(arrays, along, strict=True)
+    ]
+
+    def member(i: int) -> list[Array]:
+        return [x[i] if differs else x for x, differs in zip(whole, along, strict=True)]
+
+    own = {k: v for k, v in options.items() if k in op.spec.options}
+    problem = check.problem(op.spec, member(0), own, DEFAULT)
+    there = [i for i, x in enumerate(arrays) if x is not None]
+    found = shares.batch(problem, size, [along[i] for i in there])
+    if found is None:
+        results = [_listed(op(*member(i), **options)) for i in range(size)]
+        outs = [torch.stack(same) for same in zip(*results, strict=True)]
+    else:
+        for i, shape in zip(there, found[0], strict=True):
+            whole[i] = whole[i].reshape(shape) if along[i] else whole[i].expand(shape)
+        outs = _listed(op(*whole, **{**options, **found[1]}))
+    outs = [torch._add_batch_dim(y, 0, level) for y in outs]
+    return tuple(outs) if len(outs) > 1 else outs[0]
+
+
+def _level(arrays: Sequence[Array]) -> tuple[int, int]:
+    """A level of which there are batches, and their size."""
+    some = [x for x in arrays if is_batch(x)]
+    return next((n, size) for n in _LEVELS for x in some if (size := _size(x, n)))
+
+
+def _size(x: Array, level: int) -> int:
+    """The size of the batch that `x` is of a level, 0 where it is none."""
+    if not is_batch(x):
+        return 0
+    # Where it is none, torch makes one of the size that is given.
+    size: int = torch._remove_batch_dim(x, level, 0, 0).shape[0]
+    return size
+
+
+def _listed(result: Any) -> list[Array]:
+    return list(result) if isinstance(result, tuple) else [result]
