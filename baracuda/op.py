@@ -68,7 +68,7 @@ def _operators(framework: str) -> bool:
     if f"{framework}.distributed.tensor" in _modules:
         import_module(f"baracuda.frameworks.{framework}.sharding")
     if f"{framework}.utils.flop_counter" in _modules:
-        import_module(f"baracuda.frameworks.{framework}.flops")
+        import_module(f"baracuda.frameworks.{framework}.flops").known()
     return True
 
 

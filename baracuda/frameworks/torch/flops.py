@@ -5,15 +5,15 @@ As it counts no other elementwise or row-wise work, ops without products have no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 from torch.utils import flop_counter
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from baracuda.frameworks.torch.operators import NAMESPACE, library
+import baracuda.frameworks.torch.operators  # noqa: F401  (it defines them)
 from baracuda.layouts import Shape
 
 # How many products of rows x d x v each takes: logits, and the gradients of both factors.
@@ -30,22 +30,16 @@ def _formula(products: int, *shapes: Shape, **_: Any) -> int:
     return 2 * products * prod(hidden) * weight[0]
 
 
-def _counted(
-    formula: Any, mode: Any, func: Any, types: Any, args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-) -> Any:  # fmt: skip
-    """An operator within a counter that was made before its formula was known."""
-    counter = getattr(mode, "counter", mode)
-    counter.flop_registry.setdefault(func._overloadpacket, formula)
-    return mode.__torch_dispatch__(func, types, args, kwargs)
-
-
 for _name, _products in PRODUCTS.items():
-    _operator = getattr(torch.ops.baracuda, _name)
-    flop_counter.register_flop_formula(_operator)(partial(_formula, _products))
-    torch.library.register_torch_dispatch(
-        f"{NAMESPACE}::{_name}",
-        getattr(flop_counter, "_FlopCounterMode", flop_counter.FlopCounterMode),
-        partial(_counted, flop_counter.flop_registry[_operator]),
-        lib=library,
+    flop_counter.register_flop_formula(getattr(torch.ops.baracuda, _name))(
+        partial(_formula, _products)
     )
+
+
+def known() -> None:
+    """Let the counters that run know the formulas: each takes those that it finds when made."""
+    for mode in _get_current_dispatch_mode_stack():
+        found = getattr(getattr(mode, "counter", mode), "flop_registry", None)
+        for name in PRODUCTS if found is not None else ():
+            operator = getattr(torch.ops.baracuda, name)
+            found.setdefault(operator, flop_counter.flop_registry[operator])
