@@ -3,9 +3,10 @@
 They hold options alone: no parameters, no buffers, nothing in a ``state_dict``. Where torch has the
 module too (`torch.nn.GLU`, `torch.nn.LPPool1d`, `torch.nn.LPPool2d`) positional arguments and
 attributes are the same, so that one line can be swapped; what torch does not have is by keyword.
-Dispatch options come from `baracuda.options`, while torch traces from nowhere.
+Dispatch options come from the `baracuda.options` block around the call, or around the run of a
+compiled program.
 
-``import baracuda`` does not import it. ``import baracuda.nn`` defines ``torch.ops.baracuda`` as
+``import baracuda`` does not import it, asking for ``baracuda.nn`` does. ``import baracuda.nn`` defines ``torch.ops.baracuda`` as
 well, which a process needs that loads an exported program.
 """
 
