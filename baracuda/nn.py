@@ -6,8 +6,9 @@ attributes are the same, so that one line can be swapped; what torch does not ha
 Dispatch options come from the `baracuda.options` block around the call, or around the run of a
 compiled program.
 
-``import baracuda`` does not import it, asking for ``baracuda.nn`` does. ``import baracuda.nn`` defines ``torch.ops.baracuda`` as
-well, which a process needs that loads an exported program.
+``import baracuda`` does not import it; asking for ``baracuda.nn`` does, and so does ``import
+baracuda.nn``. Either defines ``torch.ops.baracuda`` as well, which a process needs that loads an
+exported program.
 """
 
 from __future__ import annotations
