@@ -223,7 +223,8 @@ def test_what_a_plan_cannot_do_in_compiled_code_is_said(function: Any, complaint
     torch._dynamo.reset()
     plan = bc.swiglu.plan(PLANNED)
     compiled = torch.compile(partial(function, plan), fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=complaint):
+    # Not in the lines of this file, which torch shows too.
+    with pytest.raises(Exception, match=rf"raised exception \w+Error\(.*{complaint}"):
         compiled(PLANNED)
 
 
@@ -261,7 +262,7 @@ def test_a_block_counts_where_a_compiled_program_runs(caplog: pytest.LogCaptureF
         with bc.options(backend="array_api"):
             return bc.swiglu(x)
 
-    with pytest.raises(Exception, match="give the op its dispatch options by keyword"):
+    with pytest.raises(Exception, match=r"raised exception \w+Error\(.*options by keyword"):
         torch.compile(within, fullgraph=True, backend="eager")(PLANNED)
     torch._dynamo.reset()
     # Elsewhere it breaks the graph, and holds.

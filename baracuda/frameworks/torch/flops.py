@@ -39,7 +39,7 @@ for _name, _products in PRODUCTS.items():
 def known() -> None:
     """Let the counters that run know the formulas: each takes those that it finds when made."""
     for mode in _get_current_dispatch_mode_stack():
-        found = getattr(getattr(mode, "counter", mode), "flop_registry", None)
-        for name in PRODUCTS if found is not None else ():
+        found = getattr(getattr(mode, "counter", mode), "flop_registry", {})
+        for name in PRODUCTS:
             operator = getattr(torch.ops.baracuda, name)
             found.setdefault(operator, flop_counter.flop_registry[operator])
