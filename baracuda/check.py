@@ -29,6 +29,9 @@ _RANGES = {
 }
 _ALWAYS = (0.0, math.inf, -math.inf)
 
+MOST_AXES = 32
+"""Axes of an array. Libraries end at 25 to 64, and bodies need one or two more than they get."""
+
 
 def integer(op: str, name: str, value: Any) -> int:
     """An integer, of Python or NumPy, or an extent of a graph that is not known yet."""
@@ -237,6 +240,10 @@ def described_problem(
     choices: Choices,
 ) -> Problem:
     """Validate a call of which only the facts of its arrays are known; raises as `problem`."""
+    for name, fact in facts.items():
+        if len(fact.shape) > MOST_AXES:
+            few = f"at most {MOST_AXES} axes"
+            raise value_error(spec.name, name, few, len(fact.shape), None, "reshape it")
     dtype = _dtypes(spec, facts)
     options = arguments(spec, spec.options, given)
     within(spec, compute_dtype(spec, dtype), options)

@@ -16,7 +16,7 @@ from baracuda.dispatch import DEFAULT, NAMES, current
 from baracuda.dtypes import FLOATS
 from baracuda.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from baracuda.forks import import_module
-from baracuda.libraries import TRACED, Array, compiling, facts_of, library_of
+from baracuda.libraries import TRACED, Array, compiling, facts_of, library_of, unwrapped
 from baracuda.plan import Plan, make
 from baracuda.recent import Recent
 from baracuda.sku import KernelSku
@@ -142,6 +142,8 @@ class Op(Generic[P, R]):
             plan = alias = None
         if plan is None or (state is not None and state[0] == "traced"):
             self._signature_check(arrays, {**options, **scalars})
+            if alias is None and (given := unwrapped(arrays)) is not arrays:
+                return self(*given, **options, **scalars)  # type: ignore[call-arg]
             # Where nothing watches the arrays, no route does.
             route = self._route(arrays) if alias is None or state is not None else None
             if route is not None:
@@ -205,6 +207,7 @@ class Op(Generic[P, R]):
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**dict.fromkeys(self._scalars, 0.0), **given})
+        arrays = unwrapped(arrays)
         try:
             plan = plan_cache.find(self._alias(arrays, given))
         except _UNFIT:

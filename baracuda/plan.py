@@ -15,7 +15,7 @@ from baracuda.errors import UnsupportedError, type_error, value_error
 from baracuda.forks import import_module
 from baracuda.hints import for_keyword
 from baracuda.instruments import logger, ranged
-from baracuda.libraries import TRACED, Array, Library, compiling, facts_of
+from baracuda.libraries import TRACED, Array, Library, compiling, facts_of, unwrapped
 from baracuda.sku import KernelSku
 from baracuda.spec import Misfit, Operand, Prepared, Problem, Runner
 
@@ -165,6 +165,7 @@ class Plan:
         except (KeyError, IndexError, AttributeError, TypeError, RuntimeError):
             fits = False
         if not fits and not self._same_facts(arrays):
+            arrays = tuple(unwrapped(arrays))
             plan = self._fitting(arrays)
         outs = None
         if out is not None or accumulate:

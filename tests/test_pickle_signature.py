@@ -101,10 +101,6 @@ def test_an_op_says_what_it_is(name):
 # which arrays
 
 
-class Tagged(np.ndarray):
-    """A subclass without semantics of its own."""
-
-
 def test_memory_mapped_arrays_are_arrays_with_plain_results(tmp_path):
     x = np.arange(16, dtype=np.float32).reshape(2, 8)
     np.save(tmp_path / "x.npy", x)
@@ -122,19 +118,6 @@ def test_memory_mapped_arrays_are_arrays_with_plain_results(tmp_path):
         assert type(back) is np.ndarray
         assert [type(d) for d in bc.lerp_backward(mapped, weight=0.5)] == [np.ndarray] * 2
     assert np.array_equal(np.load(tmp_path / "x.npy"), x)
-
-
-@pytest.mark.parametrize("backend", [None, "array_api", "torch"])
-def test_subclasses_without_semantics_are_arrays_with_plain_results(backend):
-    x = np.arange(16, dtype=np.float32).reshape(2, 8)
-    tagged = x.view(Tagged)
-    got = bc.swiglu(tagged, backend=backend)
-    assert type(got) is np.ndarray
-    np.testing.assert_array_equal(got, bc.swiglu(x, backend=backend))
-    large = np.ones((300, 512), np.float32)
-    assert type(bc.geglu(large.view(Tagged), backend=backend)) is np.ndarray
-    plan = bc.swiglu.plan(x, backend=backend)
-    assert type(plan(tagged)) is np.ndarray
 
 
 def test_a_plan_writes_into_a_memory_mapped_out(tmp_path):

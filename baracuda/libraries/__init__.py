@@ -62,6 +62,16 @@ class Library:
     differentiates: bool = True
     stored_as: Mapping[str, str] = MappingProxyType({})
 
+    def takes(self, x: Array) -> bool:
+        """Whether `x`, of a class that derives from one of this library, is an array of it.
+
+        Raises
+        ------
+        TypeError
+            Where it is, but means something else.
+        """
+        return hasattr(x, "dtype") and hasattr(x, "shape")
+
     def facts(self, x: Array) -> Hashable:
         """The cheapest hashable value that tells apart any two arrays needing two plans."""
         return (self.name, x.dtype, x.shape, str(self.device_of(x)))
@@ -314,16 +324,54 @@ def adopt(kind: type, adapter: Library) -> None:
     _BY_TYPE[kind] = adapter
 
 
+def unwrapped(arrays: Sequence[Array]) -> Sequence[Array]:
+    """The arrays, with what is none but has ``__jax_array__`` as the array that this gives.
+
+    `arrays` itself where there is no such thing.
+    """
+    if not any(map(_wraps, arrays)):
+        return arrays
+    return [x.__jax_array__() if _wraps(x) else x for x in arrays]
+
+
+def _wraps(x: Array) -> bool:
+    if not hasattr(type(x), "__jax_array__"):
+        return False
+    try:
+        library_of(x)
+    except TypeError:
+        return True
+    # Tracers have it as well.
+    return False
+
+
+# How what is no array gives one, by what it has; the first that fits.
+_WAYS = {
+    "filled": "x.filled(value)",
+    "todense": "x.todense()",
+    "to_numpy": "x.to_numpy()",
+    "compute": "x.compute()",
+    "__array__": "numpy.asarray(x)",
+}
+
+
+def no_array(x: Array, way: str = "") -> TypeError:
+    """The error for an `x` that is no array, or more than one, and the `way` to get one."""
+    kind = type(x)
+    way = way or next((way for name, way in _WAYS.items() if hasattr(kind, name)), "")
+    hint = f"; convert it first: {way}" if way else ""
+    return TypeError(f"expected an array, got {kind.__module__}.{kind.__qualname__}{hint}")
+
+
 def _detect(x: Array) -> Library:
-    for base in type(x).__mro__:
+    kind = type(x)
+    for base in kind.__mro__:
         root = base.__module__.partition(".")[0]
-        if root in _ADAPTERS and hasattr(x, "dtype") and hasattr(x, "shape"):
-            adapter = library(_ADAPTERS[root])
-            if adapter.name == "numpy" and base.__name__ in ("matrix", "MaskedArray"):
-                break
+        # Others inherit from classes of NumPy that are no arrays.
+        if root in _ADAPTERS and (adapter := library(_ADAPTERS[root])).takes(x):
             return adapter
-    else:
-        if hasattr(x, "__array_namespace__"):
-            other: Library = import_module("baracuda.libraries.array_api").adapter(x)
-            return other
-    raise TypeError(f"expected an array, got {type(x).__module__}.{type(x).__qualname__}")
+    # Bodies would fill what is sparse.
+    if hasattr(kind, "__array_namespace__") and not hasattr(kind, "todense"):
+        other: Library = import_module("baracuda.libraries.array_api").adapter(x)
+        return other
+    raise no_array(x)

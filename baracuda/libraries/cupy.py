@@ -14,7 +14,7 @@ import cupy
 
 from baracuda.dtypes import name_of, numpy_dtype
 from baracuda.layouts import Shape, contiguous
-from baracuda.libraries import Array, Facts, Library, alignment
+from baracuda.libraries import Array, Facts, Library, alignment, no_array
 
 _FACTS = attrgetter("dtype", "shape", "strides", "data.device_id")
 
@@ -27,6 +27,11 @@ class CuPy(Library):
     differentiates = False
     # Not all that moves elements knows bfloat16.
     stored_as = MappingProxyType({"bfloat16": "uint16"})
+
+    def takes(self, x: Array) -> bool:
+        if isinstance(x, cupy.ndarray) and type(x) is not cupy.ndarray:
+            raise no_array(x, "x.view(cupy.ndarray)")
+        return super().takes(x)
 
     def facts(self, x: Array) -> Hashable:
         return ("cupy", *_FACTS(x), alignment(x.data.ptr))

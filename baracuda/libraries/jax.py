@@ -22,6 +22,9 @@ class Jax(Library):
     xp = jnp
     writable = False
 
+    def takes(self, x: Array) -> bool:
+        return isinstance(x, (jax.Array, jax.ShapeDtypeStruct))
+
     def facts(self, x: Array) -> Hashable:
         place = None if isinstance(x, jax.core.Tracer) else _sharding(x)
         return ("jax", x.dtype, x.shape, place)

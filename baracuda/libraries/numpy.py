@@ -11,15 +11,21 @@ import numpy as np
 
 from baracuda.dtypes import numpy_dtype
 from baracuda.layouts import Shape, dense_order
-from baracuda.libraries import Array, Library
+from baracuda.libraries import Array, Library, no_array
 
 
 class NumPy(Library):
-    """Arrays of NumPy, its subclasses without semantics of their own, and its scalars."""
+    """Arrays of NumPy, in files too, and its scalars."""
 
     name = "numpy"
     xp = array_api_compat.numpy
     differentiates = False
+
+    def takes(self, x: Array) -> bool:
+        # A subclass may have masks, units or another product: results would not have its class.
+        if isinstance(x, np.ndarray) and type(x) not in (np.ndarray, np.memmap):
+            raise no_array(x)
+        return isinstance(x, (np.ndarray, np.generic))
 
     def facts(self, x: Array) -> Hashable:
         return ("numpy", x.dtype, x.shape, x.strides)

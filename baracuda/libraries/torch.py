@@ -38,6 +38,9 @@ class Torch(Library):
     xp = array_api_compat.torch
     stored_as = MappingProxyType({"uint16": "int16", "uint32": "int32", "uint64": "int64"})
 
+    def takes(self, x: Array) -> bool:
+        return isinstance(x, torch.Tensor)
+
     def facts(self, x: Array) -> Hashable:
         device = x.device
         if device.type == "cuda":
