@@ -1,8 +1,10 @@
 """The house: floors, module sizes, and nothing heavy at import time; each check can fail."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -178,6 +180,7 @@ def test_kernels_are_as_long_and_as_wide_as_modules():
 
 LOADED = """
 import sys
+import tomllib
 {first}
 import baracuda
 heavy = {{"torch", "cupy", "jax", "jaxlib", "cuda"}}
@@ -210,3 +213,34 @@ def test_using_baracuda_on_numpy_loads_no_framework():
 
 def test_the_check_of_what_is_loaded_sees_a_framework():
     assert "torch" in loaded("import torch")
+
+
+# What is imported of a distribution, where the two have other names.
+IMPORTED = {
+    "cuda-core": "cuda.core", "cuda-bindings": "cuda.bindings", "nvidia-cuda-nvrtc": "nvrtc",
+    "cupy-cuda13x": "cupy",
+}  # fmt: skip
+
+
+def unused(extras: dict[str, list[str]], source: str) -> list[str]:
+    """The distributions that extras bring and the package does not import."""
+    names = {re.split(r"[^\w-]", text)[0] for wanted in extras.values() for text in wanted}
+    words = {name: IMPORTED.get(name, name.replace("-", "_")) for name in names}
+    return sorted(n for n, word in words.items() if not re.search(rf"\b{word}\b", source))
+
+
+def test_the_extras_bring_nothing_that_is_not_imported():
+    table = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = table["project"]["optional-dependencies"]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    assert unused(extras, source) == []
+    assert unused({"x": ["nvidia-cuda-cccl>=13,<14"]}, source) == ["nvidia-cuda-cccl"]
+
+
+def test_kernels_need_no_headers_of_a_toolkit():
+    # Those of the host's emulator alone; others would have to come with a package.
+    found = {path.name: re.findall(r"^ *# *include *<(.*)>", path.read_text(), re.M)
+             for path in (PACKAGE / "cuda_src").rglob("*.cu*")}  # fmt: skip
+    assert {name: some for name, some in found.items() if some} == {
+        "types.cuh": ["cmath", "cstring"]
+    }

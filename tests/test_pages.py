@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,8 +17,7 @@ import baracuda as bc
 from baracuda.op import registry
 from baracuda.tools import pages
 
-# What the tables say of a library has to be asked with the library there.
-for needed in ("torch", "jax", "cupy", "array_api_strict", "ml_dtypes"):
+for needed in pages.NEEDED:
     pytest.importorskip(needed)
 
 
@@ -62,6 +62,67 @@ def test_the_command_says_what_is_stale(
     assert capsys.readouterr().out.split() == ["a.md"]
 
 
+def test_a_library_that_is_missing_is_named_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "NEEDED", ("torch", "no_cupy"))
+    for argv in ([], ["--check"]):
+        with pytest.raises(SystemExit) as caught:
+            pages.main(argv)
+        assert caught.value.code == 2
+        assert capsys.readouterr().err == (
+            "pages: needs no_cupy, of which the tables tell what runs\n"
+        )
+
+
+# What pages are shown with knows these; any other is a slip, or has to be tried in a browser.
+COMMANDS = {
+    f"\\{name}"
+    for name in (
+        *["mathrm", "operatorname", "text", "left", "right", "Bigl", "Bigr", "bigl", "bigr"],
+        *["lvert", "rvert", "lfloor", "rfloor", "frac", "sqrt", "sum", "overline", "bar"],
+        *["begin", "end", "dots", "partial", "infty", "sigma", "Phi", "lambda", "beta", "theta"],
+        *["alpha", "varepsilon", "mu", "delta", "varphi", "pi", "zeta", "tanh", "exp", "log"],
+        *["max", "min", "cos", "sin", "le", "ge", "cdot", "mp", "quad", "qquad"],
+        *[",", "_", "\\", " "],
+    )
+}
+
+
+def slips(text: str) -> list[str]:
+    """The formulas of a page in Markdown that are no TeX as pages are shown with it."""
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.S | re.M)
+    found = []
+    for match in re.finditer(r"\$\$(.+?)\$\$|\$([^$]+?)\$", text, re.S):
+        formula = match[1] or match[2]
+        unknown = set(re.findall(r"\\(?:[A-Za-z]+|.)", formula)) - COMMANDS
+        # An underscore in a name starts an index.
+        named = re.search(r"\\(?:mathrm|operatorname|text)\{[^}]*(?<!\\)_", formula)
+        uneven = formula.count("{") != formula.count("}")
+        uneven |= formula.count(r"\left") != formula.count(r"\right")
+        if unknown or named or uneven:
+            found.append(formula)
+    return found
+
+
+def test_every_formula_is_tex() -> None:
+    files = [*pages.DOCS.rglob("*.md"), pages.DOCS.parent / "README.md"]
+    assert {f.name: bad for f in files if (bad := slips(f.read_text(encoding="utf-8")))} == {}
+
+
+@pytest.mark.parametrize(
+    "formula", [r"\operatorname{one_hot}(t)", r"\sun x", r"\frac{a}{b", r"\left(a + b)"]
+)
+def test_a_formula_that_is_no_tex_is_found(formula: str) -> None:
+    assert slips(f"So ${formula}$ and $a_b$.") == [formula]
+    assert slips(f"`${formula}$` is code") == []
+
+
+def test_only_windows_are_summed_over_as_windows(made: dict[str, str]) -> None:
+    for path, text in made.items():
+        assert "window}" not in text or "pool" in path, path
+
+
 @pytest.mark.parametrize("name", list(registry))
 def test_a_page_has_all_that_its_op_declares(made: dict[str, str], name: str) -> None:
     spec, page = registry[name].spec, made[f"reference/ops/{name}.md"]
@@ -88,7 +149,8 @@ def test_a_page_has_all_that_its_op_declares(made: dict[str, str], name: str) ->
         ("a - b - c", "a - b - c"),
         ("(abs(x)/y)**(p - 1)", r"\left(\frac{\lvert x\rvert}{y}\right)^{p - 1}"),
         ("(sum(abs(x)**p))**(1/p)",
-         r"\Bigl(\sum_{\mathrm{window}} \lvert x\rvert^{p}\Bigr)^{1/p}"),
+         r"\Bigl(\sum \lvert x\rvert^{p}\Bigr)^{1/p}"),
+        ("log(one_hot(x1))", r"\log(\operatorname{one\_hot}(\mathrm{x1}))"),
         ("0 <= i < n", r"0 \le i < n"),
         ("x[..., i]", None),
         ("y = x[..., i]", r"y = x[\dots, i]"),

@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ PLACES = (
     ("array_api_strict", "cpu", "any other library (as `array_api_strict`)"),
 )
 
+# What tables say of a library has to be asked with the library there.
+NEEDED = ("torch", "jax", "cupy", "array_api_strict", "ml_dtypes")
+
 # -- mathematics ---------------------------------------------------------------------------------
 
 _SIGNS: dict[type[ast.AST], tuple[str, int]] = {
@@ -46,6 +50,7 @@ _SIGNS: dict[type[ast.AST], tuple[str, int]] = {
 }  # fmt: skip
 _AROUND = {"abs": (r"\lvert ", r"\rvert"), "floor": (r"\lfloor ", r"\rfloor"),
            "sqrt": (r"\sqrt{", "}")}  # fmt: skip
+_KNOWN = {"exp", "log", "max", "min", "tanh"}
 
 
 def maths(code: str) -> str | None:
@@ -92,12 +97,14 @@ def _tex(node: ast.AST, outer: int = 0) -> str:
             parts = [f" {_SIGNS[type(s)][0]} {_tex(x)}" for s, x in zip(signs, others, strict=True)]
             return _tex(left) + "".join(parts)
         case ast.Call(func=ast.Name(id="sum"), args=[x]):
-            inner = rf"\sum_{{\mathrm{{window}}}} {_tex(x, 2)}"
+            inner = rf"\sum {_tex(x, 2)}"
             return rf"\Bigl({inner}\Bigr)" if outer > 0 else inner
         case ast.Call(func=ast.Name(id=name), args=[x]) if name in _AROUND:
             return _tex(x).join(_AROUND[name])
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
-            return rf"\operatorname{{{name}}}({', '.join(map(_tex, args))})"
+            spelt = name.replace("_", r"\_")
+            called = rf"\{name}" if name in _KNOWN else rf"\operatorname{{{spelt}}}"
+            return f"{called}({', '.join(map(_tex, args))})"
         case ast.Subscript(value=value, slice=ast.Tuple(elts=elements)):
             return f"{_tex(value)}[{', '.join(map(_tex, elements))}]"
     raise ValueError(f"no formula: {ast.dump(node)}")
@@ -400,7 +407,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the pages, or say which are stale, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m baracuda.tools.pages", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, name stale pages")
-    if parser.parse_args(argv).check:
+    check = parser.parse_args(argv).check
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        parser.exit(2, f"pages: needs {', '.join(missing)}, of which the tables tell what runs\n")
+    if check:
         print(*(old := list(stale())), sep="\n")
         return 1 if old else 0
     for path, text in pages().items():
