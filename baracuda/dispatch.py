@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from baracuda.errors import UnsupportedError, nearest, shown, type_error, value_error
 from baracuda.libraries import compiling
@@ -17,8 +17,11 @@ from baracuda.sku import KernelSku
 class Dispatch(TypedDict, total=False):
     """Keywords that say how to run an op, not what it computes."""
 
-    backend: str | None
-    """Force this backend; a forced backend never falls back."""
+    backend: Literal["cuda", "cupy", "torch", "numpy", "array_api"] | None
+    """Force this backend; a forced backend never falls back.
+
+    One that another package brings has a name that type checkers do not know: ``cast(Any, name)``.
+    """
     deterministic: bool | None
     """True: the same bits on every run, or an error. None: the framework's global switch."""
     max_workspace_bytes: int | None

@@ -13,7 +13,7 @@ exported program.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from baracuda.op import Op
 from baracuda.ops.gated import geglu, glu, reglu, swiglu
@@ -41,7 +41,7 @@ def _listed(always: dict[str, Any], sometimes: dict[str, tuple[Any, Any]]) -> st
 
 
 class _Gated(torch.nn.Module):
-    _op: ClassVar[Op[..., torch.Tensor]]
+    _op: ClassVar[Op[..., Any]]
 
     def __init__(self, dim: int = -1, *, gate_first: bool = False) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class _Gated(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
         """Run the op on a packed `x`, or on `x` and a `gate` of the same shape."""
-        return self._op(x, gate, **self._options())
+        return self._op(x, gate, **self._options())  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         return _listed({"dim": self.dim}, {"gate_first": (self.gate_first, False)})
@@ -160,7 +160,11 @@ class GEGLU(_Gated):
     _op = geglu
 
     def __init__(
-        self, dim: int = -1, *, gate_first: bool = False, approximate: str = "none"
+        self,
+        dim: int = -1,
+        *,
+        gate_first: bool = False,
+        approximate: Literal["none", "tanh"] = "none",
     ) -> None:
         super().__init__(dim, gate_first=gate_first)
         self.approximate = approximate
@@ -173,7 +177,7 @@ class GEGLU(_Gated):
 
 
 class _LPPool(torch.nn.Module):
-    _op: ClassVar[Op[..., torch.Tensor]]
+    _op: ClassVar[Op[..., Any]]
 
     def __init__(
         self,
@@ -190,7 +194,7 @@ class _LPPool(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the op."""
-        return self._op(
+        return self._op(  # type: ignore[no-any-return]
             x,
             norm_type=self.norm_type,
             kernel_size=self.kernel_size,
@@ -308,7 +312,7 @@ class RotaryEmbedding(torch.nn.Module):
             [-0.3012,  1.3818]])
     """
 
-    _op: ClassVar[Op[..., torch.Tensor]] = rope
+    _op: ClassVar[Op[..., Any]] = rope
 
     def __init__(
         self,
@@ -326,7 +330,7 @@ class RotaryEmbedding(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Rotate `x`."""
-        return self._op(
+        return self._op(  # type: ignore[no-any-return]
             x,
             positions,
             base=self.base,

@@ -143,7 +143,7 @@ class Op(Generic[P, R]):
         if plan is None or (state is not None and state[0] == "traced"):
             self._signature_check(arrays, {**options, **scalars})
             if alias is None and (given := unwrapped(arrays)) is not arrays:
-                return self(*given, **options, **scalars)  # type: ignore[call-arg]
+                return self(*given, **options, **scalars)
             # Where nothing watches the arrays, no route does.
             route = self._route(arrays) if alias is None or state is not None else None
             if route is not None:
@@ -184,7 +184,7 @@ class Op(Generic[P, R]):
             options = {**options, "sku": options["sku"].to_json()}
         return getattr(torch.ops.baracuda, self._name)(*arrays, **options)
 
-    def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan:
+    def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan[R]:
         """Choose once: the plan that a call with these arguments runs.
 
         Takes the op's own arguments. The run-time values among them are checked and not kept;
@@ -207,23 +207,23 @@ class Op(Generic[P, R]):
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**dict.fromkeys(self._scalars, 0.0), **given})
-        arrays = unwrapped(arrays)
+        taken = unwrapped(arrays)
         try:
-            plan = plan_cache.find(self._alias(arrays, given))
+            plan = plan_cache.find(self._alias(taken, given))
         except _UNFIT:
             plan = None
-        plan = plan or self._find(arrays, given)
+        plan = plan or self._find(taken, given)
         plan.scalars(scalars, whole=False)
         return plan
 
-    def planned(self, *arrays: P.args, **options: P.kwargs) -> tuple[R, Plan]:
+    def planned(self, *arrays: P.args, **options: P.kwargs) -> tuple[R, Plan[R]]:
         """The result, and the plan that made it."""
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**given, **scalars})
         plan = self.plan(*arrays, **given)
         if self._scalars:
-            scalars = check.arguments(self.spec, self.spec.scalars, scalars)
+            scalars = plan.scalars(scalars)
         try:
             return plan.run(arrays, None, False, scalars), plan
         except Misfit:

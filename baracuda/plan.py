@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from baracuda import backends, check, layouts
 from baracuda._version import __version__
@@ -19,6 +19,14 @@ from baracuda.libraries import TRACED, Array, Library, compiling, facts_of, unwr
 from baracuda.sku import KernelSku
 from baracuda.spec import Misfit, Operand, Prepared, Problem, Runner
 
+if TYPE_CHECKING:
+    import typing_extensions
+
+    # So that `Plan` alone is a type too; at run time only from Python 3.13 on.
+    R = typing_extensions.TypeVar("R", default=Any)
+else:
+    R = TypeVar("R")
+
 
 class Owner(Protocol):
     """What a plan asks of its op."""
@@ -30,7 +38,7 @@ class Owner(Protocol):
         """A call as torch's graphs see it."""
 
 
-class Plan:
+class Plan(Generic[R]):
     """A choice made once: which kernel, on which backend, for arrays of these shapes.
 
     A plan holds no array. It is tied to shapes, dtypes, library and device; arrays of another
@@ -126,7 +134,7 @@ class Plan:
 
     def __call__(
         self, *arrays: Array, out: Any = None, accumulate: bool = False, **scalars: Any
-    ) -> Any:
+    ) -> R:
         """Run on arrays of the planned shapes, dtypes, library and device.
 
         Parameters
@@ -176,7 +184,7 @@ class Plan:
             result = plan._fitting(arrays).run(arrays, outs, accumulate, scalars)
         if outs is not None:
             plan.problem.library.written(outs)
-        return result
+        return result  # type: ignore[no-any-return]
 
     def _in_graph(
         self, torch: Any, arrays: Sequence[Any], out: Any, accumulate: bool, scalars: dict[str, Any]

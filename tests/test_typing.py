@@ -1,6 +1,7 @@
 """The public API as a strict type checker sees it: what it accepts and what it refuses."""
 
 import ast
+import inspect
 import os
 import re
 import runpy
@@ -29,21 +30,27 @@ def calls():
     return "\n".join(lines) + "\n"
 
 
+def mypy(tmp_path_factory, *command):
+    """What mypy prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir",
+         str(tmp_path_factory.getbasetemp().parent / "mypy"), *map(str, command)],
+        capture_output=True, text=True, cwd=HERE.parents[1],
+        env={**os.environ, "MYPYPATH": str(HERE.parents[1])},
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory):
     """mypy's errors by file, as line -> messages. One run, since loading NumPy is what costs."""
     every = tmp_path_factory.mktemp("typing") / "calls.py"
     every.write_text(calls())
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir",
-         str(tmp_path_factory.getbasetemp().parent / "mypy"), str(HERE / "uses.py"),
-         str(HERE / "misuses.py"), str(every)],
-        capture_output=True, text=True, cwd=HERE.parents[1],
-        env={**os.environ, "MYPYPATH": str(HERE.parents[1])},
-    )  # fmt: skip
-    assert done.returncode in (0, 1), done.stdout + done.stderr
     found = {}
-    for path, line, text in ERROR.findall(done.stdout):
+    for path, line, text in ERROR.findall(
+        mypy(tmp_path_factory, HERE / "uses.py", HERE / "misuses.py", every)
+    ):
         found.setdefault(Path(path).name, {}).setdefault(int(line), []).append(text)
     return found
 
@@ -60,6 +67,14 @@ def test_mypy_refuses_every_misuse_and_nothing_else(errors):
     found = errors.get("misuses.py", {})
     assert {n: lines[n - 1] for n in marked - set(found)} == {}
     assert {n: found[n] for n in set(found) - marked} == {}
+
+
+@pytest.mark.full
+@pytest.mark.slow("mypy reads torch and JAX")
+def test_results_have_the_type_of_tensors_and_of_jax_arrays(tmp_path_factory):
+    # Without the project's settings, which leave JAX out; of the package itself nothing is said.
+    command = ("--config-file=", "--follow-imports=silent", HERE / "results.py")
+    assert mypy(tmp_path_factory, *command) == ""
 
 
 def test_a_misspelt_option_is_named(errors):
@@ -104,3 +119,28 @@ def test_the_uses_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(HERE / "uses.py"))
     bc.plan_cache.clear()
+
+
+@pytest.mark.parametrize("name", list(registry))
+def test_every_signature_ties_its_results_to_its_primal(name):
+    op = registry[name]
+    parameters = inspect.signature(op).parameters
+    (primal,) = [p.name for p in parameters.values() if p.annotation == "A"]
+    assert primal in op.spec.arrays
+    assert primal not in op.spec.discrete
+    result = inspect.signature(op).return_annotation
+    counts = {len(form.outputs) for form in op.spec.signatures}
+    kinds = [f"tuple[{', '.join(['A'] * n)}]" if n > 1 else "A" for n in sorted(counts)]
+    assert result == " | ".join(kinds)
+
+
+@pytest.mark.parametrize("name", list(registry))
+def test_options_that_are_words_are_literals_of_what_is_taken(name):
+    op = registry[name]
+    for option, p in inspect.signature(op).parameters.items():
+        assert p.annotation != "str", option
+        if str(p.annotation).startswith("Literal["):
+            words = ast.literal_eval(p.annotation.removeprefix("Literal"))
+            assert [op.spec.options[option](name, option, word) for word in words] == words
+            with pytest.raises(ValueError, match="one of " + ", ".join(map(repr, words))):
+                op.spec.options[option](name, option, "no such word")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ class Model(torch.nn.Module):
         # On a CPU autograd would differentiate the definitions: a forced backend has the explicit
         # gradients there too.
         on_cpu = all(w.device.type == "cpu" for w in weights.values())
-        self._backend = "torch" if on_cpu else None
+        self._backend: Literal["torch"] | None = "torch" if on_cpu else None
 
     def forward(self, *batch: Any) -> torch.Tensor:
         """The loss of a batch."""

@@ -11,14 +11,20 @@ import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from baracuda.dtypes import name_of, named
 from baracuda.forks import import_module
 from baracuda.layouts import Shape
 
 Array: TypeAlias = Any
-"""Any array-API array. Results have the type of the first array given."""
+"""Any array-API array."""
+
+A = TypeVar("A", bound=Any)
+"""The type of an op's results: that of its primal, the one argument of each op that is an `A`.
+
+Were others too, type checkers would join theirs with it: float32 of two axes and int64 of one.
+"""
 
 
 TRACED = "traced"

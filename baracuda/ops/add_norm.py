@@ -6,7 +6,7 @@ from typing import Unpack
 
 from baracuda import norms
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array
+from baracuda.libraries import A, Array
 from baracuda.norms import kernel, norm
 from baracuda.numerics import stored
 
@@ -25,14 +25,14 @@ __all__ = [
     kernel=kernel("AddRmsNorm"),
 )
 def add_rms_norm(
-    x: Array,
+    x: A,
     residual: Array,
     weight: Array | None = None,
     /,
     *,
     eps: float = 1e-6,
     **dispatch: Unpack[Dispatch],
-) -> tuple[Array, Array]:
+) -> tuple[A, A]:
     """Add a residual and normalise the sum: `rms_norm` of ``s = x + residual``, and s.
 
     Parameters
@@ -73,7 +73,7 @@ def add_rms_norm(
     kernel=kernel("AddRmsNormBackward"),
 )
 def add_rms_norm_backward(
-    dy: Array,
+    dy: A,
     ds: Array,
     s: Array,
     weight: Array | None = None,
@@ -81,7 +81,7 @@ def add_rms_norm_backward(
     *,
     eps: float = 1e-6,
     **dispatch: Unpack[Dispatch],
-) -> Array | tuple[Array, Array]:
+) -> A | tuple[A, A]:
     """Gradient of `add_rms_norm`, for x and the residual alike: ``ds`` and that of `rms_norm`.
 
     Parameters
@@ -126,7 +126,7 @@ def add_rms_norm_backward(
     kernel=kernel("AddLayerNorm"),
 )
 def add_layer_norm(
-    x: Array,
+    x: A,
     residual: Array,
     weight: Array | None = None,
     bias: Array | None = None,
@@ -134,7 +134,7 @@ def add_layer_norm(
     *,
     eps: float = 1e-5,
     **dispatch: Unpack[Dispatch],
-) -> tuple[Array, Array]:
+) -> tuple[A, A]:
     """Add a residual and normalise the sum: `layer_norm` of ``s = x + residual``, and s.
 
     Parameters
@@ -175,7 +175,7 @@ def add_layer_norm(
     kernel=kernel("AddLayerNormBackward"),
 )
 def add_layer_norm_backward(
-    dy: Array,
+    dy: A,
     ds: Array,
     s: Array,
     weight: Array | None = None,
@@ -183,7 +183,7 @@ def add_layer_norm_backward(
     *,
     eps: float = 1e-5,
     **dispatch: Unpack[Dispatch],
-) -> Array | tuple[Array, Array, Array]:
+) -> A | tuple[A, A, A]:
     """Gradient of `add_layer_norm`, for x and the residual alike: ``ds`` and that of `layer_norm`.
 
     Parameters

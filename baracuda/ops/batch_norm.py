@@ -6,7 +6,7 @@ from typing import Unpack
 
 from baracuda import norms
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array
+from baracuda.libraries import A, Array
 from baracuda.norms import channel_norm, planes
 
 __all__ = [
@@ -25,14 +25,14 @@ __all__ = [
     kernel=planes("Normalised"),
 )
 def batch_norm(
-    x: Array,
+    x: A,
     weight: Array | None = None,
     bias: Array | None = None,
     /,
     *,
     eps: float = 1e-5,
     **dispatch: Unpack[Dispatch],
-) -> tuple[Array, Array, Array]:
+) -> tuple[A, A, A]:
     """Centre and scale each channel over the batch, as in training; the statistics too.
 
     ``y = (x - mean) / sqrt(var + eps) * weight + bias``, over all axes but that of the channels.
@@ -97,13 +97,13 @@ def batch_norm_backward(
     dy: Array,
     dmean: Array,
     dvar: Array,
-    x: Array,
+    x: A,
     weight: Array | None = None,
     /,
     *,
     eps: float = 1e-5,
     **dispatch: Unpack[Dispatch],
-) -> Array | tuple[Array, Array, Array]:
+) -> A | tuple[A, A, A]:
     """Gradient of `batch_norm`: ``r * (g - mean(g) - z * mean(g * z))``, ``g = dy * weight``.
 
     Here z is the normalised channel and r one over its deviation; ``dweight = sum(dy * z)`` and
@@ -156,7 +156,7 @@ def batch_norm_backward(
     kernel=planes("Known"),
 )
 def batch_norm_inference(
-    x: Array,
+    x: A,
     mean: Array,
     var: Array,
     weight: Array | None = None,
@@ -165,7 +165,7 @@ def batch_norm_inference(
     *,
     eps: float = 1e-5,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Normalise channels by known statistics: ``(x - mean) / sqrt(var + eps) * weight + bias``.
 
     Parameters
@@ -214,7 +214,7 @@ def batch_norm_inference(
 )
 def batch_norm_inference_backward(
     dy: Array,
-    x: Array,
+    x: A,
     mean: Array,
     var: Array,
     weight: Array | None = None,
@@ -222,7 +222,7 @@ def batch_norm_inference_backward(
     *,
     eps: float = 1e-5,
     **dispatch: Unpack[Dispatch],
-) -> Array | tuple[Array, Array, Array]:
+) -> A | tuple[A, A, A]:
     """Gradient of `batch_norm_inference` for constant statistics: ``dy * r * weight``.
 
     Here r is ``1 / sqrt(var + eps)``; ``dweight = sum(dy * (x - mean) * r)`` and

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from baracuda import norms
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array
+from baracuda.libraries import A, Array
 from baracuda.norms import channel_norm, grouped, planes
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     kernel=planes("Normalised"),
 )
 def group_norm(
-    x: Array,
+    x: A,
     weight: Array | None = None,
     bias: Array | None = None,
     /,
@@ -32,7 +32,7 @@ def group_norm(
     num_groups: int,
     eps: float = 1e-5,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Centre and scale groups of channels: ``(x - mean) / sqrt(var + eps) * weight + bias``.
 
     The mean and the variance are those of ``c / num_groups`` channels of one of the n.
@@ -86,14 +86,14 @@ def group_norm(
 )
 def group_norm_backward(
     dy: Array,
-    x: Array,
+    x: A,
     weight: Array | None = None,
     /,
     *,
     num_groups: int,
     eps: float = 1e-5,
     **dispatch: Unpack[Dispatch],
-) -> Array | tuple[Array, Array, Array]:
+) -> A | tuple[A, A, A]:
     """Gradient of `group_norm`: ``r * (g - mean(g) - z * mean(g * z))``, ``g = dy * weight``.
 
     Here z is the normalised group and r one over its deviation; ``dweight = sum(dy * z)`` and
@@ -141,14 +141,14 @@ def group_norm_backward(
     kernel=planes("Normalised"),
 )
 def instance_norm(
-    x: Array,
+    x: A,
     weight: Array | None = None,
     bias: Array | None = None,
     /,
     *,
     eps: float = 1e-5,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Centre and scale each channel of each of the n, over s: `group_norm` with c groups.
 
     Parameters
@@ -191,13 +191,13 @@ def instance_norm(
 )
 def instance_norm_backward(
     dy: Array,
-    x: Array,
+    x: A,
     weight: Array | None = None,
     /,
     *,
     eps: float = 1e-5,
     **dispatch: Unpack[Dispatch],
-) -> Array | tuple[Array, Array, Array]:
+) -> A | tuple[A, A, A]:
     """Gradient of `instance_norm`: that of `group_norm` with c groups.
 
     Parameters

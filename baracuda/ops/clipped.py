@@ -7,7 +7,7 @@ from typing import Unpack
 
 from baracuda.check import at_least, real
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
 
@@ -37,7 +37,7 @@ def _clipped(x: Array, low: float, high: float) -> Array:
     kernel=Kernel("clipped.cu", "Relu6", schedule="elementwise"),
     cases=CASES,
 )
-def relu6(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def relu6(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Rectified linear unit up to 6: ``min(max(x, 0), 6)``.
 
     Parameters
@@ -76,7 +76,7 @@ def relu6(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     kernel=Kernel("clipped.cu", "Relu6Backward", schedule="elementwise"),
     cases=CASES,
 )
-def relu6_backward(dy: Array, y: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def relu6_backward(dy: A, y: Array, /, **dispatch: Unpack[Dispatch]) -> A:
     """Gradient of `relu6`: `dy` where ``0 < y < 6``, else 0.
 
     Parameters
@@ -120,8 +120,8 @@ def relu6_backward(dy: Array, y: Array, /, **dispatch: Unpack[Dispatch]) -> Arra
     cases=TANH_CASES,
 )
 def hardtanh(
-    x: Array, /, *, min_val: float = -1.0, max_val: float = 1.0, **dispatch: Unpack[Dispatch]
-) -> Array:
+    x: A, /, *, min_val: float = -1.0, max_val: float = 1.0, **dispatch: Unpack[Dispatch]
+) -> A:
     """`x` where it is between `min_val` and `max_val`, else the nearer of the two.
 
     Parameters
@@ -167,13 +167,13 @@ def hardtanh(
 )
 def hardtanh_backward(
     dy: Array,
-    x: Array,
+    x: A,
     /,
     *,
     min_val: float = -1.0,
     max_val: float = 1.0,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `hardtanh`: `dy` where ``min_val < x < max_val``, else 0.
 
     Parameters
@@ -213,7 +213,7 @@ def hardtanh_backward(
     kernel=Kernel("clipped.cu", "Hardsigmoid", schedule="elementwise"),
     cases=CASES,
 )
-def hardsigmoid(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def hardsigmoid(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Piecewise linear sigmoid: ``min(max(x + 3, 0), 6) / 6``.
 
     Parameters
@@ -251,7 +251,7 @@ def hardsigmoid(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     kernel=Kernel("clipped.cu", "HardsigmoidBackward", schedule="elementwise"),
     cases=CASES,
 )
-def hardsigmoid_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def hardsigmoid_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Gradient of `hardsigmoid`: ``dy / 6`` where ``-3 < x < 3``, else 0.
 
     Parameters
@@ -290,7 +290,7 @@ def hardsigmoid_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -
     kernel=Kernel("clipped.cu", "Hardswish", schedule="elementwise"),
     cases=CASES,
 )
-def hardswish(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def hardswish(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Piecewise quadratic silu: ``x * min(max(x + 3, 0), 6) / 6``.
 
     Parameters
@@ -328,7 +328,7 @@ def hardswish(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     kernel=Kernel("clipped.cu", "HardswishBackward", schedule="elementwise"),
     cases=CASES,
 )
-def hardswish_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def hardswish_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Gradient of `hardswish`: ``dy * (x / 3 + 0.5)`` between -3 and 3, 0 below, `dy` above.
 
     Parameters

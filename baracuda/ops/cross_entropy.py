@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 from baracuda.check import between, choice, integer, positive
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.op import op
 from baracuda.reductions import classes, hits, largest, picked
 from baracuda.spec import Case, Kernel
@@ -136,7 +136,7 @@ def _gradient(
     kernel=Kernel("cross_entropy.cu", "CrossEntropy", schedule="cross_entropy"),
 )
 def cross_entropy(
-    logits: Array,
+    logits: A,
     target: Array,
     /,
     *,
@@ -145,10 +145,10 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
-    reduction: str = "mean",
-    mode: str = "raise",
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Cross entropy, classes last (torch: axis 1): ``log(sum(exp(logits))) - logits[target]``.
 
     Parameters
@@ -215,7 +215,7 @@ def cross_entropy(
 )
 def cross_entropy_backward(
     dloss: Array,
-    logits: Array,
+    logits: A,
     target: Array,
     /,
     *,
@@ -224,10 +224,10 @@ def cross_entropy_backward(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
-    reduction: str = "mean",
-    mode: str = "raise",
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `cross_entropy`: ``dloss * (softmax(logits) - one_hot(target))``.
 
     Parameters
@@ -273,7 +273,7 @@ def cross_entropy_backward(
     kernel=Kernel("cross_entropy.cu", "CrossEntropyWithGradient", schedule="cross_entropy"),
 )
 def cross_entropy_with_gradient(
-    logits: Array,
+    logits: A,
     target: Array,
     /,
     *,
@@ -282,10 +282,10 @@ def cross_entropy_with_gradient(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
-    reduction: str = "mean",
-    mode: str = "raise",
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
-) -> tuple[Array, Array]:
+) -> tuple[A, A]:
     """`cross_entropy`, classes last (torch: axis 1), and its gradient, from one look at the logits.
 
     Parameters

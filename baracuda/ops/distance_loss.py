@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import NamedTuple, Unpack
+from typing import Literal, NamedTuple, Unpack
 
 from baracuda.check import choice, flag, positive, real
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import root, sign, unit
 from baracuda.op import op
 from baracuda.reductions import reduced, share
@@ -120,15 +120,15 @@ def _slopes(of: _Distance, p: float) -> Array:
     kernel=Kernel("distance_loss.cu", "CosineEmbeddingLoss", schedule="rows"),
 )
 def cosine_embedding_loss(
-    x1: Array,
+    x1: A,
     x2: Array,
     target: Array,
     /,
     *,
     margin: float = 0.0,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Draw rows together or apart: ``1 - cos`` where `target` is 1, ``max(cos - margin, 0)`` at -1.
 
     Parameters
@@ -187,15 +187,15 @@ def cosine_embedding_loss(
 )
 def cosine_embedding_loss_backward(
     dloss: Array,
-    x1: Array,
+    x1: A,
     x2: Array,
     target: Array,
     /,
     *,
     margin: float = 0.0,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> tuple[Array, Array]:
+) -> tuple[A, A]:
     """Gradient of `cosine_embedding_loss`: ``dcos * (x2/(l1*l2) - cos * x1/l1**2)``, and for `x2`.
 
     Here l1 and l2 are the lengths, and dcos is ``-dloss`` or, beyond the margin, ``dloss``.
@@ -244,7 +244,7 @@ def cosine_embedding_loss_backward(
     kernel=Kernel("distance_loss.cu", "TripletMarginLoss", schedule="rows"),
 )
 def triplet_margin_loss(
-    anchor: Array,
+    anchor: A,
     positive: Array,
     negative: Array,
     /,
@@ -253,9 +253,9 @@ def triplet_margin_loss(
     p: float = 2.0,
     eps: float = 1e-6,
     swap: bool = False,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Nearer to `positive` than to `negative` by a margin: ``max(margin + d(a, p) - d(a, n), 0)``.
 
     Parameters
@@ -322,7 +322,7 @@ def triplet_margin_loss(
 )
 def triplet_margin_loss_backward(
     dloss: Array,
-    anchor: Array,
+    anchor: A,
     positive: Array,
     negative: Array,
     /,
@@ -331,9 +331,9 @@ def triplet_margin_loss_backward(
     p: float = 2.0,
     eps: float = 1e-6,
     swap: bool = False,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> tuple[Array, Array, Array]:
+) -> tuple[A, A, A]:
     """Gradient of `triplet_margin_loss`: ``dloss`` times the slopes of distances, 0 without a loss.
 
     The slope of a distance d by a difference x is ``sign(x) * (abs(x)/d)**(p - 1)``.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Unpack
+from typing import Literal, Unpack
 
 from baracuda.check import choice, flag
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.losses import CASES, PROBABILITY, backward, forward
 from baracuda.numerics import parts, sigmoid
 from baracuda.reductions import reduced, share
@@ -37,13 +37,13 @@ _LEAST = math.exp(-100)
     kernel=Kernel("divergence.cu", "BinaryCrossEntropy", schedule="reduce"),
 )
 def binary_cross_entropy(
-    x: Array,
+    x: A,
     target: Array,
     /,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Cross entropy of probabilities: ``-target * log(x) - (1 - target) * log(1 - x)``.
 
     Parameters
@@ -98,13 +98,13 @@ def binary_cross_entropy(
 )
 def binary_cross_entropy_backward(
     dloss: Array,
-    x: Array,
+    x: A,
     target: Array,
     /,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `binary_cross_entropy`: ``dloss * (x - target) / (x * (1 - x))``.
 
     Parameters
@@ -144,13 +144,13 @@ def binary_cross_entropy_backward(
     kernel=Kernel("divergence.cu", "BinaryCrossEntropyWithLogits", schedule="reduce"),
 )
 def binary_cross_entropy_with_logits(
-    x: Array,
+    x: A,
     target: Array,
     /,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Cross entropy of `sigmoid(x)`: ``log(1 + exp(x)) - target * x``.
 
     Parameters
@@ -201,13 +201,13 @@ def binary_cross_entropy_with_logits(
 )
 def binary_cross_entropy_with_logits_backward(
     dloss: Array,
-    x: Array,
+    x: A,
     target: Array,
     /,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `binary_cross_entropy_with_logits`: ``dloss * (sigmoid(x) - target)``.
 
     Parameters
@@ -249,14 +249,14 @@ def binary_cross_entropy_with_logits_backward(
     kernel=Kernel("divergence.cu", "KlDiv", schedule="reduce"),
 )
 def kl_div(
-    x: Array,
+    x: A,
     target: Array,
     /,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "batchmean", "sum", "none"] = "mean",
     log_target: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Kullback-Leibler divergence of log-probabilities: ``target * (log(target) - x)``.
 
     Parameters
@@ -312,14 +312,14 @@ def kl_div(
 )
 def kl_div_backward(
     dloss: Array,
-    x: Array,
+    x: A,
     target: Array,
     /,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "batchmean", "sum", "none"] = "mean",
     log_target: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `kl_div`: ``-dloss * target``.
 
     Parameters

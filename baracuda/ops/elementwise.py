@@ -7,7 +7,7 @@ from typing import Unpack
 from baracuda.check import real
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
-from baracuda.libraries import Array
+from baracuda.libraries import A, Array
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
 
@@ -33,7 +33,7 @@ CASES = (
     kernel=Kernel("elementwise.cu", "Lerp", schedule="elementwise"),
     cases=CASES,
 )
-def lerp(a: Array, b: Array, /, *, weight: float, **dispatch: Unpack[Dispatch]) -> Array:
+def lerp(a: A, b: Array, /, *, weight: float, **dispatch: Unpack[Dispatch]) -> A:
     """Interpolate linearly: ``a + weight * (b - a)``.
 
     Parameters
@@ -86,9 +86,7 @@ def lerp(a: Array, b: Array, /, *, weight: float, **dispatch: Unpack[Dispatch]) 
     kernel=Kernel("elementwise.cu", "LerpBackward", schedule="elementwise"),
     cases=CASES,
 )
-def lerp_backward(
-    dy: Array, /, *, weight: float, **dispatch: Unpack[Dispatch]
-) -> tuple[Array, Array]:
+def lerp_backward(dy: A, /, *, weight: float, **dispatch: Unpack[Dispatch]) -> tuple[A, A]:
     """Gradients of `lerp`: ``(1 - weight) * dy`` and ``weight * dy``.
 
     Parameters

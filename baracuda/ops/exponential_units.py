@@ -7,7 +7,7 @@ from typing import Unpack
 
 from baracuda.check import nonzero, real
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import parts, sigmoid
 from baracuda.numerics import softplus as log_of_exp
 from baracuda.op import op
@@ -46,7 +46,7 @@ def _slope(x: Array, above: float, below: float, reach: float) -> Array:
     kernel=Kernel("exponential_units.cu", "Elu", schedule="elementwise"),
     cases=ALPHAS,
 )
-def elu(x: Array, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> Array:
+def elu(x: A, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> A:
     """Exponential linear unit: `x` above 0, ``alpha * expm1(x)`` elsewhere.
 
     Parameters
@@ -89,9 +89,7 @@ def elu(x: Array, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> Arr
     kernel=Kernel("exponential_units.cu", "EluBackward", schedule="elementwise"),
     cases=ALPHAS,
 )
-def elu_backward(
-    dy: Array, x: Array, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]
-) -> Array:
+def elu_backward(dy: Array, x: A, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> A:
     """Gradient of `elu`: `dy` where ``x > 0``, else ``dy * alpha * exp(x)``.
 
     Parameters
@@ -131,7 +129,7 @@ def elu_backward(
     kernel=Kernel("exponential_units.cu", "Selu", schedule="elementwise"),
     cases=CASES,
 )
-def selu(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def selu(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Self-normalising `elu`: ``1.0507 * x`` above 0, ``1.7581 * expm1(x)`` elsewhere.
 
     Parameters
@@ -169,7 +167,7 @@ def selu(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     kernel=Kernel("exponential_units.cu", "SeluBackward", schedule="elementwise"),
     cases=CASES,
 )
-def selu_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def selu_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Gradient of `selu`: ``1.0507 * dy`` where ``x > 0``, else ``dy * 1.7581 * exp(x)``.
 
     Parameters
@@ -209,7 +207,7 @@ def selu_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -> Array
     kernel=Kernel("exponential_units.cu", "Celu", schedule="elementwise"),
     cases=ALPHAS,
 )
-def celu(x: Array, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> Array:
+def celu(x: A, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> A:
     """Continuously differentiable `elu`: `x` above 0, ``alpha * expm1(x / alpha)`` elsewhere.
 
     Parameters
@@ -249,9 +247,7 @@ def celu(x: Array, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> Ar
     kernel=Kernel("exponential_units.cu", "CeluBackward", schedule="elementwise"),
     cases=ALPHAS,
 )
-def celu_backward(
-    dy: Array, x: Array, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]
-) -> Array:
+def celu_backward(dy: Array, x: A, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> A:
     """Gradient of `celu`: `dy` where ``x > 0``, else ``dy * exp(x / alpha)``.
 
     Parameters
@@ -292,8 +288,8 @@ def celu_backward(
     cases=SOFTENED,
 )
 def softplus(
-    x: Array, /, *, beta: float = 1.0, threshold: float = 20.0, **dispatch: Unpack[Dispatch]
-) -> Array:
+    x: A, /, *, beta: float = 1.0, threshold: float = 20.0, **dispatch: Unpack[Dispatch]
+) -> A:
     """Smooth `relu`: ``log1p(exp(beta * x)) / beta``.
 
     Parameters
@@ -340,13 +336,13 @@ def softplus(
 )
 def softplus_backward(
     dy: Array,
-    x: Array,
+    x: A,
     /,
     *,
     beta: float = 1.0,
     threshold: float = 20.0,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `softplus`: ``dy * sigmoid(beta * x)``, and `dy` beyond the threshold.
 
     Parameters

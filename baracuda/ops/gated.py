@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from baracuda.check import choice, flag, integer
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import gelu_weight, relu, sigmoid
 from baracuda.op import op
 from baracuda.spec import Case, Kernel, Packed
@@ -65,14 +65,14 @@ def _joined(da: Array, db: Array, gate: Array | None, axis: int, gate_first: boo
 
 @_forward(kernel=Kernel("gated.cu", "Glu", schedule="elementwise"))
 def glu(
-    x: Array,
+    x: A,
     gate: Array | None = None,
     /,
     *,
     axis: int = -1,
     gate_first: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gated linear unit: ``a * sigmoid(b)``.
 
     Parameters
@@ -118,14 +118,14 @@ def glu(
 @_backward(adjoint_of="glu", kernel=Kernel("gated.cu", "GluBackward", schedule="elementwise"))
 def glu_backward(
     dy: Array,
-    x: Array,
+    x: A,
     gate: Array | None = None,
     /,
     *,
     axis: int = -1,
     gate_first: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> Array | tuple[Array, Array]:
+) -> A | tuple[A, A]:
     """Gradient of `glu`: ``da = dy * s``, ``db = dy * a * s * (1 - s)``, ``s = sigmoid(b)``.
 
     Parameters
@@ -162,14 +162,14 @@ def glu_backward(
 
 @_forward(kernel=Kernel("gated.cu", "Reglu", schedule="elementwise"))
 def reglu(
-    x: Array,
+    x: A,
     gate: Array | None = None,
     /,
     *,
     axis: int = -1,
     gate_first: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """ReLU-gated linear unit: ``a * max(b, 0)``.
 
     Parameters
@@ -205,14 +205,14 @@ def reglu(
 @_backward(adjoint_of="reglu", kernel=Kernel("gated.cu", "RegluBackward", schedule="elementwise"))
 def reglu_backward(
     dy: Array,
-    x: Array,
+    x: A,
     gate: Array | None = None,
     /,
     *,
     axis: int = -1,
     gate_first: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> Array | tuple[Array, Array]:
+) -> A | tuple[A, A]:
     """Gradient of `reglu`: ``da = dy * max(b, 0)``, ``db = dy * a`` where ``b > 0``, else 0.
 
     Parameters
@@ -250,14 +250,14 @@ def reglu_backward(
 
 @_forward(kernel=Kernel("gated.cu", "Swiglu", schedule="elementwise"))
 def swiglu(
-    x: Array,
+    x: A,
     gate: Array | None = None,
     /,
     *,
     axis: int = -1,
     gate_first: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """SiLU-gated linear unit: ``a * b * sigmoid(b)``.
 
     Parameters
@@ -293,14 +293,14 @@ def swiglu(
 @_backward(adjoint_of="swiglu", kernel=Kernel("gated.cu", "SwigluBackward", schedule="elementwise"))
 def swiglu_backward(
     dy: Array,
-    x: Array,
+    x: A,
     gate: Array | None = None,
     /,
     *,
     axis: int = -1,
     gate_first: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> Array | tuple[Array, Array]:
+) -> A | tuple[A, A]:
     """Gradient of `swiglu`: ``dy * b * s`` and ``dy * a * s * (1 + b * (1 - s))``, s the sigmoid.
 
     Parameters
@@ -341,15 +341,15 @@ def swiglu_backward(
     cases=GELU_CASES,
 )
 def geglu(
-    x: Array,
+    x: A,
     gate: Array | None = None,
     /,
     *,
     axis: int = -1,
     gate_first: bool = False,
-    approximate: str = "none",
+    approximate: Literal["none", "tanh"] = "none",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """GELU-gated linear unit: ``a * b * cdf(b)``, `cdf` of the standard normal distribution.
 
     Parameters
@@ -392,15 +392,15 @@ def geglu(
 )
 def geglu_backward(
     dy: Array,
-    x: Array,
+    x: A,
     gate: Array | None = None,
     /,
     *,
     axis: int = -1,
     gate_first: bool = False,
-    approximate: str = "none",
+    approximate: Literal["none", "tanh"] = "none",
     **dispatch: Unpack[Dispatch],
-) -> Array | tuple[Array, Array]:
+) -> A | tuple[A, A]:
     """Gradient of `geglu`: ``da = dy * b * cdf(b)``, ``db = dy * a * (cdf(b) + b * pdf(b))``.
 
     Parameters

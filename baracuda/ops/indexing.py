@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Literal, Unpack
 
 from baracuda.check import choice, integer, shape
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import ANY, FLOATS
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import scatter_add
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
@@ -32,8 +32,14 @@ CASES = (
     cases=CASES,
 )
 def gather(
-    src: Array, index: Array, /, *, axis: int, mode: str = "raise", **dispatch: Unpack[Dispatch]
-) -> Array:
+    src: A,
+    index: Array,
+    /,
+    *,
+    axis: int,
+    mode: Literal["raise", "drop"] = "raise",
+    **dispatch: Unpack[Dispatch],
+) -> A:
     """Take elements along an axis: ``out[..., j, ...] = src[..., index[..., j, ...], ...]``.
 
     Parameters
@@ -100,15 +106,15 @@ def gather(
     cases=CASES,
 )
 def gather_backward(
-    dout: Array,
+    dout: A,
     index: Array,
     /,
     *,
     axis: int,
     src_shape: tuple[int, ...],
-    mode: str = "raise",
+    mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `gather`: add each element of `dout` where its index points.
 
     Parameters

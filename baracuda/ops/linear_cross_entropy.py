@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 from baracuda.check import between, choice, integer, optional, positive, sizes
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS, name_of, named
-from baracuda.libraries import Array, Library, library_of
+from baracuda.libraries import A, Array, Library, library_of
 from baracuda.op import op, registry
 from baracuda.spec import Case
 
@@ -125,11 +125,11 @@ def _with_slopes(chunk: _Chunk, library: Library, options: dict[str, Any]) -> tu
     fused, (_, _, logits, target) = registry["cross_entropy_with_gradient"], chunk
     state = library.state([logits, target])
     if not library.writable or (state and state[0]):
-        return fused(logits, target, reduction="none", **options)  # type: ignore[no-any-return]
+        return fused(logits, target, reduction="none", **options)
     loss = library.empty(target.shape, name_of(logits.dtype), logits, None)
     plan = fused.plan(logits, target, reduction="none", **options)
     scalars = {k: v for k, v in options.items() if k in fused.spec.scalars}
-    return plan(logits, target, out=(loss, logits), **scalars)  # type: ignore[no-any-return]
+    return plan(logits, target, out=(loss, logits), **scalars)
 
 
 def _all(
@@ -173,7 +173,7 @@ def _all(
     "hidden[*b d], weight[v d], target[*b] -> loss[] if reduction!=none",
 )
 def linear_cross_entropy(
-    hidden: Array,
+    hidden: A,
     weight: Array,
     target: Array,
     /,
@@ -182,11 +182,11 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     chunk: int | None = None,
-    mode: str = "raise",
+    mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Cross entropy of ``hidden @ weight.T``, a chunk of rows at a time.
 
     Parameters
@@ -251,7 +251,7 @@ def linear_cross_entropy(
 )
 def linear_cross_entropy_backward(
     dloss: Array,
-    hidden: Array,
+    hidden: A,
     weight: Array,
     target: Array,
     /,
@@ -260,11 +260,11 @@ def linear_cross_entropy_backward(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     chunk: int | None = None,
-    mode: str = "raise",
+    mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
-) -> tuple[Array, Array]:
+) -> tuple[A, A]:
     """Gradients of `linear_cross_entropy`, from logits that are computed again.
 
     Parameters
@@ -314,7 +314,7 @@ def linear_cross_entropy_backward(
     " if reduction!=none",
 )
 def linear_cross_entropy_with_gradient(
-    hidden: Array,
+    hidden: A,
     weight: Array,
     target: Array,
     /,
@@ -323,11 +323,11 @@ def linear_cross_entropy_with_gradient(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     chunk: int | None = None,
-    mode: str = "raise",
+    mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
-) -> tuple[Array, Array, Array]:
+) -> tuple[A, A, A]:
     """`linear_cross_entropy` and its gradients for a cotangent of 1, each logit computed once.
 
     Parameters

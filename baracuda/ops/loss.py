@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Literal, Unpack
 
 from baracuda.check import positive
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.losses import backward, forward
 from baracuda.numerics import sign
 from baracuda.reductions import reduced, share
@@ -26,13 +26,13 @@ __all__ = [
 
 @forward(namesake="nn.functional.mse_loss", kernel=Kernel("loss.cu", "MseLoss", schedule="reduce"))
 def mse_loss(
-    x: Array,
+    x: A,
     target: Array,
     /,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Squared error: ``(x - target)**2``.
 
     Parameters
@@ -77,13 +77,13 @@ def mse_loss(
 )
 def mse_loss_backward(
     dloss: Array,
-    x: Array,
+    x: A,
     target: Array,
     /,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `mse_loss`: ``dloss * 2 * (x - target)``, a mean's divided by its size.
 
     Parameters
@@ -118,13 +118,13 @@ def mse_loss_backward(
 
 @forward(namesake="nn.functional.l1_loss", kernel=Kernel("loss.cu", "L1Loss", schedule="reduce"))
 def l1_loss(
-    x: Array,
+    x: A,
     target: Array,
     /,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Absolute error: ``abs(x - target)``.
 
     Parameters
@@ -168,13 +168,13 @@ def l1_loss(
 )
 def l1_loss_backward(
     dloss: Array,
-    x: Array,
+    x: A,
     target: Array,
     /,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `l1_loss`: ``dloss * sign(x - target)``, a mean's divided by its size.
 
     Parameters
@@ -213,14 +213,14 @@ def l1_loss_backward(
     kernel=Kernel("loss.cu", "SmoothL1Loss", schedule="reduce"),
 )
 def smooth_l1_loss(
-    x: Array,
+    x: A,
     target: Array,
     /,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     beta: float = 1.0,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Absolute error beyond `beta`, a parabola below: ``d**2/(2*beta)`` and ``d - beta/2``.
 
     Parameters
@@ -272,14 +272,14 @@ def smooth_l1_loss(
 )
 def smooth_l1_loss_backward(
     dloss: Array,
-    x: Array,
+    x: A,
     target: Array,
     /,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     beta: float = 1.0,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `smooth_l1_loss`: ``dloss * (x - target)/beta``, held between -1 and 1.
 
     Parameters
@@ -323,14 +323,14 @@ def smooth_l1_loss_backward(
     kernel=Kernel("loss.cu", "HuberLoss", schedule="reduce"),
 )
 def huber_loss(
-    x: Array,
+    x: A,
     target: Array,
     /,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     delta: float = 1.0,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Squared error up to `delta`, linear beyond: ``d**2/2`` and ``delta*(d - delta/2)``.
 
     Parameters
@@ -380,14 +380,14 @@ def huber_loss(
 )
 def huber_loss_backward(
     dloss: Array,
-    x: Array,
+    x: A,
     target: Array,
     /,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     delta: float = 1.0,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `huber_loss`: ``dloss * (x - target)``, the difference held within `delta`.
 
     Parameters

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from baracuda.check import choice, integer, shape
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.op import op
 from baracuda.reductions import classes, hits, picked
 from baracuda.spec import Case, Kernel
@@ -54,17 +54,17 @@ def _shares(weight: Array | None, counts: Array, at: Array, dtype: Any) -> tuple
     kernel=Kernel("nll_loss.cu", "NllLoss", schedule="nll_loss"),
 )
 def nll_loss(
-    x: Array,
+    x: A,
     target: Array,
     weight: Array | None = None,
     /,
     *,
     axis: int = -1,
     ignore_index: int = -100,
-    reduction: str = "mean",
-    mode: str = "raise",
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Negative log-likelihood, classes last (torch: axis 1): ``-weight[target] * x[target]``.
 
     Parameters
@@ -135,7 +135,7 @@ def nll_loss(
     kernel=Kernel("nll_loss.cu", "NllLossBackward", schedule="nll_loss"),
 )
 def nll_loss_backward(
-    dloss: Array,
+    dloss: A,
     target: Array,
     weight: Array | None = None,
     /,
@@ -143,10 +143,10 @@ def nll_loss_backward(
     x_shape: tuple[int, ...],
     axis: int = -1,
     ignore_index: int = -100,
-    reduction: str = "mean",
-    mode: str = "raise",
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `nll_loss`: ``-weight[target] * dloss`` at the target of every row, 0 elsewhere.
 
     Parameters

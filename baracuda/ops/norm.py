@@ -6,7 +6,7 @@ from typing import Unpack
 
 from baracuda import norms
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array
+from baracuda.libraries import A, Array
 from baracuda.norms import kernel, norm
 
 __all__ = [
@@ -23,13 +23,13 @@ __all__ = [
     kernel=kernel("RmsNorm"),
 )
 def rms_norm(
-    x: Array,
+    x: A,
     weight: Array | None = None,
     /,
     *,
     eps: float = 1e-6,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Divide by the root mean square of the last axis: ``x / sqrt(mean(x**2) + eps) * weight``.
 
     Parameters
@@ -78,13 +78,13 @@ def rms_norm(
 )
 def rms_norm_backward(
     dy: Array,
-    x: Array,
+    x: A,
     weight: Array | None = None,
     /,
     *,
     eps: float = 1e-6,
     **dispatch: Unpack[Dispatch],
-) -> Array | tuple[Array, Array]:
+) -> A | tuple[A, A]:
     """Gradient of `rms_norm`: ``r * (g - x * r**2 * mean(g * x))``, ``g = dy * weight``.
 
     Here r is ``1 / sqrt(mean(x**2) + eps)``, and ``dweight = sum(dy * x * r)`` over all rows.
@@ -129,14 +129,14 @@ def rms_norm_backward(
     kernel=kernel("LayerNorm"),
 )
 def layer_norm(
-    x: Array,
+    x: A,
     weight: Array | None = None,
     bias: Array | None = None,
     /,
     *,
     eps: float = 1e-5,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Centre and scale the last axis: ``(x - mean) / sqrt(var + eps) * weight + bias``.
 
     Parameters
@@ -186,13 +186,13 @@ def layer_norm(
 )
 def layer_norm_backward(
     dy: Array,
-    x: Array,
+    x: A,
     weight: Array | None = None,
     /,
     *,
     eps: float = 1e-5,
     **dispatch: Unpack[Dispatch],
-) -> Array | tuple[Array, Array, Array]:
+) -> A | tuple[A, A, A]:
     """Gradient of `layer_norm`: ``r * (g - mean(g) - z * mean(g * z))``, ``g = dy * weight``.
 
     Here z is the normalised row and r one over its deviation; ``dweight = sum(dy * z)`` and

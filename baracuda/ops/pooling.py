@@ -12,7 +12,7 @@ from baracuda.check import flag, optional, positive, sizes
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
 from baracuda.errors import value_error
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import coverings, root, unit, windows
 from baracuda.op import op
 from baracuda.shapes import Axes
@@ -169,7 +169,7 @@ def _reached(x: Array, counts: Sequence[int], kernel: Any, stride: Any) -> Array
     cases=CASES_1D,
 )
 def lp_pool1d(
-    x: Array,
+    x: A,
     /,
     *,
     norm_type: float,
@@ -177,7 +177,7 @@ def lp_pool1d(
     stride: int | tuple[int] | None = None,
     ceil_mode: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """The p-norm of every window along the last axis: ``(sum(abs(x)**p))**(1/p)``.
 
     Parameters
@@ -236,7 +236,7 @@ def lp_pool1d(
 )
 def lp_pool1d_backward(
     dy: Array,
-    x: Array,
+    x: A,
     y: Array,
     /,
     *,
@@ -245,7 +245,7 @@ def lp_pool1d_backward(
     stride: int | tuple[int] | None = None,
     ceil_mode: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `lp_pool1d`: the sum of ``dy * sign(x) * (abs(x)/y)**(p - 1)`` over windows.
 
     Parameters
@@ -296,7 +296,7 @@ def lp_pool1d_backward(
     cases=CASES_2D,
 )
 def lp_pool2d(
-    x: Array,
+    x: A,
     /,
     *,
     norm_type: float,
@@ -304,7 +304,7 @@ def lp_pool2d(
     stride: int | tuple[int, int] | None = None,
     ceil_mode: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """The p-norm of every window over the last two axes: ``(sum(abs(x)**p))**(1/p)``.
 
     Parameters
@@ -358,7 +358,7 @@ def lp_pool2d(
 )
 def lp_pool2d_backward(
     dy: Array,
-    x: Array,
+    x: A,
     y: Array,
     /,
     *,
@@ -367,7 +367,7 @@ def lp_pool2d_backward(
     stride: int | tuple[int, int] | None = None,
     ceil_mode: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `lp_pool2d`: the sum of ``dy * sign(x) * (abs(x)/y)**(p - 1)`` over windows.
 
     Parameters

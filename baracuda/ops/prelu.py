@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.op import op
 from baracuda.shapes import Axes
 from baracuda.spec import Case, Kernel
@@ -48,7 +48,7 @@ def _channels(x: Array, weight: Array) -> Array:
     namesake="nn.functional.prelu",
     kernel=Kernel("prelu.cu", "Prelu", schedule="channels"),
 )
-def prelu(x: Array, weight: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def prelu(x: A, weight: Array, /, **dispatch: Unpack[Dispatch]) -> A:
     """Rectified linear unit with a learned slope: `x` above 0, ``weight * x`` elsewhere.
 
     Parameters
@@ -96,9 +96,7 @@ def prelu(x: Array, weight: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     adjoint_of="prelu",
     kernel=Kernel("prelu.cu", "PreluBackward", schedule="channels"),
 )
-def prelu_backward(
-    dy: Array, x: Array, weight: Array, /, **dispatch: Unpack[Dispatch]
-) -> tuple[Array, Array]:
+def prelu_backward(dy: Array, x: A, weight: Array, /, **dispatch: Unpack[Dispatch]) -> tuple[A, A]:
     """Gradients of `prelu`: `dy` where ``x > 0``, else ``weight * dy``; the sums of ``x * dy``.
 
     Parameters

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from baracuda.check import real
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import relu as rectified
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
@@ -36,7 +36,7 @@ def _slope(x: Array, leak: float) -> Array:
     kernel=Kernel("rectifiers.cu", "Relu", schedule="elementwise"),
     cases=CASES,
 )
-def relu(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def relu(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Rectified linear unit: ``max(x, 0)``.
 
     Parameters
@@ -75,7 +75,7 @@ def relu(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     kernel=Kernel("rectifiers.cu", "ReluBackward", schedule="elementwise"),
     cases=CASES,
 )
-def relu_backward(dy: Array, y: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def relu_backward(dy: A, y: Array, /, **dispatch: Unpack[Dispatch]) -> A:
     """Gradient of `relu`: `dy` where ``y > 0``, else 0.
 
     Parameters
@@ -117,7 +117,7 @@ def relu_backward(dy: Array, y: Array, /, **dispatch: Unpack[Dispatch]) -> Array
     kernel=Kernel("rectifiers.cu", "LeakyRelu", schedule="elementwise"),
     cases=LEAKY,
 )
-def leaky_relu(x: Array, /, *, negative_slope: float = 0.01, **dispatch: Unpack[Dispatch]) -> Array:
+def leaky_relu(x: A, /, *, negative_slope: float = 0.01, **dispatch: Unpack[Dispatch]) -> A:
     """Rectified linear unit that leaks: `x` above 0, ``negative_slope * x`` elsewhere.
 
     Parameters
@@ -158,8 +158,8 @@ def leaky_relu(x: Array, /, *, negative_slope: float = 0.01, **dispatch: Unpack[
     cases=LEAKY,
 )
 def leaky_relu_backward(
-    dy: Array, x: Array, /, *, negative_slope: float = 0.01, **dispatch: Unpack[Dispatch]
-) -> Array:
+    dy: Array, x: A, /, *, negative_slope: float = 0.01, **dispatch: Unpack[Dispatch]
+) -> A:
     """Gradient of `leaky_relu`: `dy` where ``x > 0``, else ``negative_slope * dy``.
 
     Parameters
@@ -200,9 +200,7 @@ def leaky_relu_backward(
     kernel=Kernel("rectifiers.cu", "Threshold", schedule="elementwise"),
     cases=LEVELS,
 )
-def threshold(
-    x: Array, /, *, threshold: float, value: float, **dispatch: Unpack[Dispatch]
-) -> Array:
+def threshold(x: A, /, *, threshold: float, value: float, **dispatch: Unpack[Dispatch]) -> A:
     """`x` where it exceeds a threshold, else `value`.
 
     Parameters
@@ -245,8 +243,8 @@ def threshold(
     cases=LEVELS,
 )
 def threshold_backward(
-    dy: Array, x: Array, /, *, threshold: float, value: float, **dispatch: Unpack[Dispatch]
-) -> Array:
+    dy: Array, x: A, /, *, threshold: float, value: float, **dispatch: Unpack[Dispatch]
+) -> A:
     """Gradient of `threshold`: `dy` where ``x > threshold``, else 0.
 
     Parameters

@@ -8,7 +8,7 @@ from baracuda.check import flag, integer, optional, positive
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
 from baracuda.errors import value_error
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import rotations
 from baracuda.op import op
 from baracuda.shapes import Axes
@@ -82,7 +82,7 @@ def _rotate(
     cases=CASES,
 )
 def rope(
-    x: Array,
+    x: A,
     positions: Array | None = None,
     /,
     *,
@@ -91,7 +91,7 @@ def rope(
     rotary_dim: int | None = None,
     seq_axis: int = -2,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Rotate pairs of the last axis by angles proportional to the position.
 
     Pair i turns by ``positions * base**(-2*i/rotary_dim)``.
@@ -159,7 +159,7 @@ def rope(
     cases=CASES,
 )
 def rope_backward(
-    dy: Array,
+    dy: A,
     positions: Array | None = None,
     /,
     *,
@@ -168,7 +168,7 @@ def rope_backward(
     rotary_dim: int | None = None,
     seq_axis: int = -2,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `rope`: rotate by the negative angles. Nothing is saved.
 
     Parameters

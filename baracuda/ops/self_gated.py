@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Unpack
+from typing import Literal, Unpack
 
 from baracuda.check import choice
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import gelu_weight, sides, sigmoid
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
@@ -27,7 +27,7 @@ GELU_CASES = (*CASES, Case({"s": (9,)}, approximate="tanh"))
     kernel=Kernel("self_gated.cu", "Silu", schedule="elementwise"),
     cases=CASES,
 )
-def silu(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def silu(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Sigmoid-weighted linear unit, or swish: ``x * sigmoid(x)``.
 
     Parameters
@@ -67,7 +67,7 @@ def silu(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     kernel=Kernel("self_gated.cu", "SiluBackward", schedule="elementwise"),
     cases=CASES,
 )
-def silu_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def silu_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Gradient of `silu`: ``dy * s * (1 + x * (1 - s))``, ``s = sigmoid(x)``.
 
     Parameters
@@ -117,7 +117,7 @@ def _mish(b: Array) -> tuple[Array, Array]:
     kernel=Kernel("self_gated.cu", "Mish", schedule="elementwise"),
     cases=CASES,
 )
-def mish(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def mish(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Mish: ``x * tanh(softplus(x))``.
 
     Parameters
@@ -156,7 +156,7 @@ def mish(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     kernel=Kernel("self_gated.cu", "MishBackward", schedule="elementwise"),
     cases=CASES,
 )
-def mish_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def mish_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Gradient of `mish`: ``dy * (w + x * v)``, w the weight ``tanh(softplus(x))``, v its slope.
 
     Parameters
@@ -198,7 +198,9 @@ def mish_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -> Array
     kernel=Kernel("self_gated.cu", "Gelu", schedule="elementwise"),
     cases=GELU_CASES,
 )
-def gelu(x: Array, /, *, approximate: str = "none", **dispatch: Unpack[Dispatch]) -> Array:
+def gelu(
+    x: A, /, *, approximate: Literal["none", "tanh"] = "none", **dispatch: Unpack[Dispatch]
+) -> A:
     """Gaussian error linear unit: ``x * cdf(x)``, `cdf` of the standard normal distribution.
 
     Parameters
@@ -243,8 +245,13 @@ def gelu(x: Array, /, *, approximate: str = "none", **dispatch: Unpack[Dispatch]
     cases=GELU_CASES,
 )
 def gelu_backward(
-    dy: Array, x: Array, /, *, approximate: str = "none", **dispatch: Unpack[Dispatch]
-) -> Array:
+    dy: Array,
+    x: A,
+    /,
+    *,
+    approximate: Literal["none", "tanh"] = "none",
+    **dispatch: Unpack[Dispatch],
+) -> A:
     """Gradient of `gelu`: ``dy * (cdf(x) + x * pdf(x))``.
 
     Parameters

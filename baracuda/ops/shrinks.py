@@ -7,7 +7,7 @@ from typing import Unpack
 
 from baracuda.check import positive, real
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
 
@@ -33,7 +33,7 @@ def _kept(dy: Array, x: Array, lambd: float) -> Array:
     kernel=Kernel("shrinks.cu", "Hardshrink", schedule="elementwise"),
     cases=SHRUNK,
 )
-def hardshrink(x: Array, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch]) -> Array:
+def hardshrink(x: A, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch]) -> A:
     """`x` where ``abs(x) > lambd``, else 0.
 
     Parameters
@@ -76,8 +76,8 @@ def hardshrink(x: Array, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch])
     cases=SHRUNK,
 )
 def hardshrink_backward(
-    dy: Array, x: Array, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch]
-) -> Array:
+    dy: Array, x: A, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch]
+) -> A:
     """Gradient of `hardshrink`: `dy` where ``abs(x) > lambd``, else 0.
 
     Parameters
@@ -117,7 +117,7 @@ def hardshrink_backward(
     kernel=Kernel("shrinks.cu", "Softshrink", schedule="elementwise"),
     cases=SHRUNK,
 )
-def softshrink(x: Array, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch]) -> Array:
+def softshrink(x: A, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch]) -> A:
     """`x` nearer to 0 by `lambd`, and 0 from ``-lambd`` to `lambd`.
 
     Parameters
@@ -160,8 +160,8 @@ def softshrink(x: Array, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch])
     cases=SHRUNK,
 )
 def softshrink_backward(
-    dy: Array, x: Array, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch]
-) -> Array:
+    dy: Array, x: A, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch]
+) -> A:
     """Gradient of `softshrink`: `dy` where ``abs(x) > lambd``, else 0.
 
     Parameters
@@ -200,7 +200,7 @@ def softshrink_backward(
     kernel=Kernel("shrinks.cu", "Tanhshrink", schedule="elementwise"),
     cases=CASES,
 )
-def tanhshrink(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def tanhshrink(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """What tanh takes off: ``x - tanh(x)``.
 
     Parameters
@@ -248,7 +248,7 @@ def tanhshrink(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     kernel=Kernel("shrinks.cu", "TanhshrinkBackward", schedule="elementwise"),
     cases=CASES,
 )
-def tanhshrink_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def tanhshrink_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Gradient of `tanhshrink`: ``dy * tanh(x)**2``.
 
     Parameters

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Unpack
 
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import sigmoid as logistic
 from baracuda.numerics import softplus
 from baracuda.op import op
@@ -26,7 +26,7 @@ CASES = (Case({"s": (4, 9)}),)
     kernel=Kernel("sigmoids.cu", "Sigmoid", schedule="elementwise"),
     cases=CASES,
 )
-def sigmoid(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def sigmoid(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Logistic function: ``1 / (1 + exp(-x))``.
 
     Parameters
@@ -65,7 +65,7 @@ def sigmoid(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     kernel=Kernel("sigmoids.cu", "SigmoidBackward", schedule="elementwise"),
     cases=CASES,
 )
-def sigmoid_backward(dy: Array, y: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def sigmoid_backward(dy: A, y: Array, /, **dispatch: Unpack[Dispatch]) -> A:
     """Gradient of `sigmoid`: ``dy * y * (1 - y)``.
 
     Parameters
@@ -107,7 +107,7 @@ def sigmoid_backward(dy: Array, y: Array, /, **dispatch: Unpack[Dispatch]) -> Ar
     kernel=Kernel("sigmoids.cu", "LogSigmoid", schedule="elementwise"),
     cases=CASES,
 )
-def log_sigmoid(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def log_sigmoid(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Logarithm of the logistic function: ``-log1p(exp(-x))``.
 
     Parameters
@@ -145,7 +145,7 @@ def log_sigmoid(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     kernel=Kernel("sigmoids.cu", "LogSigmoidBackward", schedule="elementwise"),
     cases=CASES,
 )
-def log_sigmoid_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def log_sigmoid_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Gradient of `log_sigmoid`: ``dy * sigmoid(-x)``.
 
     Parameters
@@ -184,7 +184,7 @@ def log_sigmoid_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -
     kernel=Kernel("sigmoids.cu", "Tanh", schedule="elementwise"),
     cases=CASES,
 )
-def tanh(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def tanh(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Hyperbolic tangent.
 
     Parameters
@@ -221,7 +221,7 @@ def tanh(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     kernel=Kernel("sigmoids.cu", "TanhBackward", schedule="elementwise"),
     cases=CASES,
 )
-def tanh_backward(dy: Array, y: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def tanh_backward(dy: A, y: Array, /, **dispatch: Unpack[Dispatch]) -> A:
     """Gradient of `tanh`: ``dy * (1 - y) * (1 + y)``.
 
     Parameters
@@ -263,7 +263,7 @@ def tanh_backward(dy: Array, y: Array, /, **dispatch: Unpack[Dispatch]) -> Array
     kernel=Kernel("sigmoids.cu", "Softsign", schedule="elementwise"),
     cases=CASES,
 )
-def softsign(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def softsign(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Softened sign: ``x / (1 + abs(x))``.
 
     Parameters
@@ -301,7 +301,7 @@ def softsign(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     kernel=Kernel("sigmoids.cu", "SoftsignBackward", schedule="elementwise"),
     cases=CASES,
 )
-def softsign_backward(dy: Array, x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
+def softsign_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     """Gradient of `softsign`: ``dy / (1 + abs(x))**2``.
 
     Parameters

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple, Unpack
+from typing import Literal, NamedTuple, Unpack
 
 from baracuda.check import between, choice, integer
 from baracuda.dispatch import Dispatch
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.op import op
 from baracuda.reductions import largest, parts, reduced
 from baracuda.spec import Case, Kernel
@@ -81,15 +81,15 @@ def _gradient(rows: _Rows, dloss: Array | int) -> Array:
     kernel=Kernel("cross_entropy.cu", "SoftCrossEntropy", schedule="cross_entropy"),
 )
 def soft_target_cross_entropy(
-    logits: Array,
+    logits: A,
     target: Array,
     /,
     *,
     axis: int = -1,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Cross entropy, classes last (torch: axis 1): ``-sum(target * log_softmax(logits))``.
 
     Parameters
@@ -144,15 +144,15 @@ def soft_target_cross_entropy(
 )
 def soft_target_cross_entropy_backward(
     dloss: Array,
-    logits: Array,
+    logits: A,
     target: Array,
     /,
     *,
     axis: int = -1,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `soft_target_cross_entropy`, ``dloss * (softmax(logits) - target)``.
 
     Where the target does not add up to 1, the softmax is multiplied by what it adds up to.
@@ -199,15 +199,15 @@ def soft_target_cross_entropy_backward(
     kernel=Kernel("cross_entropy.cu", "SoftCrossEntropyWithGradient", schedule="cross_entropy"),
 )
 def soft_target_cross_entropy_with_gradient(
-    logits: Array,
+    logits: A,
     target: Array,
     /,
     *,
     axis: int = -1,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
-) -> tuple[Array, Array]:
+) -> tuple[A, A]:
     """`soft_target_cross_entropy`, classes last (torch: axis 1), and its gradient, from one look.
 
     Parameters

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from baracuda.check import flag, integer, real
 from baracuda.dispatch import Dispatch
 from baracuda.errors import value_error
-from baracuda.libraries import Array, library_of
+from baracuda.libraries import A, Array, library_of
 from baracuda.op import op
 from baracuda.shapes import Axes
 from baracuda.spec import Case, Kernel
@@ -73,7 +73,7 @@ def _kept(x: Array, mask: Array | None, causal: bool) -> Array | None:
 
 @_forward(kernel=_kernel("Softmax"))
 def softmax(
-    x: Array,
+    x: A,
     mask: Array | None = None,
     /,
     *,
@@ -81,7 +81,7 @@ def softmax(
     scale: float = 1.0,
     causal: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Exponentials of ``scale * x`` as parts of their sum along an axis.
 
     Parameters
@@ -129,14 +129,14 @@ def softmax(
 
 @_backward(adjoint_of="softmax", kernel=_kernel("SoftmaxBackward"))
 def softmax_backward(
-    dy: Array,
+    dy: A,
     y: Array,
     /,
     *,
     axis: int = -1,
     scale: float = 1.0,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `softmax` from its result: ``scale * y * (dy - sum(dy * y))``.
 
     Parameters
@@ -174,7 +174,7 @@ def softmax_backward(
 
 @_forward(kernel=_kernel("LogSoftmax"))
 def log_softmax(
-    x: Array,
+    x: A,
     mask: Array | None = None,
     /,
     *,
@@ -182,7 +182,7 @@ def log_softmax(
     scale: float = 1.0,
     causal: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Logarithm of `softmax`: ``scale * x - log(sum(exp(scale * x)))``.
 
     Parameters
@@ -222,14 +222,14 @@ def log_softmax(
 
 @_backward(adjoint_of="log_softmax", kernel=_kernel("LogSoftmaxBackward"))
 def log_softmax_backward(
-    dy: Array,
+    dy: A,
     y: Array,
     /,
     *,
     axis: int = -1,
     scale: float = 1.0,
     **dispatch: Unpack[Dispatch],
-) -> Array:
+) -> A:
     """Gradient of `log_softmax` from its result: ``scale * (dy - exp(y) * sum(dy))``.
 
     Parameters

@@ -264,6 +264,24 @@ def sharding() -> str:
     )
 
 
+class _Bare(str):
+    """An annotation as it is written."""
+
+    __repr__ = str.__str__
+
+
+def signature(op: Op[Any, Any]) -> str:
+    """How an op is called, for a reader: what is an array, and no names of types besides."""
+
+    def plain(text: str) -> _Bare:
+        return _Bare(re.sub(r"\bA\b", "Array", text).replace("Unpack[Dispatch]", "Dispatch"))
+
+    whole = inspect.signature(op)
+    own = [p.replace(annotation=plain(p.annotation)) for p in whole.parameters.values()]
+    returns = plain(whole.return_annotation)
+    return str(whole.replace(parameters=own, return_annotation=returns))
+
+
 def op_page(op: Op[Any, Any]) -> str:
     """All that is known of one op."""
     spec, doc = op.spec, sections(inspect.getdoc(op) or "")
@@ -291,8 +309,7 @@ def op_page(op: Op[Any, Any]) -> str:
         for name in (*spec.options, *spec.scalars)
     ]  # fmt: skip
     claims = [[title, *_claims(op, lib, device).values()] for lib, device, title in PLACES]
-    called = str(inspect.signature(op)).replace("Unpack[Dispatch]", "Dispatch")
-    called = re.sub(r"(: |-> )'([^']*)'", r"\1\2", called)
+    called = signature(op)
     called = re.sub(r"(?<=[(,]) ?(?=\w+: |[/*])", "\n    ", called).replace(") ->", "\n) ->")
     return "\n".join([
         f"{NOTE}# {spec.name}\n",

@@ -41,6 +41,20 @@ bc.gather_backward(x, index, axis=1, src_shape=4)  # error
 bc.gather(x, index, axis=1, mode=1)  # error
 bc.lerp(x, x, weight="half")  # error
 
+# no such choice
+bc.gelu(x, approximate="erf")  # error
+bc.cross_entropy(x, index, reduction="average")  # error
+bc.mse_loss(x, x, reduction="batchmean")  # error
+bc.gather(x, index, axis=1, mode="clip")  # error
+bc.swiglu(x, backend="trtion")  # error
+with bc.options(backend="cuda:0"):  # error
+    pass
+
+# results of another type
+text: str = bc.gelu(x)  # error
+print(bc.swiglu.plan(x)(x).no_such_thing)  # error
+one, two, three = bc.lerp_backward(x, weight=0.5)  # error
+
 # arrays by keyword, options by position
 bc.swiglu(x=x)  # error
 bc.lerp(x, x, 0.5)  # error

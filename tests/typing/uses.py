@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, assert_type
 
 import numpy as np
+import numpy.typing as npt
 
 import baracuda as bc
 
@@ -67,9 +68,23 @@ bc.lp_pool1d(x, norm_type=2, kernel_size=2, **settings)
 with bc.options(backend="numpy", deterministic=True, max_workspace_bytes=0, autotune=False):
     bc.lerp_backward(x, weight=0.1)
 
+# results have the type of the primal, whatever types the other arrays have
+Floats = npt.NDArray[np.float32]
+a: Floats = x
+assert_type(bc.gelu(a, approximate="tanh"), Floats)
+assert_type(bc.rms_norm(a, np.ones(8, np.float32)), Floats)
+assert_type(bc.gather(a, index, axis=1), Floats)
+assert_type(bc.cross_entropy(a, positions, reduction="none", mode="drop"), Floats)
+assert_type(bc.kl_div(a, a, reduction="batchmean"), Floats)
+assert_type(bc.lerp_backward(a, weight=0.5), tuple[Floats, Floats])
+assert_type(bc.swiglu_backward(half, a), Floats | tuple[Floats, Floats])
+assert_type(bc.swiglu.plan(a)(a), Floats)
+assert_type(bc.softmax.planned(a), tuple[Floats, bc.Plan[Floats]])
+any_plan: bc.Plan = bc.swiglu.plan(a)
+
 # plans
 plan = bc.swiglu.plan(x, axis=-1, backend="numpy")
-assert_type(plan, bc.Plan)
+assert_type(plan.why, tuple[tuple[str, str], ...])
 out = np.empty((4, 4), np.float32)
 plan(x)
 plan(x, out=out)
@@ -78,8 +93,8 @@ weighted = bc.lerp.plan(x, x, weight=0.5)
 weighted(x, x, weight=0.3)
 bc.lerp_backward.plan(x, weight=0.5)(x, weight=0.3, out=(x.copy(), x.copy()))
 result, used = bc.rope.planned(x, positions, base=100.0, deterministic=True)
-assert_type(used, bc.Plan)
-pair, used = bc.lerp_backward.planned(x, weight=0.5)
+assert_type(used.why, tuple[tuple[str, str], ...])
+pair, its_plan = bc.lerp_backward.planned(x, weight=0.5)
 for backend, reason in plan.why:
     print(backend.upper(), reason.upper())
 assert_type(plan.workspace_size, int)

@@ -71,7 +71,8 @@ def schema(op: Op[Any, Any], forms: Sequence[Signature]) -> str:
     for name, p in parameters.items():
         if p.kind is p.KEYWORD_ONLY:
             default = "" if p.default is p.empty else f"={_literal(p.default)}"
-            options.append(f"{_TYPES[p.annotation]} {name}{default}")
+            kind = "str" if p.annotation.startswith("Literal[") else _TYPES[p.annotation]
+            options.append(f"{kind} {name}{default}")
     results = ["Tensor"] * len(forms[0].outputs)
     returned = results[0] if len(results) == 1 else f"({', '.join(results)})"
     return f"({', '.join(arrays)}, *, {', '.join([*options, _DISPATCH])}) -> {returned}"
