@@ -1,0 +1,197 @@
+"""Formulas of what acts on each element: activations, gated units, interpolation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy import special
+
+from .formulas import FORMULAS, Formula, formula
+
+SQRT = math.sqrt(2 / math.pi)
+
+
+def _elementwise(op: str, function: Callable[..., Any], *names: str) -> None:
+    FORMULAS[op] = lambda t, o: (function(t["x"], *(o[n] for n in names)),)
+
+
+def _slope(op: str, function: Callable[..., Any], at: str = "x", *names: str) -> None:
+    """``dy`` times a slope."""
+    FORMULAS[f"{op}_backward"] = lambda t, o: (
+        t["dy"] * torch.as_tensor(function(t[at], *(o[n] for n in names))),
+    )
+
+
+_elementwise("relu6", F.relu6)
+_elementwise("hardtanh", lambda x, low, high: x.clamp(low, high), "min_val", "max_val")
+_elementwise("hardsigmoid", F.hardsigmoid)
+_elementwise("hardswish", F.hardswish)
+_elementwise("elu", F.elu, "alpha")
+_elementwise("selu", F.selu)
+# torch's quotient by alpha is one in float32, and so is its sixth.
+_elementwise("celu", lambda x, a: torch.where(x > 0, x, a * torch.expm1(x / a)), "alpha")
+_slope("celu", lambda x, a: torch.where(x > 0, 1.0, torch.exp(x / a)), "x", "alpha")
+_elementwise("relu", F.relu)
+_elementwise("leaky_relu", F.leaky_relu, "negative_slope")
+_elementwise("threshold", F.threshold, "threshold", "value")
+_elementwise("silu", F.silu)
+_elementwise("mish", F.mish)
+_elementwise("hardshrink", F.hardshrink, "lambd")
+_elementwise("softshrink", F.softshrink, "lambd")
+_elementwise("sigmoid", torch.sigmoid)
+_elementwise("log_sigmoid", F.logsigmoid)
+_elementwise("tanh", torch.tanh)
+_elementwise("softsign", F.softsign)
+_elementwise("softplus", F.softplus, "beta", "threshold")
+
+
+def _gate(op: str, function: Callable[..., Any], at: str = "x", *names: str) -> None:
+    """``dy`` where something holds, else 0, whatever it is there."""
+    FORMULAS[f"{op}_backward"] = lambda t, o: (
+        torch.where(function(t[at], *(o[n] for n in names)), t["dy"], 0.0),
+    )
+
+
+def _np(x: Any) -> Any:
+    return x.detach().numpy()
+
+
+# Of the results, which may be any number; the slope of relu is 1 at NaN.
+_gate("relu", lambda y: ~(y <= 0), "y")
+_gate("relu6", lambda y: (y > 0) & (y < 6), "y")
+_gate("threshold", lambda x, at: ~(x <= at), "x", "threshold")
+_gate("hardtanh", lambda x, low, high: (x > low) & (x < high), "x", "min_val", "max_val")
+_gate("hardshrink", lambda x, at: x.abs() > at, "x", "lambd")
+_gate("softshrink", lambda x, at: x.abs() > at, "x", "lambd")
+FORMULAS["hardsigmoid_backward"] = lambda t, o: (torch.where(t["x"].abs() < 3, t["dy"] / 6, 0.0),)
+_slope("sigmoid", lambda y: y * (1 - y), "y")
+_slope("tanh", lambda y: (1 - y) * (1 + y), "y")
+# Where autograd cancels: far from 0, or near it.
+_slope("softsign", lambda x: 1 / (1 + x.abs()) ** 2)
+_slope("log_sigmoid", lambda x: special.expit(-_np(x)))
+_slope("tanhshrink", lambda x: torch.tanh(x) ** 2)
+
+
+@formula("softplus_backward")
+def softplus_backward(t: Any, o: Any) -> Any:
+    dy, x = t["dy"], t["x"] * o["beta"]
+    return (torch.where(x > o["threshold"], dy, dy * torch.from_numpy(np.asarray(
+        special.expit(_np(x))))),)  # fmt: skip
+
+
+@formula("tanhshrink")
+def tanhshrink(t: Any, o: Any) -> Any:
+    """``(x cosh x - sinh x) / cosh x``, whose numerator is a series of positive terms near 0."""
+    x = t["x"]
+    small = x.clamp(-1, 1)
+    terms = sum(small ** (2 * k + 1) * (2 * k / math.factorial(2 * k + 1)) for k in range(1, 14))
+    return (torch.where(x.abs() < 1, terms / torch.cosh(small), x - torch.tanh(x)),)
+
+
+def gelu(x: Any, approximate: str) -> Any:
+    """By SciPy's tail of the normal distribution, which torch's loses."""
+    if approximate == "tanh":
+        return x * torch.sigmoid(2 * SQRT * (x + 0.044715 * x**3))
+    return x * torch.as_tensor(special.ndtr(_np(x)))
+
+
+def gelu_slope(x: Any, approximate: str) -> Any:
+    if approximate == "tanh":
+        inner = 2 * SQRT * (x + 0.044715 * x**3)
+        s, rise = torch.sigmoid(inner), 2 * SQRT * (1 + 3 * 0.044715 * x**2)
+        return s + x * rise * s * torch.sigmoid(-inner)
+    return torch.as_tensor(special.ndtr(_np(x))) + x * torch.exp(-x * x / 2) / math.sqrt(
+        2 * math.pi
+    )
+
+
+_elementwise("gelu", gelu, "approximate")
+_slope("gelu", gelu_slope, "x", "approximate")
+
+
+@formula("prelu")
+def prelu(t: Any, o: Any) -> Any:
+    return (torch.where(t["x"] > 0, t["x"], _channels(t) * t["x"]),)
+
+
+@formula("prelu_backward")
+def prelu_backward(t: Any, o: Any) -> Any:
+    dy, x, w = t["dy"], t["x"], _channels(t)
+    lost = torch.where(x > 0, 0.0, dy * x)
+    if t["weight"].numel() == 1 and (x.ndim < 2 or x.shape[1] != 1):
+        return torch.where(x > 0, dy, w * dy), lost.sum().reshape(1)
+    others = [i for i in range(x.ndim) if i != 1]
+    return torch.where(x > 0, dy, w * dy), lost.sum(others)
+
+
+def _channels(t: Any) -> Any:
+    x, w = t["x"], t["weight"]
+    if w.numel() == 1 and (x.ndim < 2 or x.shape[1] != 1):
+        return w.reshape(())
+    return w.reshape(-1, *[1] * (x.ndim - 2))
+
+
+@formula("lerp")
+def lerp(t: Any, o: Any) -> Any:
+    return (torch.lerp(t["a"], t["b"], o["weight"]),)
+
+
+@formula("lerp_backward")
+def lerp_backward(t: Any, o: Any) -> Any:
+    return (1 - o["weight"]) * t["dy"], o["weight"] * t["dy"]
+
+
+def _derivative(act: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def slope(x: Any) -> Any:
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(act(x).sum(), x)[0]
+
+    return slope
+
+
+def _sigmoid_slope(x: Any) -> Any:
+    return torch.sigmoid(x) * torch.sigmoid(-x)
+
+
+ACTS: dict[str, tuple[Any, Any]] = {
+    "glu": (lambda b, o: torch.sigmoid(b), lambda b, o: _sigmoid_slope(b)),
+    "swiglu": (lambda b, o: F.silu(b), lambda b, o: _derivative(F.silu)(b)),
+    "geglu": (lambda b, o: gelu(b, o["approximate"]), lambda b, o: gelu_slope(
+        b, o["approximate"])),
+    "reglu": (lambda b, o: F.relu(b), lambda b, o: _derivative(F.relu)(b)),
+}  # fmt: skip
+
+
+def _halves(t: Any, o: Any) -> tuple[Any, Any]:
+    if "gate" in t:
+        return t["x"], t["gate"]
+    first, second = t["x"].chunk(2, o["axis"])
+    return (second, first) if o["gate_first"] else (first, second)
+
+
+def _gated(op: str) -> tuple[Formula, Formula]:
+    act, slope = ACTS[op]
+
+    def forward(t: Any, o: Any) -> Any:
+        a, b = _halves(t, o)
+        return (a * act(b, o),)
+
+    def backward(t: Any, o: Any) -> Any:
+        dy, (a, b) = t["dy"], _halves(t, o)
+        da = dy * act(b, o)
+        # A closed gate has slope 0 whatever is behind it.
+        db = torch.where(b <= 0, 0.0, dy * a) if op == "reglu" else dy * a * slope(b, o)
+        if "gate" in t:
+            return da, db
+        return (torch.cat([db, da] if o["gate_first"] else [da, db], o["axis"]),)
+
+    return forward, backward
+
+
+for _op in ACTS:
+    FORMULAS[_op], FORMULAS[f"{_op}_backward"] = _gated(_op)

@@ -1,0 +1,199 @@
+"""Formulas of losses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .formulas import formula, reduced, share
+
+
+@formula("mse_loss")
+def mse_loss(t: Any, o: Any) -> Any:
+    return (reduced(F.mse_loss(t["x"], t["target"], reduction="none"), o["reduction"]),)
+
+
+@formula("l1_loss")
+def l1_loss(t: Any, o: Any) -> Any:
+    return (reduced(F.l1_loss(t["x"], t["target"], reduction="none"), o["reduction"]),)
+
+
+@formula("l1_loss_backward")
+def l1_loss_backward(t: Any, o: Any) -> Any:
+    # The sign of NaN is NaN here, and 0 in torch.
+    difference = t["x"] - t["target"]
+    return (share(t, o) * torch.where(difference.isnan(), difference, difference.sign()),)
+
+
+@formula("smooth_l1_loss")
+def smooth_l1_loss(t: Any, o: Any) -> Any:
+    each = F.smooth_l1_loss(t["x"], t["target"], reduction="none", beta=o["beta"])
+    return (reduced(each, o["reduction"]),)
+
+
+@formula("huber_loss")
+def huber_loss(t: Any, o: Any) -> Any:
+    each = F.huber_loss(t["x"], t["target"], reduction="none", delta=float(o["delta"]))
+    return (reduced(each, o["reduction"]),)
+
+
+@formula("binary_cross_entropy")
+def binary_cross_entropy(t: Any, o: Any) -> Any:
+    # torch's own refuses NaN and what is no probability.
+    x, target = t["x"], t["target"]
+    on, off = torch.log(x).clamp(min=-100), torch.log1p(-x).clamp(min=-100)
+    return (reduced((target - 1) * off - target * on, o["reduction"]),)
+
+
+@formula("binary_cross_entropy_backward")
+def binary_cross_entropy_backward(t: Any, o: Any) -> Any:
+    x = t["x"]
+    return (share(t, o) * ((x - t["target"]) / ((1 - x) * x).clamp(min=1e-12)),)
+
+
+def _soft(x: Any) -> Any:
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
+@formula("binary_cross_entropy_with_logits")
+def binary_cross_entropy_with_logits(t: Any, o: Any) -> Any:
+    x, target = t["x"], t["target"]
+    return (reduced(target * _soft(-x) + (1 - target) * _soft(x), o["reduction"]),)
+
+
+@formula("binary_cross_entropy_with_logits_backward")
+def binary_cross_entropy_with_logits_backward(t: Any, o: Any) -> Any:
+    return (share(t, o) * (torch.sigmoid(t["x"]) - t["target"]),)
+
+
+@formula("kl_div")
+def kl_div(t: Any, o: Any) -> Any:
+    each = F.kl_div(t["x"], t["target"], reduction="none", log_target=o["log_target"])
+    return (reduced(each, o["reduction"]),)
+
+
+@formula("kl_div_backward")
+def kl_div_backward(t: Any, o: Any) -> Any:
+    return (-share(t, o) * (t["target"].exp() if o["log_target"] else t["target"]),)
+
+
+@formula("cosine_embedding_loss")
+def cosine_embedding_loss(t: Any, o: Any) -> Any:
+    a, b, target = t["x1"], t["x2"], t["target"]
+    length = [torch.sqrt((x * x).sum(-1) + 1e-12) for x in (a, b)]
+    cosine = (a * b).sum(-1) / length[0] / length[1]
+    far = (cosine - o["margin"]).clamp(min=0)
+    # Another label costs nothing.
+    each = torch.where(target == 1, 1 - cosine, torch.where(target == -1, far, 0.0))
+    return (reduced(each, o["reduction"]),)
+
+
+@formula("triplet_margin_loss")
+def triplet_margin_loss(t: Any, o: Any) -> Any:
+    a, p, n = t["anchor"], t["positive"], t["negative"]
+
+    def distance(x: Any, y: Any) -> Any:
+        z = x - y + o["eps"]
+        # torch has no largest of nothing.
+        return torch.linalg.vector_norm(z, float(o["p"]), -1) if z.shape[-1] else z.sum(-1)
+
+    near, far = distance(a, p), distance(a, n)
+    if o["swap"]:
+        far = torch.minimum(far, distance(p, n))
+    return (reduced((o["margin"] + near - far).clamp(min=0), o["reduction"]),)
+
+
+def _rows(t: Any, o: Any, name: str) -> tuple[Any, Any, Any]:
+    """Logits with the classes last, which rows count, and their targets, 0 for those that do not.
+
+    A target out of range counts as ignored: under ``mode="raise"`` there is none.
+    """
+    x = t[name].movedim(o.get("axis", -1), -1)
+    target = t["target"].long()
+    counts = (target != o["ignore_index"]) & (target >= 0) & (target < x.shape[-1])
+    return x, counts, target
+
+
+def _cross_entropy(x: Any, counts: Any, target: Any, o: Any) -> Any:
+    """The loss of logits; rows that do not count are not looked at."""
+    x, at = x[counts], target[counts]
+    if o["softcap"]:
+        x = o["softcap"] * torch.tanh(x / o["softcap"])
+    each = F.cross_entropy(x, at, reduction="none", label_smoothing=o["label_smoothing"])
+    if o["z_loss"]:
+        each = each + o["z_loss"] * torch.logsumexp(x, -1) ** 2
+    if o["reduction"] == "none":
+        return torch.zeros(counts.shape, dtype=torch.float64).masked_scatter(counts, each)
+    return each.sum() / (len(at) if o["reduction"] == "mean" else 1) if len(at) else (
+        x.sum() * 0 + (math.nan if o["reduction"] == "mean" else 0.0)
+    )  # fmt: skip
+
+
+@formula("cross_entropy")
+def cross_entropy(t: Any, o: Any) -> Any:
+    return (_cross_entropy(*_rows(t, o, "logits"), o),)
+
+
+@formula("linear_cross_entropy")
+def linear_cross_entropy(t: Any, o: Any) -> Any:
+    logits = t["hidden"] @ t["weight"].mT
+    return (_cross_entropy(*_rows({**t, "logits": logits}, o, "logits"), o),)
+
+
+def _with_gradient(forward: Any, names: tuple[str, ...]) -> Any:
+    def both(t: Any, o: Any) -> Any:
+        inputs = {**t, **{n: t[n].clone().requires_grad_() for n in names}}
+        (loss,) = forward(inputs, o)
+        slopes = torch.autograd.grad(
+            loss.sum(), [inputs[n] for n in names], allow_unused=True, materialize_grads=True
+        )
+        return loss, *slopes
+
+    return both
+
+
+formula("cross_entropy_with_gradient")(_with_gradient(cross_entropy, ("logits",)))
+formula("linear_cross_entropy_with_gradient")(
+    _with_gradient(linear_cross_entropy, ("hidden", "weight"))
+)
+
+
+@formula("soft_target_cross_entropy")
+def soft_target_cross_entropy(t: Any, o: Any) -> Any:
+    x, target = (t[n].movedim(o["axis"], -1) for n in ("logits", "target"))
+    smooth = o["label_smoothing"]
+    target = target * (1 - smooth) + (smooth / max(x.shape[-1], 1) if smooth else 0.0)
+    each = -(target * F.log_softmax(x, -1)).sum(-1)
+    return (reduced(each, o["reduction"]),)
+
+
+formula("soft_target_cross_entropy_with_gradient")(
+    _with_gradient(soft_target_cross_entropy, ("logits",))
+)
+
+
+@formula("nll_loss")
+def nll_loss(t: Any, o: Any) -> Any:
+    x, counts, target = _rows(t, o, "x")
+    at = target[counts]
+    weight = t["weight"][at] if "weight" in t else torch.ones(len(at), dtype=torch.float64)
+    each = -weight * x[counts].gather(-1, at[:, None])[:, 0]
+    if o["reduction"] == "none":
+        return (torch.zeros(counts.shape, dtype=torch.float64).masked_scatter(counts, each),)
+    return (each.sum() / weight.sum() if o["reduction"] == "mean" else each.sum(),)
+
+
+@formula("nll_loss_backward")
+def nll_loss_backward(t: Any, o: Any) -> Any:
+    x = torch.zeros(o["x_shape"], dtype=torch.float64)
+    moved, counts, target = _rows({**t, "x": x}, o, "x")
+    at = target[counts]
+    weight = t["weight"][at] if "weight" in t else torch.ones(len(at), dtype=torch.float64)
+    dloss = t["dloss"][counts] if o["reduction"] == "none" else t["dloss"]
+    slope = -weight * dloss / (weight.sum() if o["reduction"] == "mean" else 1)
+    rows = torch.zeros(counts.numel(), moved.shape[-1], dtype=torch.float64)
+    rows[counts.reshape(-1).nonzero()[:, 0], at] = slope
+    return (rows.reshape(moved.shape).movedim(-1, o["axis"]),)

@@ -1,0 +1,132 @@
+"""Formulas of what moves, turns and pools: gather, rope, norms of windows."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from .formulas import formula
+
+
+def _places(index: Any, shape: Any, axis: int) -> tuple[Any, Any]:
+    """Where in an array of this shape each index points, and which are in range."""
+    valid = (index >= 0) & (index < shape[axis])
+    grid = list(np.indices(index.shape))
+    grid[axis] = np.where(valid, index, 0)
+    return tuple(g[valid] for g in grid), valid
+
+
+def gather(src: Any, index: Any, axis: int) -> Any:
+    """Of any dtype; 0 where an index is out of range."""
+    at, valid = _places(index, src.shape, axis % src.ndim)
+    out = np.zeros(index.shape, src.dtype)
+    out[valid] = src[at]
+    return out
+
+
+@formula("gather_backward")
+def gather_backward(t: Any, o: Any) -> Any:
+    dout, index = t["dout"].numpy(), t["index"].numpy()
+    at, valid = _places(index, o["src_shape"], o["axis"] % dout.ndim)
+    out = np.zeros(o["src_shape"])
+    np.add.at(out, at, dout[valid])
+    return (out,)
+
+
+def _roped(x: Any, positions: Any, o: Any, sign: int) -> Any:
+    """A product of complex numbers, whose angles are of extended precision."""
+    d, axis = x.shape[-1], o["seq_axis"] % x.ndim
+    size = d if o["rotary_dim"] is None else o["rotary_dim"]
+    positions = np.arange(x.shape[axis]) if positions is None else positions
+    if positions.ndim == 1:
+        positions = positions.reshape(-1, *[1] * (x.ndim - 2 - axis))
+    powers = np.arange(size // 2, dtype=np.longdouble) * -2 / max(size, 1)
+    angle = positions.astype(np.longdouble)[..., None] * np.longdouble(o["base"]) ** powers
+    cos, sin = np.cos(angle), sign * np.sin(angle)
+    out = x.astype(np.longdouble)
+    first = slice(0, size, 2) if o["interleaved"] else slice(0, size // 2)
+    second = slice(1, size, 2) if o["interleaved"] else slice(size // 2, size)
+    a, b = x[..., first], x[..., second]
+    out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
+    return (out.astype(np.float64),)
+
+
+@formula("rope")
+def rope(t: Any, o: Any) -> Any:
+    return _roped(t["x"].numpy(), t["positions"].numpy() if "positions" in t else None, o, 1)
+
+
+@formula("rope_backward")
+def rope_backward(t: Any, o: Any) -> Any:
+    return _roped(t["dy"].numpy(), t["positions"].numpy() if "positions" in t else None, o, -1)
+
+
+def _windows(extent: int, size: int, stride: int, ceil: bool) -> list[slice]:
+    starts = range(0, extent, stride)
+    return [slice(s, s + size) for s in starts if s + size <= extent or (
+        ceil and s < extent and (s == 0 or s - stride + size < extent))]  # fmt: skip
+
+
+def _pools(x: Any, o: Any, dims: int) -> list[tuple[Any, Any]]:
+    """The place of each window in the result, and the cells that it has."""
+    pairs = []
+    for axis in range(dims):
+        size, stride = (
+            v[axis] if isinstance(v, tuple) else v
+            for v in (o["kernel_size"], o.get("stride") or o["kernel_size"])
+        )
+        extent = x.shape[x.ndim - dims + axis]
+        pairs.append(list(enumerate(_windows(extent, size, stride, o.get("ceil_mode", False)))))
+    return [
+        ((..., *(i for i, _ in chosen)), (..., *(s for _, s in chosen)))
+        for chosen in product(*pairs)
+    ]
+
+
+def lp_pool(x: Any, o: Any, dims: int) -> Any:
+    """The norm of each window, relative to its largest cell."""
+    pools = _pools(x, o, dims)
+    last = [max((at[1 + k] for at, _ in pools), default=-1) + 1 for k in range(dims)]
+    y = np.zeros((*x.shape[: x.ndim - dims], *last))
+    p, axes = float(o["norm_type"]), tuple(range(-dims, 0))
+    for at, cells in pools:
+        part = np.abs(x[cells])
+        most = part.max(axes, keepdims=True) if part.size else part.sum(axes, keepdims=True)
+        safe = np.where((most > 0) & np.isfinite(most), most, 1)
+        norm = ((part / safe) ** p).sum(axes) ** (1 / p) if p != math.inf else 1.0
+        norm = np.squeeze(safe, axes) * norm
+        y[at] = np.where(np.squeeze(np.isfinite(most) & (most > 0), axes), norm,
+                         np.squeeze(most, axes))  # fmt: skip
+    return y
+
+
+def _pool(dims: int) -> Any:
+    def forward(t: Any, o: Any) -> Any:
+        return (lp_pool(t["x"].numpy(), o, dims),)
+
+    def backward(t: Any, o: Any) -> Any:
+        dy, x, y = (t[n].numpy() for n in ("dy", "x", "y"))
+        out, p, axes = np.zeros(x.shape), float(o["norm_type"]), tuple(range(-dims, 0))
+        for at, cells in _pools(x, o, dims):
+            part = x[cells]
+            norm, g = (np.expand_dims(v[at], axes) for v in (y, dy))
+            if p == math.inf:
+                hit = np.abs(part) == norm
+                slope = np.sign(part) * hit / np.maximum(hit.sum(axes, keepdims=True), 1)
+            else:
+                slope = np.sign(part) * (np.abs(part) / norm) ** (p - 1)
+            slope = np.where((norm == 0) | (part == 0), 0.0, g * slope)
+            bad = np.isnan(part).any(axes, keepdims=True)
+            out[cells] += np.where(bad, np.nan, slope)
+        return (out,)
+
+    return forward, backward
+
+
+for _dims_of in (1, 2):
+    _forward, _backward = _pool(_dims_of)
+    formula(f"lp_pool{_dims_of}d")(_forward)
+    formula(f"lp_pool{_dims_of}d_backward")(_backward)

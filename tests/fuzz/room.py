@@ -1,0 +1,155 @@
+"""How far a result may be from its formula: what one rounding of the inputs moves it, and more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from baracuda.dtypes import named
+from baracuda.testing.cases import adapter, apart
+
+from . import moves
+from .draw import Drawn
+from .formulas import expected
+
+STEPS = 8
+"""Roundings of the accumulate dtype that an evaluation may take, as in the laws."""
+
+# Piecewise linear without arithmetic before the comparison: nothing is to be moved over an edge.
+SHARP = frozenset(
+    name + end
+    for name in ("relu", "relu6", "leaky_relu", "threshold", "hardtanh", "hardshrink", "softshrink",
+                 "prelu", "l1_loss")
+    for end in ("", "_backward")
+)  # fmt: skip
+TOP = {"float16": 65504.0, "bfloat16": 3.3895314e38, "float32": 3.4028235e38}
+
+
+def within(have: Any, want: Any, room: Any, dtype: str) -> Any:
+    """Whether values are within the tolerance, and what is no number is the same."""
+    if have.dtype.kind != "f":
+        return have == want
+    have = have.astype(np.float64)
+    with np.errstate(all="ignore"):
+        near = np.abs(apart(have, want)) <= room
+        over = np.abs(want) + room >= TOP.get(dtype, math.inf)
+        over &= np.isinf(have) & (np.sign(have) == np.sign(want))
+        # Where a little noise moves the result without bound, it is no number to compare with.
+        vague = ~np.isfinite(room)
+    return near | over | vague | (np.isnan(have) & np.isnan(want))
+
+
+def _moved(drawn: Drawn, truth: Any, eps: float, seed: int) -> tuple[Any, Any]:
+    """Inputs and options as they may be after one rounding."""
+    rng = np.random.default_rng(seed)
+    arrays = dict(truth)
+    for name, x in truth.items() if drawn.op not in SHARP else ():
+        if x.dtype.kind == "f":
+            arrays[name] = np.asarray(x * (1 + eps * rng.choice([-1.0, 1.0], x.shape)))
+    options = dict(drawn.options)
+    for name, value in drawn.scalars.items():
+        # A run-time value that the compute dtype does not hold.
+        if isinstance(value, float) and math.isfinite(value) and float(np.float32(value)) != value:
+            options[name] = value * (1 + eps * float(rng.choice([-1.0, 1.0])))
+    if drawn.op.startswith("rope") and drawn.dtype == "float64":
+        # The angle is itself rounded.
+        options["base"] = options.get("base", 1e4) * (1 + 2.0**-52 * float(rng.choice([-1, 1])))
+    return arrays, options
+
+
+def reference(drawn: Drawn, truth: Any) -> tuple[list[Any], list[Any]]:
+    """What the formula says of these inputs, and how far each result may be from it."""
+    spec, store = drawn.spec, named(drawn.dtype)
+    if drawn.op == "gather":
+        return [moves.gather(truth["src"], truth["index"], drawn.options["axis"])], [np.zeros(())]
+    compute = store if spec.composite else named(store.accumulate)
+    wide = {n: x if x.dtype.kind in "iub" else x.astype(np.float64) for n, x in truth.items()}
+    with np.errstate(all="ignore"):
+        if "residual" in wide:
+            # The sum is rounded before it is normalised.
+            acc = adapter("numpy").dtype(store.accumulate)
+            total = truth["x"].astype(acc) + truth["residual"].astype(acc)
+            wide["sum"] = np.asarray(total.astype(truth["x"].dtype).astype(np.float64))
+        want = expected(drawn.op, wide, drawn.options)
+        others = [expected(drawn.op, *_moved(drawn, wide, compute.eps, seed)) for seed in range(2)]
+        scales = [np.zeros(())] * len(want)
+        for start, scale in SCALES.items():
+            if drawn.op.startswith(start):
+                scales = scale(drawn, wide, want)
+        most = []
+        for i, x in enumerate(want):
+            moving = np.max([np.abs(apart(other[i], x)) for other in others], axis=0)
+            value = np.where(np.isfinite(x), np.abs(x), 0.0)
+            size = 0.0 if spec.elementwise and x.ndim else np.max(value, initial=0.0)
+            rounding = 0.5 * store.eps * (1 + store.eps) * value if store is not compute else 0.0
+            smallest = 2.0**-24 if drawn.dtype == "float16" else 2.0**-126
+            # The formula of a result in float64 has roundings of its own.
+            more = 8 if drawn.dtype == "float64" else 1
+            steps = compute.eps * (STEPS * (value + scales[i]) + 0.25 * size)
+            room = rounding + more * (steps + STEPS * moving) + smallest
+            # What is no number is to be that.
+            most.append(np.where(np.isnan(x), 0.0, room))
+    return want, most
+
+
+def _finite(x: Any) -> float:
+    return float(np.max(np.abs(x), initial=0.0, where=np.isfinite(x)))
+
+
+def _cosine(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """The two terms of the slope, which cancel where rows are parallel."""
+    a, b = t["x1"], t["x2"]
+    la, lb = (np.sqrt((x * x).sum(-1, keepdims=True) + 1e-12) for x in (a, b))
+    g = _finite(t["dloss"])
+    return [g * (np.abs(y) / (la * lb) + np.abs(x) / lx**2)
+            for x, lx, y in ((a, la, b), (b, lb, a))]  # fmt: skip
+
+
+def _cotangent(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """Slopes up to 1 that are sums of two: those of distances and of logits."""
+    options = drawn.options
+    g = _finite(t["dloss"]) if "dloss" in t else 1.0
+    if options.get("z_loss"):
+        g = g * (1 + 2 * options["z_loss"] * 1e2)
+    more = {"dhidden": "weight", "dweight": "hidden"}
+    names = [p.name for p in drawn.form.outputs]
+    return [np.asarray(0.0 if n == "loss" else g * (_finite(t[more[n]]) if n in more else 1.0))
+            for n in names]  # fmt: skip
+
+
+def _norm(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """The terms of the slope of a norm, which cancel: each is as large as ``r * dy * weight``."""
+    x = t.get("x", t.get("s"))
+    g = np.abs(t["dy"])
+    if "batch_norm_inference" in drawn.op or not x.size:
+        return [np.zeros(())] * len(want)
+    weight = _finite(t["weight"]) if "weight" in t else 1.0
+    shape, axes = x.shape, (-1,)
+    if drawn.op.startswith("batch"):
+        axes = (0, *range(2, x.ndim))
+    elif "group" in drawn.op or "instance" in drawn.op:
+        groups = drawn.options.get("num_groups", shape[1])
+        x, g = (v.reshape(shape[0], groups, -1) for v in (x, g))
+    centre = 0.0 if "rms" in drawn.op else x.mean(axes, keepdims=True)
+    eps = drawn.options.get("eps", 1e-6 if "rms" in drawn.op else 1e-5)
+    r = 1 / np.sqrt(((x - centre) ** 2).mean(axes, keepdims=True) + eps)
+    dx = np.broadcast_to(r * g.max(axes, keepdims=True) * weight, x.shape).reshape(shape)
+    return [dx, *[np.zeros(())] * (len(want) - 1)]
+
+
+SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
+    "cosine_embedding_loss_backward": _cosine,
+    "triplet_margin_loss_backward": _cotangent,
+    "cross_entropy_backward": _cotangent,
+    "cross_entropy_with": _cotangent,
+    "soft_target_cross_entropy_backward": _cotangent,
+    "soft_target_cross_entropy_with": _cotangent,
+    "linear_cross_entropy_backward": _cotangent,
+    "linear_cross_entropy_with": _cotangent,
+    **{f"{name}_norm_backward": _norm for name in (
+        "rms", "layer", "add_rms", "add_layer", "batch", "group", "instance")},
+}  # fmt: skip
+"""By how an op's name begins: the size of terms that cancel in its results."""
