@@ -767,3 +767,14 @@ def test_traced_code_drops_what_it_cannot_raise():
     batch = torch.func.vmap(lambda s, i: bc.gather(s, i, axis=0))
     got = batch(torch.tensor([[1.0, 2.0]]), torch.tensor([[1, 2, -5]]))
     assert got.tolist() == [[2, 0, 0]]
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_an_index_that_repeats_along_its_axis_is_no_line_of_that_axis(library):
+    """As many rows as entries along the axis: what varies is the row, not the place in it."""
+    xp, index = NAMESPACES[library], [[2], [0], [1]]
+    src = xp.reshape(xp.arange(12.0), (3, 4))
+    at = xp.broadcast_to(xp.asarray(index), (3, 3))
+    assert bc.gather(src, at, axis=1).tolist() == [[2.0] * 3, [4.0] * 3, [9.0] * 3]
+    put = bc.gather_backward(src[:, :3], at, axis=1, src_shape=(3, 4))
+    assert put.tolist() == [[0, 0, 3, 0], [15, 0, 0, 0], [0, 27, 0, 0]]

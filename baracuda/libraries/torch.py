@@ -203,8 +203,9 @@ class Torch(Library):
         """The entries of an index at hand that varies along `axis` alone, None for any other."""
         if not self._at_hand(index):
             return None
-        once = self.once(index)
-        return once.reshape(-1) if once.numel() == index.shape[axis] else None
+        once, extent = self.once(index), index.shape[axis]
+        # A stride of 0 along the axis itself may leave as many entries along another one.
+        return once.reshape(-1) if once.shape[axis] == once.numel() == extent else None
 
     def product(self, a: Array, b: Array) -> Array:
         return torch.matmul(a, b)
