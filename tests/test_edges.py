@@ -778,3 +778,14 @@ def test_an_index_that_repeats_along_its_axis_is_no_line_of_that_axis(library):
     assert bc.gather(src, at, axis=1).tolist() == [[2.0] * 3, [4.0] * 3, [9.0] * 3]
     put = bc.gather_backward(src[:, :3], at, axis=1, src_shape=(3, 4))
     assert put.tolist() == [[0, 0, 3, 0], [15, 0, 0, 0], [0, 27, 0, 0]]
+
+
+@every_library
+@pytest.mark.parametrize("p", [0.5, 1.5, 2, math.inf])
+def test_a_cell_of_zero_beside_an_infinite_one_has_no_slope(library, p):
+    xp = NAMESPACES[library]
+    x, dy = xp.asarray([math.inf, 0.0, 1.0]), xp.asarray([1.0])
+    options = {"norm_type": p, "kernel_size": 3}
+    y = bc.lp_pool1d(x, **options)
+    assert float(y[0]) == math.inf
+    assert float(bc.lp_pool1d_backward(dy, x, y, **options)[1]) == 0

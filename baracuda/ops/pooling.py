@@ -131,7 +131,10 @@ def _pool_backward(dy: Array, x: Array, y: Array, p: float, kernel: Any, stride:
                 return sign * xp.astype(size == norm, sign.dtype)
             if p == 1:
                 return sign
-            return size * norm if p < 2 else sign * _power(size / norm, p - 1)
+            if p < 2:
+                # Beside an infinite cell the norm is infinite, and a cell of 0 still has no slope.
+                return xp.where(zero, 0, size * norm)
+            return sign * _power(size / norm, p - 1)
 
     extents = x.shape[x.ndim - len(kernel) :]
     covering = coverings((dy, norm), (0.0, none), extents, kernel, stride)
