@@ -14,6 +14,7 @@ from scipy import special
 from .formulas import FORMULAS, Formula, formula
 
 SQRT = math.sqrt(2 / math.pi)
+SELU, SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
 def _elementwise(op: str, function: Callable[..., Any], *names: str) -> None:
@@ -32,7 +33,10 @@ _elementwise("hardtanh", lambda x, low, high: x.clamp(low, high), "min_val", "ma
 _elementwise("hardsigmoid", F.hardsigmoid)
 _elementwise("hardswish", F.hardswish)
 _elementwise("elu", F.elu, "alpha")
+# NaN at NaN, where torch's slope is 1.
+_slope("elu", lambda x, a: torch.where(x > 0, 1.0, a * torch.exp(x)), "x", "alpha")
 _elementwise("selu", F.selu)
+_slope("selu", lambda x: torch.where(x > 0, 1.0, SELU * torch.exp(x)) * SCALE)
 # torch's quotient by alpha is one in float32, and so is its sixth.
 _elementwise("celu", lambda x, a: torch.where(x > 0, x, a * torch.expm1(x / a)), "alpha")
 _slope("celu", lambda x, a: torch.where(x > 0, 1.0, torch.exp(x / a)), "x", "alpha")
@@ -69,6 +73,10 @@ _gate("hardtanh", lambda x, low, high: (x > low) & (x < high), "x", "min_val", "
 _gate("hardshrink", lambda x, at: x.abs() > at, "x", "lambd")
 _gate("softshrink", lambda x, at: x.abs() > at, "x", "lambd")
 FORMULAS["hardsigmoid_backward"] = lambda t, o: (torch.where(t["x"].abs() < 3, t["dy"] / 6, 0.0),)
+# NaN at NaN, where torch's slope is 1.
+FORMULAS["hardswish_backward"] = lambda t, o: (
+    torch.where(t["x"] <= -3, 0.0, torch.where(t["x"] >= 3, t["dy"], t["dy"] * (t["x"] / 3 + 0.5))),
+)
 _slope("sigmoid", lambda y: y * (1 - y), "y")
 _slope("tanh", lambda y: (1 - y) * (1 + y), "y")
 # Where autograd cancels: far from 0, or near it.
@@ -103,7 +111,8 @@ def gelu(x: Any, approximate: str) -> Any:
 def gelu_slope(x: Any, approximate: str) -> Any:
     if approximate == "tanh":
         inner = 2 * SQRT * (x + 0.044715 * x**3)
-        s, rise = torch.sigmoid(inner), 2 * SQRT * (1 + 3 * 0.044715 * x**2)
+        # Beyond 100 the density is 0, and no square overflows.
+        s, rise = torch.sigmoid(inner), 2 * SQRT * (1 + 3 * 0.044715 * x.clamp(-100, 100) ** 2)
         return s + x * rise * s * torch.sigmoid(-inner)
     return torch.as_tensor(special.ndtr(_np(x))) + x * torch.exp(-x * x / 2) / math.sqrt(
         2 * math.pi
@@ -138,7 +147,9 @@ def _channels(t: Any) -> Any:
 
 @formula("lerp")
 def lerp(t: Any, o: Any) -> Any:
-    return (torch.lerp(t["a"], t["b"], o["weight"]),)
+    a, b, w = t["a"], t["b"], o["weight"]
+    # torch takes the second form for weights below -0.5 too.
+    return (a + w * (b - a) if w < 0.5 else b - (1 - w) * (b - a),)
 
 
 @formula("lerp_backward")

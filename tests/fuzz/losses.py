@@ -97,8 +97,10 @@ def triplet_margin_loss(t: Any, o: Any) -> Any:
 
     def distance(x: Any, y: Any) -> Any:
         z = x - y + o["eps"]
-        # torch has no largest of nothing.
-        return torch.linalg.vector_norm(z, float(o["p"]), -1) if z.shape[-1] else z.sum(-1)
+        # torch has no largest of nothing, and slopes of 0 at NaN for p = 1, which is NaN here.
+        norm = torch.linalg.vector_norm(z, float(o["p"]), -1) if z.shape[-1] else z.sum(-1)
+        bad = torch.where(z.isnan(), math.nan, 0.0)
+        return norm + (bad * z.nan_to_num()).sum(-1)
 
     near, far = distance(a, p), distance(a, n)
     if o["swap"]:
@@ -117,14 +119,21 @@ def _rows(t: Any, o: Any, name: str) -> tuple[Any, Any, Any]:
     return x, counts, target
 
 
+def _log_sum(x: Any) -> Any:
+    """With the slope of a softmax, where torch's is the exponential of a rounded difference."""
+    most = x.detach().amax(-1, keepdim=True)
+    most = torch.where(most.isfinite(), most, 0.0)
+    return (torch.log(torch.exp(x - most).sum(-1, keepdim=True)) + most)[..., 0]
+
+
 def _cross_entropy(x: Any, counts: Any, target: Any, o: Any) -> Any:
     """The loss of logits; rows that do not count are not looked at."""
     x, at = x[counts], target[counts]
     if o["softcap"]:
         x = o["softcap"] * torch.tanh(x / o["softcap"])
     each = F.cross_entropy(x, at, reduction="none", label_smoothing=o["label_smoothing"])
-    if o["z_loss"]:
-        each = each + o["z_loss"] * torch.logsumexp(x, -1) ** 2
+    if o["z_loss"] and len(at):
+        each = each + o["z_loss"] * _log_sum(x) ** 2
     if o["reduction"] == "none":
         return torch.zeros(counts.shape, dtype=torch.float64).masked_scatter(counts, each)
     return each.sum() / (len(at) if o["reduction"] == "mean" else 1) if len(at) else (

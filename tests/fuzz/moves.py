@@ -116,6 +116,9 @@ def _pool(dims: int) -> Any:
             if p == math.inf:
                 hit = np.abs(part) == norm
                 slope = np.sign(part) * hit / np.maximum(hit.sum(axes, keepdims=True), 1)
+            elif p < 1:
+                # The ratio to the norm may underflow where its power does not.
+                slope = np.sign(part) * np.abs(part) ** (p - 1) * norm ** (1 - p)
             else:
                 slope = np.sign(part) * (np.abs(part) / norm) ** (p - 1)
             slope = np.where((norm == 0) | (part == 0), 0.0, g * slope)

@@ -22,7 +22,7 @@ STEPS = 8
 SHARP = frozenset(
     name + end
     for name in ("relu", "relu6", "leaky_relu", "threshold", "hardtanh", "hardshrink", "softshrink",
-                 "prelu", "l1_loss")
+                 "l1_loss")
     for end in ("", "_backward")
 )  # fmt: skip
 TOP = {"float16": 65504.0, "bfloat16": 3.3895314e38, "float32": 3.4028235e38}
@@ -44,16 +44,21 @@ def within(have: Any, want: Any, room: Any, dtype: str) -> Any:
 
 def _moved(drawn: Drawn, truth: Any, eps: float, seed: int) -> tuple[Any, Any]:
     """Inputs and options as they may be after one rounding."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(drawn.number)
     arrays = dict(truth)
-    for name, x in truth.items() if drawn.op not in SHARP else ():
+    # The last one moves run-time values alone.
+    still = drawn.op in SHARP or seed == 3
+    for k, (name, x) in enumerate(() if still else truth.items()):
         if x.dtype.kind == "f":
-            arrays[name] = np.asarray(x * (1 + eps * rng.choice([-1.0, 1.0], x.shape)))
+            # Neighbours, and the same place of two arrays, are moved apart once at least.
+            turn = (np.arange(x.size).reshape(x.shape) // seed + k // seed) % 2 if seed else 0
+            sign = rng.choice([-1.0, 1.0], x.shape) * (1 - 2 * turn)
+            arrays[name] = np.asarray(x * (1 + eps * sign))
     options = dict(drawn.options)
     for name, value in drawn.scalars.items():
         # A run-time value that the compute dtype does not hold.
         if isinstance(value, float) and math.isfinite(value) and float(np.float32(value)) != value:
-            options[name] = value * (1 + eps * float(rng.choice([-1.0, 1.0])))
+            options[name] = value * (1 + eps)
     if drawn.op.startswith("rope") and drawn.dtype == "float64":
         # The angle is itself rounded.
         options["base"] = options.get("base", 1e4) * (1 + 2.0**-52 * float(rng.choice([-1, 1])))
@@ -74,11 +79,13 @@ def reference(drawn: Drawn, truth: Any) -> tuple[list[Any], list[Any]]:
             total = truth["x"].astype(acc) + truth["residual"].astype(acc)
             wide["sum"] = np.asarray(total.astype(truth["x"].dtype).astype(np.float64))
         want = expected(drawn.op, wide, drawn.options)
-        others = [expected(drawn.op, *_moved(drawn, wide, compute.eps, seed)) for seed in range(2)]
+        moved = [_moved(drawn, wide, compute.eps, seed) for seed in range(4)]
+        if moved[3][1] == drawn.options:
+            moved.pop()
+        others = [expected(drawn.op, *each) for each in moved]
         scales = [np.zeros(())] * len(want)
-        for start, scale in SCALES.items():
-            if drawn.op.startswith(start):
-                scales = scale(drawn, wide, want)
+        if drawn.op in SCALES:
+            scales = SCALES[drawn.op](drawn, wide, want)
         most = []
         for i, x in enumerate(want):
             moving = np.max([np.abs(apart(other[i], x)) for other in others], axis=0)
@@ -87,16 +94,61 @@ def reference(drawn: Drawn, truth: Any) -> tuple[list[Any], list[Any]]:
             rounding = 0.5 * store.eps * (1 + store.eps) * value if store is not compute else 0.0
             smallest = 2.0**-24 if drawn.dtype == "float16" else 2.0**-126
             # The formula of a result in float64 has roundings of its own.
-            more = 8 if drawn.dtype == "float64" else 1
+            more = 16 if drawn.dtype == "float64" else 1
             steps = compute.eps * (STEPS * (value + scales[i]) + 0.25 * size)
             room = rounding + more * (steps + STEPS * moving) + smallest
             # What is no number is to be that.
             most.append(np.where(np.isnan(x), 0.0, room))
+            if "dy" in wide and spec.elementwise and drawn.op not in SHARP:
+                # A slope below the least number is none, and NaN beside an infinity.
+                dy = wide["dy"] if wide["dy"].shape == x.shape else _finite(wide["dy"])
+                most[i] = most[i] + np.where(np.isnan(dy), 0.0, np.abs(dy)) * 2.0**-116
+            elif spec.elementwise and "x" in wide and wide["x"].shape == x.shape:
+                most[i] = most[i] + np.clip(np.nan_to_num(np.abs(wide["x"])), 0, 1e3) * 2.0**-126
+            if spec.category == "gated":
+                most[i] = most[i] + _finite(wide["x"]) * _finite(wide.get("dy", 1.0)) * 2.0**-116
     return want, most
 
 
 def _finite(x: Any) -> float:
     return float(np.max(np.abs(x), initial=0.0, where=np.isfinite(x)))
+
+
+def _lerp(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    size = np.abs(t["a"]) + np.abs(t["b"])
+    return [np.where(np.isfinite(size), size, 0.0) * (1 + abs(drawn.options["weight"]))]
+
+
+def _means(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    x = np.abs(t["x"])
+    axes = (0, *range(2, x.ndim))
+    return [0.0, x.mean(axes) if x.size else 0.0, 0.0]
+
+
+def _ones(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """A cosine, which is taken off 1."""
+    return [t["target"].size if drawn.options.get("reduction") == "sum" else 1.0]
+
+
+def _triplet(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """Distances, whose difference decides whether there is a slope, and to which of two."""
+    o = {**drawn.spec.defaults, **drawn.options}
+    a, p, n = (t[k] for k in ("anchor", "positive", "negative"))
+    near, far, other = (np.linalg.norm(x - y + o["eps"], o["p"], -1) if x.shape[-1] else
+                        np.zeros(x.shape[:-1]) for x, y in ((a, p), (a, n), (p, n)))  # fmt: skip
+    # Each difference is rounded at the size of what it is of.
+    size = np.abs(a).sum(-1) + np.abs(p).sum(-1) + np.abs(n).sum(-1)
+    if not drawn.op.endswith("backward"):
+        parts = size.size if o["reduction"] == "mean" else 1
+        return [size if o["reduction"] == "none" else size.sum() / max(parts, 1)]
+    close = 16 * named(named(drawn.dtype).accumulate).eps * (size + o["margin"])
+    gap = np.minimum(far, other) if o["swap"] else far
+    vague = np.abs(o["margin"] + near - gap) <= close
+    if o["swap"]:
+        vague |= np.abs(far - other) <= close
+    steps = 1 + (o["p"] if o["p"] < math.inf else 0)
+    slope = np.where(vague, np.inf, _finite(t["dloss"]) * steps)[..., None]
+    return [np.broadcast_to(slope, x.shape) for x in (a, p, n)]
 
 
 def _cosine(drawn: Drawn, t: Any, want: Any) -> list[Any]:
@@ -109,15 +161,25 @@ def _cosine(drawn: Drawn, t: Any, want: Any) -> list[Any]:
 
 
 def _cotangent(drawn: Drawn, t: Any, want: Any) -> list[Any]:
-    """Slopes up to 1 that are sums of two: those of distances and of logits."""
+    """Slopes of logits are parts of 1, less the target; a loss is the logarithm of about 1."""
     options = drawn.options
+    rows = t["target"].size if options.get("reduction") == "sum" else 1.0
     g = _finite(t["dloss"]) if "dloss" in t else 1.0
     if options.get("z_loss"):
         g = g * (1 + 2 * options["z_loss"] * 1e2)
     more = {"dhidden": "weight", "dweight": "hidden"}
     names = [p.name for p in drawn.form.outputs]
-    return [np.asarray(0.0 if n == "loss" else g * (_finite(t[more[n]]) if n in more else 1.0))
+    return [np.asarray(rows if n == "loss" else g * (_finite(t[more[n]]) if n in more else 1.0))
             for n in names]  # fmt: skip
+
+
+def _softmax(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """What a softmax takes off its cotangent."""
+    dy, axis = np.abs(t["dy"]), drawn.options.get("axis", -1)
+    total, scale = dy.sum(axis, keepdims=True), abs(drawn.options.get("scale", 1.0))
+    if drawn.op.startswith("log"):
+        return [scale * (dy + np.exp(t["y"]) * total)]
+    return [scale * t["y"] * (dy + total)]
 
 
 def _norm(drawn: Drawn, t: Any, want: Any) -> list[Any]:
@@ -142,14 +204,23 @@ def _norm(drawn: Drawn, t: Any, want: Any) -> list[Any]:
 
 SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     "cosine_embedding_loss_backward": _cosine,
-    "triplet_margin_loss_backward": _cotangent,
+    "cosine_embedding_loss": _ones,
+    "triplet_margin_loss": _triplet,
+    "triplet_margin_loss_backward": _triplet,
+    "lerp": _lerp,
+    "batch_norm": _means,
+    "softmax_backward": _softmax,
+    "log_softmax_backward": _softmax,
+    "cross_entropy": _cotangent,
+    "soft_target_cross_entropy": _cotangent,
+    "linear_cross_entropy": _cotangent,
     "cross_entropy_backward": _cotangent,
-    "cross_entropy_with": _cotangent,
+    "cross_entropy_with_gradient": _cotangent,
     "soft_target_cross_entropy_backward": _cotangent,
-    "soft_target_cross_entropy_with": _cotangent,
+    "soft_target_cross_entropy_with_gradient": _cotangent,
     "linear_cross_entropy_backward": _cotangent,
-    "linear_cross_entropy_with": _cotangent,
+    "linear_cross_entropy_with_gradient": _cotangent,
     **{f"{name}_norm_backward": _norm for name in (
         "rms", "layer", "add_rms", "add_layer", "batch", "group", "instance")},
 }  # fmt: skip
-"""By how an op's name begins: the size of terms that cancel in its results."""
+"""The size of terms that cancel in the results of an op."""

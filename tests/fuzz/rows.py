@@ -28,12 +28,18 @@ def rms_norm(t: Any, o: Any) -> Any:
     return (F.rms_norm(x, x.shape[-1:], t.get("weight"), o["eps"]),)
 
 
+def _centred(x: Any, axes: Any, eps: float) -> Any:
+    """Not torch's own, whose result for one element is not 0, and which refuses some."""
+    far = x - x.mean(axes, keepdim=True)
+    # A row that is one number throughout has no variance, and its mean is rounded.
+    far = far - far.mean(axes, keepdim=True)
+    return far * torch.rsqrt((far * far).mean(axes, keepdim=True) + eps)
+
+
 @formula("layer_norm")
 def layer_norm(t: Any, o: Any) -> Any:
     x = t["x"]
-    if not x.numel():
-        return (_scaled(x, t, (-1,)),)
-    return (F.layer_norm(x, x.shape[-1:], t.get("weight"), t.get("bias"), o["eps"]),)
+    return (_scaled(_centred(x, -1, o["eps"]) if x.numel() else x, t, (-1,)),)
 
 
 def _added(norm: Any) -> Any:
@@ -74,9 +80,8 @@ def group_norm(t: Any, o: Any) -> Any:
     x = t["x"]
     if not x.numel():
         return (_scaled(x, t, _channels(x)),)
-    # One element is its own mean here, where torch refuses it: a doubled one has the same mean.
-    y = F.group_norm(torch.stack([x, x], -1), o["num_groups"], eps=o["eps"])[..., 0]
-    return (_scaled(y, t, _channels(x)),)
+    y = _centred(x.reshape(x.shape[0], o["num_groups"], -1), -1, o["eps"])
+    return (_scaled(y.reshape(x.shape), t, _channels(x)),)
 
 
 @formula("instance_norm")
@@ -89,11 +94,11 @@ def batch_norm(t: Any, o: Any) -> Any:
     x = t["x"]
     others = [i for i in range(x.ndim) if i != 1]
     if not x.numel():
-        nothing = x.sum(others) / 0
+        # Of nothing.
+        nothing = x.sum(others)
         return _scaled(x, t, _channels(x)), nothing, nothing
     mean, var = x.mean(others), x.var(others, unbiased=False)
-    y = F.batch_norm(torch.stack([x, x], -1), None, None, training=True, eps=o["eps"])[..., 0]
-    return _scaled(y, t, _channels(x)), mean, var
+    return _scaled(_centred(x, others, o["eps"]), t, _channels(x)), mean, var
 
 
 @formula("batch_norm_inference")
