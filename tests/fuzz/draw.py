@@ -261,9 +261,9 @@ def _array(drawn: Drawn, name: str, shape: tuple[int, ...]) -> Memory:
     index = "int64" if rng.random() < 0.6 else "int32"
     dtype = spec.dtype_of(name, drawn.dtype, index)
     style = drawn.style
-    if style == "tiny" and name == "weight":
-        # Products of such numbers are none.
-        style = "plain"
+    if name == "weight" and style in ("tiny", "wild"):
+        # Products and reciprocals of the least numbers are none.
+        style = "plain" if style == "tiny" else "infinite"
     if (
         style in ("wild", "infinite")
         and name.startswith("d")
