@@ -268,8 +268,10 @@ class Binder:
 
     def _rank(self, pattern: Pattern, shape: Shape) -> ValueError:
         """The error for an array of too many or too few axes."""
-        known = [self.axes.get(t.name, self.axes.get(t.bound or "")) for t in pattern.groups]
-        count = pattern.fixed + sum(len(k) for k in known if k is not None)  # type: ignore[arg-type]
+        known: list[Any] = [
+            self.axes.get(t.name, self.axes.get(t.bound or "")) for t in pattern.groups
+        ]
+        count = pattern.fixed + sum([len(k) for k in known if k is not None])
         least = "at least " if None in known else ""
         beside = " and ".join(map(self._said, self._met))
         expected = f"{least}{count} {'axis' if count == 1 else 'axes'}"

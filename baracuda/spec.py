@@ -181,7 +181,8 @@ class OpSpec:
     def floors(self) -> tuple[tuple[str, str], ...]:
         """Pairs of options of which the second may not lie below the first."""
         every = {**self.options, **self.scalars}
-        return tuple((n.floor, name) for name, n in every.items() if getattr(n, "floor", ""))
+        floors = [(getattr(normalise, "floor", ""), name) for name, normalise in every.items()]
+        return tuple(pair for pair in floors if pair[0])
 
     @cached_property
     def usual(self) -> dict[str, Any]:
