@@ -12,11 +12,11 @@ from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import rotations
 from baracuda.op import op
 from baracuda.shapes import Axes
-from baracuda.spec import Case, Kernel
+from baracuda.spec import Case, Kernel, Normaliser
 
 __all__ = ["rope", "rope_backward"]
 
-OPTIONS = {
+OPTIONS: dict[str, Normaliser] = {
     "base": positive(),
     "interleaved": flag,
     "rotary_dim": optional(integer),
