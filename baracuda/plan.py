@@ -164,7 +164,7 @@ class Plan(Generic[R]):
             is no gradient.
         """
         if (torch := compiling()) is not None:
-            return self._in_graph(torch, arrays, out, accumulate, scalars)
+            return self._in_graph(torch, arrays, out, accumulate, scalars)  # type: ignore[no-any-return]
         if scalars or self.problem.spec.scalars:
             scalars = self._scalars(scalars)
         plan = self
