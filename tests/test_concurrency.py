@@ -379,3 +379,18 @@ def test_a_lock_may_be_taken_again_by_who_has_it() -> None:
             assert guard.lock.acquire(blocking=False)
             guard.lock.release()
         guard.renew()
+
+
+def test_a_backend_that_another_thread_is_importing_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "slow_kernels.py").write_text(
+        "import time\ntime.sleep(0.5)\nfrom baracuda.backends.numpy import BACKEND\n"
+    )
+    script = """
+import threading, time
+from baracuda import backends
+backends.register("slow", backends.Entry("slow_kernels", ("numpy",)))
+threading.Thread(target=backends.load, args=("slow",)).start()
+time.sleep(0.2)
+print(backends.load("slow").name)
+"""
+    assert ran(script, tmp_path) == "numpy\n"

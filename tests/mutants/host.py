@@ -127,7 +127,7 @@ _CACHE = (
         "backend: Backend = import_module(entry.module).BACKEND",
         "backend: Backend = getattr(sys.modules.get(entry.module) or import_module(entry.module), "
         "'BACKEND')",
-        "test_concurrency.py::test_first_calls_of_many_threads_get_the_backend_of_later_ones",
+        "test_concurrency.py::test_a_backend_that_another_thread_is_importing_is_waited_for",
     ),
 )  # fmt: skip
 
