@@ -265,3 +265,13 @@ def test_a_plan_for_plain_tensors_serves_watched_ones() -> None:
     watched = x.clone().requires_grad_()
     assert plan(watched).requires_grad
     assert not plan(x).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("norm_type", [0.5, 1.5, 2.5])
+def test_a_window_of_one_subnormal_has_a_slope_of_one(norm_type: float, dtype: Any) -> None:
+    x = torch.tensor([[1e-40, -3e-39, 9e-41, 1e-38, -2.0, 0.0]], dtype=dtype, device="cuda")
+    got = bc.lp_pool1d_backward(
+        torch.ones_like(x), x, x.abs(), norm_type=norm_type, kernel_size=1, stride=1
+    )
+    torch.testing.assert_close(got, x.sign())

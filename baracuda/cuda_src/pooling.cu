@@ -174,8 +174,13 @@ template <class A, int P, bool COARSE = false> struct LpPoolBackward : Norm<A, P
     }
     if (x == 0) return 0;
     if constexpr (P == 1) return dy * sign;
-    // A ratio may underflow where its power below 1 does not.
-    if (P == REAL && this->p < 2) return dy * (this->slope(x) * this->divisor(y));
+    // A ratio may underflow where its power below 1 does not, and coarse powers take subnormals for 0.
+    if (P == REAL && this->p < 2) {
+      const A exponent = this->p - 1, part = ratio(size, y);
+      const bool fits = part >= Gradient<A>::low;
+      const A first = power(fits ? part : size, exponent);
+      return dy * (sign * (fits ? first : first * power(y, -exponent)));
+    }
     return dy * this->slope(ratio(x, y));
   }
 };

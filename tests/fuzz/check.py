@@ -149,6 +149,9 @@ def _legal(checks: _Checks) -> None:
     backends = [None]
     forced = [b for b, d in draw.claimed(drawn.op, drawn.library, drawn.device).items()
               if drawn.dtype in d]  # fmt: skip
+    # CuPy compiles its kernels so that they take subnormals for 0.
+    if drawn.style in ("tiny", "wild"):
+        forced = [b for b in forced if b != "cupy"]
     if rng.random() < 0.4:
         backends.append(str(rng.choice(forced)))
     for backend in backends:

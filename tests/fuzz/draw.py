@@ -267,7 +267,7 @@ def _array(drawn: Drawn, name: str, shape: tuple[int, ...]) -> Memory:
     if (
         style in ("wild", "infinite")
         and name.startswith("d")
-        and not (spec.elementwise or spec.moves)
+        and not ((spec.elementwise and spec.category != "gated") or spec.moves)
     ):
         # Whether 0 * inf counts in a sum is not promised.
         style = "plain"

@@ -182,6 +182,11 @@ def _softmax(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     return [scale * t["y"] * (dy + total)]
 
 
+def _log_softmax(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """The scaled input, off which the largest of its row is taken."""
+    return [_finite(t["x"]) * abs(drawn.options.get("scale", 1.0))]
+
+
 def _norm(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     """The terms of the slope of a norm, which cancel: each is as large as ``r * dy * weight``."""
     x = t.get("x", t.get("s"))
@@ -209,6 +214,7 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     "triplet_margin_loss_backward": _triplet,
     "lerp": _lerp,
     "batch_norm": _means,
+    "log_softmax": _log_softmax,
     "softmax_backward": _softmax,
     "log_softmax_backward": _softmax,
     "cross_entropy": _cotangent,
