@@ -201,8 +201,7 @@ class Op(Generic[P, R]):
         """
         if (torch := compiling()) is not None and torch.compiler.is_dynamo_compiling():
             raise UnsupportedError(
-                f"{self._name}: plan: torch.compile cannot read it: make the plan outside of the "
-                f"compiled function, or call the op"
+                f"{self._name}: plan: torch.compile cannot read it: make it outside, or call the op"
             )
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
@@ -221,14 +220,14 @@ class Op(Generic[P, R]):
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**given, **scalars})
-        plan = self.plan(*arrays, **given)
+        plan, taken = self.plan(*arrays, **given), unwrapped(arrays)
         if self._scalars:
             scalars = plan.scalars(scalars)
         try:
-            return plan.run(arrays, None, False, scalars), plan
+            return plan.run(taken, None, False, scalars), plan
         except Misfit:
-            plan = self._misfit(arrays, given)
-            return plan.run(arrays, None, False, scalars), plan
+            plan = self._misfit(taken, given)
+            return plan.run(taken, None, False, scalars), plan
 
     def _split(self, given: dict[str, Any]) -> dict[str, Any]:
         """Take the run-time values out of `given`."""

@@ -97,7 +97,7 @@ def test_an_op_is_told_with_its_forms_options_and_example(
     spec = registry["rope"].spec
     assert all(form.text in text for form in spec.signatures)
     assert "``positions * base**(-2*i/rotary_dim)``" in text
-    assert "rope(x: Array, positions: Array | None = None, /, *, base: float = 10000.0" in text
+    assert "rope(x: A, positions: Array | None = None, /, *, base: float = 10000.0" in text
     option = next(line for line in text.splitlines() if line.startswith("seq_axis"))
     assert words(option) == ["seq_axis", "int", "-2", "structural"]
     found = in_json(capsys, "ops", "lerp_backward")

@@ -13,18 +13,11 @@ from dataclasses import replace
 import lanes
 import pytest
 from holding import hold
-from kinds import FIRST, USUAL
+from kinds import FIRST
 
 from baracuda.testing.cases import LIBRARIES, Subject, subjects
 
 _LIBRARIES = ("numpy", "torch") if lanes.LANE == "quick" else LIBRARIES
-
-
-def of_jax(op: str, dtype: str) -> bool:
-    """Whether JAX tries this dtype of an op outside of the full lane."""
-    if dtype == "float32":
-        return True
-    return op in (FIRST if dtype in ("float64", "bfloat16") else USUAL)
 
 
 def tried() -> Iterator[Subject]:
@@ -33,7 +26,7 @@ def tried() -> Iterator[Subject]:
         for subject in subjects([op], _LIBRARIES):
             if subject.library != "jax" or lanes.FULL:
                 yield subject
-            elif of_jax(op, subject.dtype):
+            elif op in FIRST or subject.dtype == "float32":
                 yield replace(subject, brief=True)
 
 

@@ -174,7 +174,7 @@ template <class A, int P, bool COARSE = false> struct LpPoolBackward : Norm<A, P
     }
     if (x == 0) return 0;
     if constexpr (P == 1) return dy * sign;
-    // A ratio may underflow where its power below 1 does not, and coarse powers take subnormals for 0.
+    // A ratio may underflow where its power below 1 does not. Coarse powers take subnormals for 0.
     if (P == REAL && this->p < 2) {
       const A exponent = this->p - 1, part = ratio(size, y);
       const bool fits = part >= Gradient<A>::low;

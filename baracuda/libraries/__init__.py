@@ -373,9 +373,11 @@ def _detect(x: Array) -> Library:
     kind = type(x)
     for base in kind.__mro__:
         root = base.__module__.partition(".")[0]
-        # Others inherit from classes of NumPy that are no arrays.
-        if root in _ADAPTERS and (adapter := library(_ADAPTERS[root])).takes(x):
-            return adapter
+        if root in _ADAPTERS:
+            adapter = library(_ADAPTERS[root])
+            # Others inherit from classes of NumPy that are no arrays.
+            if adapter.takes(x) or kind in _BY_TYPE:
+                return adapter
     # Bodies would fill what is sparse.
     if hasattr(kind, "__array_namespace__") and not hasattr(kind, "todense"):
         other: Library = import_module("baracuda.libraries.array_api").adapter(x)
