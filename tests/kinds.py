@@ -56,12 +56,14 @@ def of_category() -> set[str]:
 FIRST = representatives()
 USUAL = of_category()
 OPS = lanes.cases(registry, FIRST.__contains__)
-PAIRS = lanes.cases(
-    [(o.spec.adjoint_of, name) for name, o in registry.items() if o.spec.adjoint_of],
-    lambda pair: not FIRST.keys().isdisjoint(pair),
-)
+PAIRS = [(o.spec.adjoint_of, name) for name, o in registry.items() if o.spec.adjoint_of]
 
 
 def runs_both_ways(op: str) -> bool:
     """Whether it stands for a kind and is no gradient: what runs it runs its gradient too."""
     return op in FIRST and registry[op].spec.adjoint_of is None
+
+
+def one_of_category(op: str) -> bool:
+    """Whether it stands for its category and is no gradient."""
+    return op in USUAL and runs_both_ways(op)

@@ -161,8 +161,14 @@ def test_planes_are_the_body_in_any_order_of_threads(
 ) -> None:
     kind = named(dtype)
     eps, small = kind.eps, named(kind.accumulate).eps
+    seen = set[tuple[str, ...]]()
     for one in of(dtype):
-        first, second = (computed(one, entries(dtype, of), seed) for seed in (0, 1))
+        kernels = tuple(step.entry.symbol for step in one.steps.kernels)
+        first = computed(one, entries(dtype, of), 0)
+        # Another order once for the same kernels.
+        second = first if kernels in seen else computed(one, entries(dtype, of), 1)
+        if not lanes.FULL:
+            seen.add(kernels)
         with np.errstate(all="ignore"):
             wanted, scale = reference(one), 1 / least(one)
         for x, again, want in zip(first, second, wanted, strict=True):

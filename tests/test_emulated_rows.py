@@ -238,8 +238,14 @@ def computed(one: Trial, category: str, dtype: str, seed: int) -> list[Array]:
 def test_rows_are_the_body_in_any_order_of_threads(category: str, dtype: str) -> None:
     kind = named(dtype)
     eps, small = kind.eps, named(kind.accumulate).eps
+    seen = set[tuple[str, ...]]()
     for one in trials(category, dtype):
-        first, second = (computed(one, category, dtype, seed) for seed in (0, 1))
+        kernels = tuple(step.entry.symbol for step in one.steps.kernels)
+        first = computed(one, category, dtype, 0)
+        # Another order once for the same kernels.
+        second = first if kernels in seen else computed(one, category, dtype, 1)
+        if not lanes.FULL:
+            seen.add(kernels)
         for x, again, want in zip(first, second, reference(one), strict=True):
             assert x.tobytes() == again.tobytes(), one.label
             want = want + 0.5 * one.call.add

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import lanes
 import numpy as np
 import pytest
-from kinds import OPS, PAIRS, USUAL, runs_both_ways
+from kinds import FIRST, PAIRS, USUAL, one_of_category, runs_both_ways
 from over_devices import ROOT, works
 
 import baracuda as bc
@@ -25,8 +25,6 @@ from baracuda.testing.cases import Call, Subject
 
 # Where the backward takes nothing that the forward is not linear in.
 LINEAR = ("gather", "lerp", "rope")
-one_of_each_kind = pytest.mark.parametrize("op", OPS)
-every_pair = pytest.mark.parametrize(("forward", "backward"), PAIRS)
 
 
 def _usual_axis(given: tuple[str, int]) -> bool:
@@ -133,7 +131,7 @@ def test_first_and_second_derivatives_are_those_of_the_body(op: str) -> None:
             close(got, want, f"{g.call.case} {g.call.form.text} {order.__name__}")
 
 
-@one_of_each_kind
+@pytest.mark.parametrize("op", lanes.cases(registry, runs_both_ways))
 @pytest.mark.usefixtures("wide")
 def test_forward_mode_is_that_of_the_body(op: str) -> None:
     for g in given(op, "float64", most=1):
@@ -170,7 +168,9 @@ def called(jaxpr: Any) -> list[str]:
     return out
 
 
-@every_pair
+@pytest.mark.parametrize(
+    ("forward", "backward"), lanes.cases(PAIRS, lambda pair: not FIRST.keys().isdisjoint(pair))
+)
 def test_the_gradient_calls_the_explicit_backward(forward: str, backward: str) -> None:
     for g in given(forward, "float32"):
         pull = jax.make_jaxpr(g.grad(g.op))(*g.inputs)
@@ -178,7 +178,10 @@ def test_the_gradient_calls_the_explicit_backward(forward: str, backward: str) -
         assert called(jax.make_jaxpr(jax.jit(g.grad(g.op)))(*g.inputs).jaxpr) == [forward, backward]
 
 
-@every_pair
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    lanes.cases(PAIRS, lambda pair: pair[0] in USUAL),
+)
 def test_an_eager_gradient_calls_the_explicit_backward_once(
     forward: str, backward: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +273,7 @@ def test_vmap_over_each_operand_is_a_loop(op: str, axis: int) -> None:
                 close(have, g.plain(*one), f"{g.call.form.text} {axes}", 2e-5)
 
 
-@pytest.mark.parametrize("op", lanes.cases(registry, lambda op: op in USUAL and runs_both_ways(op)))
+@pytest.mark.parametrize("op", lanes.cases(registry, one_of_category))
 @pytest.mark.usefixtures("wide")
 def test_gradients_batch_and_nest(op: str) -> None:
     for g in given(op, "float64", most=1):
@@ -394,6 +397,6 @@ def test_an_eager_call_is_one_program_whatever_its_values() -> None:
 
 
 # Gradients by themselves are spread as custom calls (`test_jax_kernels`).
-@pytest.mark.parametrize("op", lanes.cases(registry, lambda op: op in USUAL and runs_both_ways(op)))
+@pytest.mark.parametrize("op", lanes.cases(registry, one_of_category))
 def test_over_four_devices(op: str) -> None:
     works(op, "host")

@@ -13,7 +13,7 @@ import lanes
 import numpy as np
 import pytest
 from emulator import compiler
-from kinds import FIRST, USUAL
+from kinds import FIRST, USUAL, one_of_category
 from over_devices import works
 from test_jax import close, given
 
@@ -54,7 +54,7 @@ PAIRS = [(registry[name].spec.adjoint_of, name) for name in KERNELS]
 # Cases of each form.
 MOST = None if lanes.FULL else 1
 each_kernel = pytest.mark.parametrize("op", lanes.cases(KERNELS, FIRST.__contains__))
-one_of_each_category = pytest.mark.parametrize("op", lanes.cases(KERNELS, USUAL.__contains__))
+one_forward_of_each_category = pytest.mark.parametrize("op", lanes.cases(KERNELS, one_of_category))
 each_pair = pytest.mark.parametrize(
     ("forward", "backward"),
     lanes.cases([p for p in PAIRS if p[0]], lambda p: p[0] in USUAL),
@@ -172,7 +172,7 @@ def test_a_program_launches_the_kernel(op: str, launched: list[str]) -> None:
         launched.clear()
 
 
-@one_of_each_category
+@one_forward_of_each_category
 def test_a_batch_is_one_launch(op: str, launched: list[str]) -> None:
     for g in given(op, "float32", most=2 if lanes.FULL else 1):
         n = len(g.arrays)
@@ -190,7 +190,7 @@ def test_a_batch_is_one_launch(op: str, launched: list[str]) -> None:
             same(got, jax.vmap(g.plain, axes)(*batched), f"{g.call.form.text} {axes}")
 
 
-@one_of_each_category
+@one_forward_of_each_category
 def test_nested_batches_along_any_axis(op: str, launched: list[str]) -> None:
     every = list(given(op, "float32"))
     fits = [g for g in every if batch(g.problem, 3, [True] * len(g.arrays)) is not None]

@@ -17,7 +17,7 @@ from typing import Any
 import lanes
 import torch
 import torch.distributed as dist
-from kinds import runs_both_ways
+from kinds import one_of_category
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
@@ -342,7 +342,7 @@ if __name__ == "__main__":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     flat = init_device_mesh(DEVICE, (RANKS,))
     report = {}
-    for name in [op for op in registry if lanes.FULL or runs_both_ways(op)]:
+    for name in [op for op in registry if lanes.FULL or one_of_category(op)]:
         report[name] = {check.__name__: list(check(name, flat)) for check in CHECKS}
     if dist.get_rank() == 0:
         print(json.dumps(report))
