@@ -149,6 +149,7 @@ def least(one: Trial) -> float:
     return float(np.sqrt(np.min(variances) + 1e-5))
 
 
+@pytest.mark.slow("kernels for every shape of a plane, thread by thread")
 @pytest.mark.parametrize(
     ("dtype", "of"),
     lanes.cases(

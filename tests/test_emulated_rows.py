@@ -228,6 +228,7 @@ def computed(one: Trial, category: str, dtype: str, seed: int) -> list[Array]:
     return outs
 
 
+@pytest.mark.slow("kernels for every length of a row, thread by thread")
 @pytest.mark.parametrize(
     ("category", "dtype"),
     lanes.cases(

@@ -114,6 +114,7 @@ def look(entries: Iterable[Entry], arch: str, report: dict[str, dict[str, Any]])
     assert not remarks, "\n".join(remarks)
 
 
+@pytest.mark.slow("some files have fifty kernels, of half a second each")
 @pytest.mark.parametrize("arch", lanes.cases(EVERY_ARCH, lambda arch: arch == "sm_90"))
 @pytest.mark.parametrize(("file", "op"), FILES.items())
 def test_the_kernels_of_a_file_compile_and_stay_in_registers(

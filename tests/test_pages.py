@@ -201,6 +201,7 @@ def test_what_is_said_of_backends_on_request_holds() -> None:
     assert "only when asked for by backend='torch'" in why["torch"]
 
 
+@pytest.mark.slow("a page for every op")
 def test_the_docs_build_without_a_warning(tmp_path: Path) -> None:
     for module in ("sphinx", "furo", "numpydoc", "myst_parser"):
         pytest.importorskip(module)

@@ -46,6 +46,7 @@ def on_processors() -> Any:
     return report("cpu", 4)
 
 
+@pytest.mark.slow("the first waits for all that four processes do")
 @pytest.mark.parametrize("op", lanes.cases(lanes.registry, one_of_category))
 def test_every_op_on_shards(op: str, on_processors: Any) -> None:
     assert on_processors[op] == {check: [] for check in CHECKS}
