@@ -521,7 +521,7 @@ _FRAMEWORKS = (
         "a gradient is differentiated again", "frameworks/torch/autograd.py",
         "explicit = self._again if torch.is_grad_enabled() else self._explicit",
         "explicit = self._explicit",
-        "test_torch.py::test_first_and_second_derivatives_by_finite_differences[swiglu]",
+        "test_torch.py::test_first_and_second_derivatives_by_finite_differences[glu]",
     ),
     mutant(
         "dispatch options hold for the gradient", "frameworks/torch/autograd.py",
