@@ -128,6 +128,16 @@ def run(op: str, how: Trial, steps: Steps, outs: list[Array], seed: int = 0) -> 
     emulator.run(entries(), steps, [*given, *outs], seed, scalars(how))
 
 
+def test_a_mean_of_many_logits_that_one_thread_adds_up_does_not_drift() -> None:
+    op, how = "cross_entropy", trial((1, 5690, 2), 1, reduction="none", label_smoothing=1.0)
+    x, target = np.full(how.shape, 0.1348732, np.float32), np.zeros((1, 2), np.int64)
+    x[:, 0] = 0
+    exact = registry[op](x.astype(np.float64), target, axis=1, **dict(how.options))
+    out = emulator.empty(exact.shape, how.dtype)
+    emulator.run(entries(), plan(call_of(op, how)), [x, target, out], 0, scalars(how))
+    assert np.all(np.abs(out - exact) <= 1e-6 * exact)
+
+
 def close(got: Array, exact: Array, dtype: str) -> None:
     eps = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3, "float64": 1e-13}[dtype]
     size = np.max(np.abs(exact), initial=1e-30)

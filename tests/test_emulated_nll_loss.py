@@ -194,3 +194,20 @@ def test_what_does_not_count_may_be_anything() -> None:
     arrays = [emulator.placed(a) for a in (x, target, weight)]
     emulator.run(entries(), plan(call_of("nll_loss", how)), [*arrays, out])
     assert out == 1.5
+
+
+@pytest.mark.parametrize("where", ["kernel", "body"])
+def test_weights_of_no_normal_size_share_a_mean(where: str) -> None:
+    """Their sum has no finite reciprocal."""
+    op, how = "nll_loss_backward", TRIALS["weights"]
+    weight = np.full(how.shape[-1], 1e-42, np.float32)
+    known = arrays_of(how)
+    arrays = [weight if x is known["weight"] else x for x in given(op, how)]
+    exact = body(op, how, weight=weight)
+    if where == "kernel":
+        out = emulator.empty(exact.shape, how.dtype)
+        emulator.run(entries(), plan(call_of(op, how)), [*arrays, out])
+    else:
+        out = registry[op](*arrays, **options(op, how))
+    assert np.isfinite(exact).all()
+    close(out, exact, how)

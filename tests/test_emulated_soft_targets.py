@@ -131,6 +131,19 @@ def test_gradients_may_be_written_over_logits(name: str) -> None:
     close(arrays[0], exact[1], how.dtype)
 
 
+@pytest.mark.parametrize("op", [OP, OPS[2]])
+def test_many_equal_probabilities_that_one_thread_adds_up_do_not_drift(op: str) -> None:
+    how = trial((1, 5690, 2), 1, reduction="none")
+    x, target = (np.full(how.shape, 0.1348732, np.float32) for _ in range(2))
+    x[:, 0] = 1
+    exact = registry[op](x.astype(np.float64), target.astype(np.float64), axis=1, reduction="none")
+    exact = exact if isinstance(exact, tuple) else (exact,)
+    outs = [emulator.empty(y.shape, how.dtype) for y in exact]
+    run(plan(call_of(op, how)), how, [x, target, *outs])
+    for out, y in zip(outs, exact, strict=True):
+        assert np.all(np.abs(out - y) <= 1e-5 * np.abs(y).max())
+
+
 @pytest.mark.parametrize("columns", [4, 70, 2000])
 def test_large_and_infinite_logits_give_what_the_body_gives(columns: int) -> None:
     how = trial((6, columns), reduction="none")

@@ -110,6 +110,25 @@ def test_jax_takes_the_explicit_gradient(op: str, reduction: str) -> None:
         np.testing.assert_allclose(many[0], got, rtol=1e-11, atol=1e-14)
 
 
+@pytest.mark.parametrize("library", [np, jnp])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_end_of_logarithms_is_a_number_of_float32(library: Any, dtype: str) -> None:
+    """A constant that underflows is an error where NumPy is told to raise."""
+    x = library.asarray([0.5, 0.0, 1.0], dtype=dtype)
+    with np.errstate(all="raise"):
+        loss = bc.binary_cross_entropy(x, x, reduction="none")
+    np.testing.assert_allclose(np.asarray(loss), [0.6931, 0.0, 0.0], rtol=1e-3)
+
+
+def test_logarithms_end_at_minus_100() -> None:
+    x = np.asarray([1e-45, 3e-44, 5e-44, 1e-320, 3.7e-44, 3.8e-44])
+    for dtype in (np.float32, np.float64):
+        loss = bc.binary_cross_entropy(x.astype(dtype), np.ones(6, dtype), reduction="none")
+        with np.errstate(all="ignore"):
+            want = np.minimum(-np.log(x.astype(dtype).astype(np.float64)), 100)
+        np.testing.assert_allclose(loss, want, rtol=1e-6)
+
+
 def test_nothing_has_no_mean() -> None:
     nothing = np.zeros((0, 3))
     assert np.isnan(bc.mse_loss(nothing, nothing))

@@ -132,16 +132,32 @@ struct Entropy {
     return fused(widen(t, i), row.keep, row.spread);
   }
 
+  // One thread that adds up a whole row would drift, by 7e-5 over 5690 equal probabilities: what
+  // roundings of the sum took is `lost`, and added the next time (Kahan). A lane adds up few.
+  static DEVICE void add_term(A x, A& sum, A& lost) {
+    if constexpr (WAY != ALONE) {
+      sum += x;
+      return;
+    }
+    const A term = x - lost, next = sum + term, gone = (next - sum) - term;
+    lost = gone - gone == 0 ? gone : A(0);
+    sum = next;
+  }
+
   // What probabilities of a vector make of its logits.
-  static DEVICE void weigh(const Row& row, i32 e, const A (&x)[V], const Vec<T, V>& t, State& s) {
+  static DEVICE void weigh(
+      const Row& row, i32 e, const A (&x)[V], const Vec<T, V>& t, State& s, A (&lost)[2]) {
     UNROLL for (int i = 0; i < V; ++i) {
       if (e + (WIDE ? 0 : i) >= row.end) continue;
       const A p = probability(row, t, i);
-      s.at[2] = fused(p, x[i] - base(s.at[0]), s.at[2]);
-      s.at[3] += p;
+      const A over = x[i] - base(s.at[0]);
+      if constexpr (WAY == ALONE) add_term(p * over, s.at[2], lost[0]);
+      else s.at[2] = fused(p, over, s.at[2]);
+      add_term(p, s.at[3], lost[1]);
     }
   }
-  static DEVICE void take(const Row& row, i32 h, const Loaded& v, State& s) {
+  static DEVICE void take(
+      const Row& row, i32 h, const Loaded& v, State& s, A (&lost)[2]) {
     A x[V];
     const A most = larger(s.at[0], largest(v.x)), beside = base(most);
     if (row.plain && Near<A>::takes(beside)) {
@@ -151,7 +167,7 @@ struct Entropy {
       UNROLL for (int k = 0; k < HELD; ++k) {
         widen(v.x[k], x);
         UNROLL for (int i = 0; i < V; ++i) sum += near(x[i]);
-        if constexpr (SOFT) weigh(row, element(row, h + k), x, v.t[k], s);
+        if constexpr (SOFT) weigh(row, element(row, h + k), x, v.t[k], s, lost);
       }
       s.at[1] = fused(sum, near.rest, s.at[1]);
       return;
@@ -166,11 +182,11 @@ struct Entropy {
       }
       UNROLL for (int i = 0; i < V; ++i) {
         most = larger(most, x[i]);
-        if (!SOFT && there(row, e, i)) s.at[2] += x[i] - row.from;
+        if (!SOFT && there(row, e, i)) add_term(x[i] - row.from, s.at[2], lost[0]);
       }
       rebase(s, most);
       UNROLL for (int i = 0; i < V; ++i) s.at[1] += quick_exponential(x[i] - base(most));
-      if constexpr (SOFT) weigh(row, e, x, v.t[k], s);
+      if constexpr (SOFT) weigh(row, e, x, v.t[k], s, lost);
     }
   }
 
@@ -281,6 +297,7 @@ struct Entropy {
       if (SOFT && args.flags & EQUAL_SHARES) share = share / A(args.rows);
     }
     State s = start();
+    A lost[2] = {};
     A goal = 0;  // the logit of the target, which the first thread of a row has
     if (counts && !SOFT) {
       if (LOSS && row.rank == 0) goal = capped(row, widen(row.x[target * args.step[0]]));
@@ -294,7 +311,7 @@ struct Entropy {
       Loaded v = held;
       Vec<T, V>* to = room;
       ROLLED for (i32 round = 0;; ++round) {
-        take(row, h, v, s);
+        take(row, h, v, s, lost);
         if (!LOOPS || round >= rounds) break;
         h = round * HELD;
         v = fetch_all<true>(args, row, h);
@@ -309,7 +326,7 @@ struct Entropy {
       ROLLED for (i32 round = 0;; ++round) {
         Loaded next;
         if (LOOPS && round < rounds) next = fetch_all<true>(args, row, round * HELD);
-        take(row, h, held, s);
+        take(row, h, held, s, lost);
         if (!LOOPS || round >= rounds) break;
         h = round * HELD;
         held = next;

@@ -145,7 +145,10 @@ template <class T, int V, bool ACROSS, class I, bool ADD> struct NllLossBackward
   }
 
   static DEVICE A slope(const Args& args, i64 at, i64 target, A whole) {
-    return -(widen(args.dloss[at]) / whole) * args.targets.share(target);
+    const A dloss = widen(args.dloss[at]);
+    if (!(args.targets.flags & WEIGHTED)) return -(dloss / whole);
+    // The weight by the sum: a quotient by a sum that is tiny, as weights may be, overflows.
+    return -dloss * (args.targets.share(target) / whole);
   }
 
   static DEVICE void along(const Args& args, I thread, A whole) {

@@ -27,8 +27,9 @@ DIVERGENCES = (
     *CASES[1:],
     Case({"s": (4, 9)}, reduction="batchmean", log_target=True),
 )
-# What has a logarithm of -100.
-_LEAST = math.exp(-100)
+# What has a logarithm of -100, times so much: float32 has the product, but not all bits of that.
+_LARGER = 2.0**24
+_LEAST = math.exp(-100) * _LARGER
 
 
 @forward(
@@ -81,7 +82,7 @@ def binary_cross_entropy(
     """
     xp = library_of(x).xp
     # Where a logarithm is cut off it is not taken: its slope there is no number.
-    zero, one = (x >= 0) & (x <= _LEAST), x == 1
+    zero, one = (x >= 0) & (x * _LARGER <= _LEAST), x == 1
     on = xp.where(zero, -100, xp.log(xp.where(zero, 1, x)))
     # JAX's log1p has 7 bits less in float64 between -0.41 and -0.3.
     small = x < 0.25

@@ -157,8 +157,9 @@ def gather_backward(
     same along rows) and "few a row". Four add integers, whose sum no order changes: "turned",
     "tiles", "partition" (many elements to not too many bins), and "fixed point", which takes any
     problem. "atomics" (all that the others do not suit) may differ from run to run, and
-    ``deterministic=True`` never runs them. Two forms may differ in the last bit. Other backends on
-    a GPU may add in any order; the SKU says so.
+    ``deterministic=True`` never runs them. They take subnormal float32 numbers and sums for 0, as
+    the hardware does in memory. Two forms may differ in the last bit. Other backends on a GPU may
+    add in any order; the SKU says so.
 
     Examples
     --------

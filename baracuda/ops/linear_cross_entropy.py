@@ -212,7 +212,8 @@ def linear_cross_entropy(
     Raises
     ------
     IndexError, TypeError, ValueError
-        As `cross_entropy`.
+        As `cross_entropy`. On a GPU the late error of a target names `cross_entropy`, and counts
+        its position from the first row of the chunk.
 
     Notes
     -----

@@ -183,6 +183,8 @@ def nll_loss_backward(
     xp = library_of(dloss).xp
     counts, at = classes(target, x_shape[axis], ignore_index)
     each, number = _shares(weight, counts, at, dloss.dtype)
-    dloss = dloss / number if reduction == "mean" else dloss
+    if reduction == "mean":
+        # A weight by the sum: a quotient by a sum that is tiny, as weights may be, overflows.
+        each, dloss = (each, dloss / number) if weight is None else (each / number, dloss)
     slopes = xp.expand_dims(xp.where(counts, -dloss * each, 0), axis=axis)
     return xp.where(hits(xp.expand_dims(at, axis=axis), axis, x_shape[axis]), slopes, 0)

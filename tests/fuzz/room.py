@@ -97,6 +97,10 @@ def reference(drawn: Drawn, truth: Any) -> tuple[list[Any], list[Any]]:
             more = 16 if drawn.dtype == "float64" else 1
             steps = compute.eps * (STEPS * (value + scales[i]) + 0.25 * size)
             room = rounding + more * (steps + STEPS * moving) + smallest
+            if drawn.op == "gather_backward" and drawn.device != "cpu":
+                # Atomic additions in the memory of a GPU take subnormal float32 numbers for 0.
+                ones = {**wide, "dout": np.ones_like(wide["dout"])}
+                room = room + 2 * expected(drawn.op, ones, drawn.options)[i] * 2.0**-126
             # What is no number is to be that.
             most.append(np.where(np.isnan(x), 0.0, room))
             if "dy" in wide and spec.elementwise and drawn.op not in SHARP:
@@ -117,12 +121,6 @@ def _finite(x: Any) -> float:
 def _lerp(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     size = np.abs(t["a"]) + np.abs(t["b"])
     return [np.where(np.isfinite(size), size, 0.0) * (1 + abs(drawn.options["weight"]))]
-
-
-def _means(drawn: Drawn, t: Any, want: Any) -> list[Any]:
-    x = np.abs(t["x"])
-    axes = (0, *range(2, x.ndim))
-    return [0.0, x.mean(axes) if x.size else 0.0, 0.0]
 
 
 def _ones(drawn: Drawn, t: Any, want: Any) -> list[Any]:
@@ -187,6 +185,56 @@ def _log_softmax(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     return [_finite(t["x"]) * abs(drawn.options.get("scale", 1.0))]
 
 
+def _act(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """The terms of a slope, which cancel near its zero: each is about as large as ``dy``."""
+    return [np.nan_to_num(np.abs(t["dy"]), posinf=0.0)]
+
+
+def _gate(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """The same of a gate, times what it lets through."""
+    axis, first = drawn.options.get("axis", -1), drawn.options.get("gate_first", False)
+    halves = (t["x"], t["gate"]) if "gate" in t else np.split(t["x"], 2, axis)
+    value, gate = halves[:: 1 - 2 * first]
+    # Where a gate is closed its slope may underflow: an infinity times that is NaN.
+    vague = np.where(np.isinf(value) & (gate < -9), np.inf, 0.0)
+    if "dy" not in t:
+        return [vague]
+    size = np.nan_to_num(np.abs(t["dy"] * value), posinf=0.0) + vague
+    parts = [np.zeros(size.shape), size][:: 1 - 2 * first]
+    return parts if "gate" in t else [np.concatenate(parts, axis)]
+
+
+def _pairs(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """The norm of the pair that an entry belongs to: two terms of that size may cancel."""
+    o = {**drawn.spec.defaults, **drawn.options}
+    x = np.nan_to_num(t["x" if "x" in t else "dy"], posinf=0.0, neginf=0.0)
+    other = np.arange(x.shape[-1])
+    size = len(other) if o["rotary_dim"] is None else o["rotary_dim"]
+    turn = other[:size]
+    other[:size] = turn ^ 1 if o["interleaved"] else np.roll(turn, size // 2)
+    return [np.hypot(x, x[..., other])]
+
+
+def _centred(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """``x`` and the mean that is taken off it, normalised; a mean is as exact as its terms."""
+    x = t.get("sum", t.get("x"))
+    more: list[Any] = [np.zeros(())] * (len(want) - 1)
+    if not x.size:
+        return [np.zeros(()), *more]
+    shape, axes, eps = x.shape, (-1,), drawn.options.get("eps", 1e-5)
+    channels = (-1,) if "layer" in drawn.op else (-1, *[1] * (x.ndim - 2))
+    weight = np.abs(t["weight"]).reshape(channels) if "weight" in t else 1.0
+    if "group" in drawn.op or "instance" in drawn.op:
+        x = x.reshape(shape[0], drawn.options.get("num_groups", shape[1]), -1)
+    elif "batch" in drawn.op:
+        axes = (0, *range(2, x.ndim))
+        more[:1] = [np.abs(x).mean(axes)] * len(more[:1])
+    size = np.abs(x) + np.abs(x).mean(axes, keepdims=True)
+    terms = size / np.sqrt(x.var(axes, keepdims=True) + eps)
+    terms = terms.reshape(shape) * weight
+    return [np.where(np.isfinite(terms), terms, 0.0), *more]
+
+
 def _norm(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     """The terms of the slope of a norm, which cancel: each is as large as ``r * dy * weight``."""
     x = t.get("x", t.get("s"))
@@ -213,7 +261,11 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     "triplet_margin_loss": _triplet,
     "triplet_margin_loss_backward": _triplet,
     "lerp": _lerp,
-    "batch_norm": _means,
+    **dict.fromkeys(("layer_norm", "add_layer_norm", "group_norm", "instance_norm", "batch_norm"),
+                    _centred),
+    **dict.fromkeys(("mish_backward", "silu_backward", "gelu_backward"), _act),
+    **dict.fromkeys(("geglu", "swiglu", "geglu_backward", "swiglu_backward"), _gate),
+    **dict.fromkeys(("rope", "rope_backward"), _pairs),
     "log_softmax": _log_softmax,
     "softmax_backward": _softmax,
     "log_softmax_backward": _softmax,
