@@ -262,3 +262,24 @@ def test_sets_are_shared_by_as_few_blocks_as_two_fit_a_multiprocessor() -> None:
     assert kept_planes.share(call, 1568, 2084) is None
     assert kept_planes.threads(49, 2) == 13 * 32
     assert kept_planes.threads(98, 1) == 25 * 32
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.endswith("_norm_backward")])
+def test_sets_of_one_element_pass_on_what_is_no_number(op: str) -> None:
+    """Their gradient is that of the mean, but for NaN and infinities in any of the inputs."""
+    spec = registry[op].spec
+    options = {"num_groups": 6} if "num_groups" in spec.options else {}
+    for form in spec.signatures:
+        shapes = {p.name: p.shape({"n": 1, "c": 6, "s": ()}) for p in form.inputs}
+        for name in shapes:
+            one = trial(op, shapes, "float32", **options)
+            place = list(spec.arrays).index(name)
+            x = one.arrays[place]
+            assert x is not None
+            x[..., 1:4] = np.nan, np.inf, -np.inf
+            entries = tuple(s.entry for s in one.steps.kernels)
+            with np.errstate(all="ignore"):
+                want = reference(one)[0]
+            assert np.isfinite(want).any()
+            assert not np.isfinite(want[..., 1:4]).any()
+            np.testing.assert_allclose(computed(one, entries, 0)[0], want, 1e-6, err_msg=name)

@@ -272,3 +272,29 @@ def test_what_passes_by_the_caches_is_the_same(op: str) -> None:
     (first,), (second,) = (computed(one, "norm", "float32", 0) for one in (passing, plain))
     assert passing.steps.kernels[0].arguments != plain.steps.kernels[0].arguments
     assert first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scale", [0.3, -2.5, 1e-37, 0.0])
+def test_the_largest_is_one_beside_itself_at_any_size(scale: float, dtype: str) -> None:
+    """What a scale makes of large elements is rounded by more than an exponent may be off."""
+    huge = {"float32": 3e38, "float64": 1e300}[dtype]
+    some = huge * np.array([1, -1, 0.875, -0.875, 0.01, 3e-29, 0])
+    for op in ("softmax", "log_softmax"):
+        for shape, axis in (((3, 5, 7), -1), ((9, 1), -1), ((2, 1000), -1), ((3, 40, 64), 1)):
+            one = trial(op, {"x": shape}, dtype, axis=axis)
+            (x,) = one.arrays[:1]
+            assert x is not None
+            x[...] = np.random.default_rng(2).choice(some, shape)
+            wide = x.astype(np.longdouble) * np.asarray(scale, dtype)
+            wide -= wide.max(axis, keepdims=True)
+            total = np.exp(wide).sum(axis, keepdims=True)
+            want = wide - np.log(total) if "log" in op else np.exp(wide) / total
+            out = emulator.empty(shape, dtype)
+            kernels = tuple(s.entry for s in one.steps.kernels)
+            emulator.run(kernels, one.steps, [x, out], 0, [scale])
+            # An exponent's roundings are some of its own size; it may exceed the type itself.
+            size = 1 + abs(want) if "log" in op else want * (1 + np.minimum(abs(wide), 1000))
+            most = 4 * named(dtype).eps * size
+            past = abs(want) > float(np.finfo(dtype).max)
+            assert np.all(np.where(past, np.isneginf(out), abs(out - want) <= most)), one.label

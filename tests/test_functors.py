@@ -211,6 +211,24 @@ def test_an_elementwise_functor_is_its_body(
         assert error[i, j] < 8, (options, at, got[i, j], want[i, j], error[i, j])
 
 
+@each_type
+@pytest.mark.parametrize("alpha", [-0.75, -0.1, -3.0, 0.75])
+def test_celu_bends_either_way(functors: ctypes.CDLL, alpha: float, kind: str) -> None:
+    """Of a negative alpha the exponential is that of positive numbers, down to the least."""
+    x = exactly(-np.exp(np.linspace(-60, 5, 4000)), kind)
+    t = x / WIDE(TYPES[kind](alpha))
+    x, t = x[t < 88], t[t < 88]
+    want, slope = WIDE(TYPES[kind](alpha)) * np.expm1(t), np.exp(t)
+    # What the roundings of the argument move, at most twice.
+    for name, ins, exact in (("Celu", [x], want), ("CeluBackward", [x * 0 + 1, x], slope)):
+        got = call(functors, name, kind, ins, 1, alpha)[0]
+        scale = np.abs(exact) + 2 * np.abs(t * slope)
+        error = np.where(normal(exact, kind), errors(got, exact, scale, kind), 0)
+        assert error.max() < 3, (name, float(t[np.argmax(error)]))
+    ends = call(functors, "Celu", kind, [[-np.inf, np.nan, -0.0, 2.0]], 1, alpha)[0]
+    assert np.array_equal(ends, [-np.inf if alpha < 0 else -alpha, np.nan, 0, 2], equal_nan=True)
+
+
 # What elements of 16 bits are computed by, before they are rounded to these.
 
 NARROW = ("float16", "bfloat16")

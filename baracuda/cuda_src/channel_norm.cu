@@ -28,8 +28,9 @@ template <class A> struct NormalisedBackward {
   f64 eps;
 
   HD Coefficients<A> settle(const Statistics<A>& of, const Channel<A>& channel) const {
-    // A single element is its own mean; a product and its rounding would not cancel.
-    if (of.count == 1) return {of.mean, A(0), A(0), channel.dmean};
+    // A single element is its own mean; a product and its rounding would not cancel. What is no
+    // number comes through.
+    if (of.count == 1) return {of.mean, 0 * channel.weight, 0 * channel.dvar, channel.dmean};
     const A along = 2 * channel.dvar / of.count - of.along * of.inverse * of.inverse;
     const A offset = channel.dmean / of.count - of.pull * of.inverse;
     return {of.mean, of.inverse * channel.weight, along, fused(-of.shift, along, offset)};

@@ -52,7 +52,10 @@ template <class A> struct Celu {
   f64 alpha;
 
   HD void operator()(const A (&x)[1], A (&y)[1]) const {
-    y[0] = bent(x[0], A(1), A(alpha), reciprocal(A(alpha)));
+    const A depth = A(alpha), rate = reciprocal(depth);
+    y[0] = bent(x[0], A(1), depth, magnitude(rate));
+    // Of a positive argument exp(t) - 1 = -exp(t) (exp(-t) - 1), of which no factor cancels.
+    if (depth < 0 && !(x[0] > 0)) y[0] *= -exponential(x[0] * rate);
   }
 };
 

@@ -4,7 +4,9 @@
 
 namespace baracuda {
 
-// The largest scaled element that is kept, and the sum of the exponentials of all beside it.
+// The largest element that is kept, halved and with the sign of the scale, and the sum of the
+// exponentials of all beside it. What is subtracted is no product: its rounding would be as large
+// as the exponents of large elements. Halves, for a difference of two does not overflow.
 template <class A> struct Exponentials {
   static constexpr int loads = 1, inputs = 1, columns = 0, outputs = 1, sums = 0, stages = ONCE;
   using State = Several<A, 2>;
@@ -13,30 +15,37 @@ template <class A> struct Exponentials {
   };
   f64 scale;
 
+  HD A half() const {
+    const A factor = A(scale);
+    return factor > 0 ? A(0.5) : factor < 0 ? A(-0.5) : factor;
+  }
+  HD A twice() const { return 2 * magnitude(A(scale)); }
+  // By which 2 is raised for a difference of halves: not 0, which -inf may be multiplied by.
+  HD A rate() const { return twice() == 0 ? A(1) : twice() * A(1.44269504088896340736); }
   static HD A nothing() { return -A(infinity()); }
   // Where all are -inf, or nothing is kept, the exponentials are those of -inf, and their sum
   // counts as 1.
   static HD A base(A most) { return most == nothing() ? A(0) : most; }
   template <int> static HD State start() { return {nothing(), A(0)}; }
-  template <int> static HD State join(const State& a, const State& b) {
+  template <int> HD State join(const State& a, const State& b) const {
     const bool first = a.at[0] >= b.at[0];
     const A low = first ? b.at[0] : a.at[0], most = larger(a.at[0], b.at[0]);
     const A less = first ? b.at[1] : a.at[1], more = first ? a.at[1] : b.at[1];
-    return {most, fused(less, quick_exponential(low - base(most)), more)};
+    return {most, fused(less, exponential2((low - base(most)) * rate()), more)};
   }
   template <int S, int N>
   HD void take(
       State& s, const Known&, const A (&x)[1][N], const A (&)[1][N], u32 keep) const {
-    const A factor = A(scale);
+    const A factor = half(), rate = this->rate();
     A most = s.at[0];
     UNROLL for (int i = 0; i < N; ++i) {
       most = larger(most, keep >> i & 1 ? x[0][i] * factor : nothing());
     }
     const A from = base(most);
-    A sum = s.at[1] * quick_exponential(s.at[0] - from);
+    A sum = s.at[1] * exponential2((s.at[0] - from) * rate);
     UNROLL for (int i = 0; i < N; ++i) {
       const A d = keep >> i & 1 ? fused(x[0][i], factor, -from) : nothing();
-      sum += quick_exponential(d);
+      sum += exponential2(d * rate);
     }
     s = {most, sum};
   }
@@ -51,9 +60,9 @@ template <class A, int> struct Softmax : Exponentials<A> {
   template <int N>
   HD void finish(
       const Known& known, const A (&x)[1][N], const A (&)[1][N], u32 keep, A (&y)[1][N]) const {
-    const A factor = A(this->scale), inverse = 1 / known.sum;
+    const A factor = this->half(), rate = this->rate(), inverse = 1 / known.sum;
     UNROLL for (int i = 0; i < N; ++i) {
-      const A e = quick_exponential(fused(x[0][i], factor, -known.most));
+      const A e = exponential2(fused(x[0][i], factor, -known.most) * rate);
       y[0][i] = keep >> i & 1 ? e * inverse : A(0);
     }
   }
@@ -64,9 +73,9 @@ template <class A, int> struct LogSoftmax : Exponentials<A> {
   template <int N>
   HD void finish(
       const Known& known, const A (&x)[1][N], const A (&)[1][N], u32 keep, A (&y)[1][N]) const {
-    const A factor = A(this->scale), log = logarithm(known.sum);
+    const A factor = this->half(), rate = this->twice(), log = logarithm(known.sum);
     UNROLL for (int i = 0; i < N; ++i) {
-      const A d = fused(x[0][i], factor, -known.most) - log;
+      const A d = fused(fused(x[0][i], factor, -known.most), rate, -log);
       y[0][i] = keep >> i & 1 ? d : this->nothing();
     }
   }

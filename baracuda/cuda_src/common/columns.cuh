@@ -86,7 +86,7 @@ template <class F, class T, int HELD, int WIDTH, bool AGAIN, bool ADD> struct Co
     i64 at[K];
     args.walk.template offsets<1>(i64(outer), at);
     UNROLL for (int k = 0; k < K; ++k) at[k] += column;
-    const auto join = [](const State& a, const State& b) { return F::template join<0>(a, b); };
+    const auto join = [&](const State& a, const State& b) { return f.template join<0>(a, b); };
 
     // What each warp found out of each column, and then what is known of it.
     extern __shared__ __align__(16) f64 room[];
