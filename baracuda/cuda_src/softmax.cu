@@ -20,8 +20,10 @@ template <class A> struct Exponentials {
     return factor > 0 ? A(0.5) : factor < 0 ? A(-0.5) : factor;
   }
   HD A twice() const { return 2 * magnitude(A(scale)); }
-  // By which 2 is raised for a difference of halves: not 0, which -inf may be multiplied by.
-  HD A rate() const { return twice() == 0 ? A(1) : twice() * A(1.44269504088896340736); }
+  // e^(twice() d) is `power` of d times this: not 0, which -inf may be multiplied by.
+  HD A rate() const { return twice() == 0 ? A(1) : twice() * (sizeof(A) == 4 ? A(LOG2_E) : A(1)); }
+  static HD f32 power(f32 x) { return exponential2(x); }
+  static HD f64 power(f64 x) { return quick_exponential(x); }
   static HD A nothing() { return -A(infinity()); }
   // Where all are -inf, or nothing is kept, the exponentials are those of -inf, and their sum
   // counts as 1.
@@ -31,7 +33,7 @@ template <class A> struct Exponentials {
     const bool first = a.at[0] >= b.at[0];
     const A low = first ? b.at[0] : a.at[0], most = larger(a.at[0], b.at[0]);
     const A less = first ? b.at[1] : a.at[1], more = first ? a.at[1] : b.at[1];
-    return {most, fused(less, exponential2((low - base(most)) * rate()), more)};
+    return {most, fused(less, power((low - base(most)) * rate()), more)};
   }
   template <int S, int N>
   HD void take(
@@ -42,10 +44,10 @@ template <class A> struct Exponentials {
       most = larger(most, keep >> i & 1 ? x[0][i] * factor : nothing());
     }
     const A from = base(most);
-    A sum = s.at[1] * exponential2((s.at[0] - from) * rate);
+    A sum = s.at[1] * power((s.at[0] - from) * rate);
     UNROLL for (int i = 0; i < N; ++i) {
       const A d = keep >> i & 1 ? fused(x[0][i], factor, -from) : nothing();
-      sum += exponential2(d * rate);
+      sum += power(d * rate);
     }
     s = {most, sum};
   }
@@ -62,7 +64,7 @@ template <class A, int> struct Softmax : Exponentials<A> {
       const Known& known, const A (&x)[1][N], const A (&)[1][N], u32 keep, A (&y)[1][N]) const {
     const A factor = this->half(), rate = this->rate(), inverse = 1 / known.sum;
     UNROLL for (int i = 0; i < N; ++i) {
-      const A e = exponential2(fused(x[0][i], factor, -known.most) * rate);
+      const A e = this->power(fused(x[0][i], factor, -known.most) * rate);
       y[0][i] = keep >> i & 1 ? e * inverse : A(0);
     }
   }
