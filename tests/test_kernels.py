@@ -51,10 +51,13 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "_tiles_": (96, "the way for ranges too wide for one scale is out of line, with a stack"),
     "_flat_": (128, "sm_100: four blocks at once outweigh a few registers of indices"),
     "16_columns_v8": (64, "as many threads as hold a long column outweigh a few registers"),
+    "softmax_backward_f16_columns_v8": (160, "the same, of two inputs; sm_100 and sm_120"),
     "_kept_c": (32, "sm_100: the next row in registers outweighs a few registers"),
     "_streamed_c": (96, "sums of all of a row outweigh a few registers of an output added to"),
     "_far_c": (288, "as many threads as hold the longest rows outweigh a few registers"),
     "layer_norm_backward_": (64, "the same; a second look at rows is rare"),
+    "softmax_f64_": (32, "a few pointers beside two exponentials of float64 at once"),
+    "_f64_kept_": (128, "sm_120: float64 waits for its few units there, not for memory"),
     "_f64_sum_parts": (96, "sm_80: two blocks at once outweigh a few registers of digits"),
 }
 

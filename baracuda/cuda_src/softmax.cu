@@ -46,8 +46,8 @@ template <class A> struct Exponentials {
     const A from = base(most);
     A sum = s.at[1] * power((s.at[0] - from) * rate);
     UNROLL for (int i = 0; i < N; ++i) {
-      const A d = keep >> i & 1 ? fused(x[0][i], factor, -from) : nothing();
-      sum += power(d * rate);
+      const A e = power(fused(x[0][i], factor, -from) * rate);
+      sum += keep >> i & 1 ? e : A(0);
     }
     s = {most, sum};
   }
