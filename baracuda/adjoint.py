@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from baracuda.libraries import Array
 from baracuda.op import registry
+from baracuda.partitioning import added_up, independent
 from baracuda.shapes import Signature
-from baracuda.spec import OpSpec, Problem, added_up, independent
+from baracuda.spec import OpSpec, Problem
 
 
 def partner(spec: OpSpec) -> tuple[OpSpec | None, bool]:
@@ -53,7 +54,7 @@ def summed(spec: OpSpec, form: Signature) -> frozenset[str]:
 
 def dual(spec: OpSpec, name: str) -> str:
     """What the partner of `spec` calls the cotangent of one of its arrays."""
-    return name.removeprefix("d") if spec.adjoint_of else f"d{spec.alike.get(name, name)}"
+    return name.removeprefix("d") if spec.adjoint_of else f"d{spec.role(name).alike or name}"
 
 
 class Request(NamedTuple):

@@ -75,7 +75,7 @@ def runner(problem: Problem) -> Runner:
     steered = problem.spec.elementwise and problem.spec.scalars
     if not (problem.mode or problem.spec.composite or steered):
         rounded = library.compiled(rounded)
-    checked = problem.options.get("mode") == "raise"
+    checked = bool(problem.raising)
     # Whoever differentiates or traces keeps the layout that falls out; a copy would be recorded.
     layouts = [x.strides for x in problem.outputs] if not problem.mode else None
 
@@ -140,8 +140,8 @@ def of_given(
 
 def ordered(problem: Problem) -> bool:
     """Whether the library adds what collides in a fixed order; devices scatter by atomics."""
-    scatters = problem.spec.adjoint_of is not None and "index" in problem.spec.integers
-    return not scatters or any(host in problem.device.lower() for host in ("cpu", TRACED))
+    host = any(name in problem.device.lower() for name in ("cpu", TRACED))
+    return host or not problem.spec.scatters
 
 
 def kernel(problem: Problem) -> str:

@@ -388,42 +388,36 @@ def _outputs(
 
 
 def indices(problem: Problem, arrays: Sequence[Array]) -> None:
-    """Look for entries out of range where ``mode="raise"`` and the values can be read at once.
+    """Look for entries out of range that are to raise, where the values can be read at once.
 
     Raises
     ------
     IndexError
         Naming the first bad value and where it stands.
     """
-    if problem.options.get("mode") != "raise":
-        return
+    raising = problem.raising
     for name, x in zip(problem.spec.arrays, arrays, strict=False):
-        axis = problem.spec.integers.get(name)
-        if axis is None or not problem.library.readable(x):
+        if name not in raising or not problem.library.readable(x):
             continue
         values = problem.library.values(x)
         x, xp = library_of(values).once(values), library_of(values).xp
-        extent = problem.axes[axis]
-        bad = outside(problem, x, extent)
+        bad = outside(problem, name, x)
         if bool(xp.any(bad)):
             # Namespaces have no `nonzero` of an array without axes.
-            raise out_of_range(problem, name, extent, x, xp.nonzero(bad) if bad.ndim else ())
+            raise out_of_range(problem, name, x, xp.nonzero(bad) if bad.ndim else ())
 
 
-def outside(problem: Problem, x: Array, extent: Any) -> Array:
-    """Which entries of an integer input are out of range, but for one that stands for none."""
-    bad = (x < 0) | (x >= extent)
-    if "ignore_index" in problem.options:
-        bad = bad & problem.library.differs(x, problem.options["ignore_index"])
-    return bad
+def outside(problem: Problem, name: str, x: Array) -> Array:
+    """Which entries of an index are out of range, but for one that stands for none."""
+    bad = (x < 0) | (x >= problem.extent_of(name))
+    ignored = problem.ignored_by(name)
+    return bad if ignored is None else bad & problem.library.differs(x, ignored)
 
 
-def out_of_range(
-    problem: Problem, name: str, extent: Any, x: Array, where: Sequence[Array]
-) -> IndexError:
+def out_of_range(problem: Problem, name: str, x: Array, where: Sequence[Array]) -> IndexError:
     """The error for the first of the bad entries whose coordinates are `where`."""
     position = tuple(int(axis[0]) for axis in where)
     return IndexOutOfRangeError(
-        f"{problem.spec.name}: {name}: expected 0 <= i < {extent}, "
+        f"{problem.spec.name}: {name}: expected 0 <= i < {problem.extent_of(name)}, "
         f"got {int(x[position])} at position {position}"
     )

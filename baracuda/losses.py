@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from baracuda import roles
 from baracuda.check import choice
 from baracuda.dtypes import FLOATS
 from baracuda.op import op
@@ -18,7 +19,7 @@ CASES = (
     Case({"s": (4, 33)}, reduction="none"),
     Case({"s": (2, 3, 5)}, reduction="sum"),
 )
-PROBABILITY = (0.05, 0.95)
+PROBABILITY = roles.value(0.05, 0.95)
 
 _loss = partial(
     op, category="loss", dtypes=FLOATS, options={"reduction": choice("mean", "sum", "none")},

@@ -19,6 +19,7 @@ from baracuda.forks import import_module
 from baracuda.libraries import TRACED, Array, compiling, facts_of, library_of, unwrapped
 from baracuda.plan import Plan, make
 from baracuda.recent import Recent
+from baracuda.roles import Role
 from baracuda.sku import KernelSku
 from baracuda.spec import (
     Case,
@@ -361,22 +362,18 @@ def op(
     options: Mapping[str, Normaliser] | None = None,
     scalars: Mapping[str, Normaliser] | None = None,
     dtypes: tuple[str, ...] = FLOATS,
-    integers: Mapping[str, str | None] | None = None,
-    masks: tuple[str, ...] = (),
+    roles: Mapping[str, Role] | None = None,
     resolve: Resolver | None = None,
     derived: tuple[str, ...] = (),
     hints: Mapping[str, str] | None = None,
     adjoint_of: str | None = None,
     namesake: str | None = None,
-    alike: Mapping[str, str] | None = None,
     located: Mapping[str, str] | None = None,
     batches: tuple[str, ...] | None = None,
     elementwise: bool = False,
     composite: bool = False,
     inplace: bool = False,
     packed: Packed | None = None,
-    counted: Mapping[str, str] | None = None,
-    within: Mapping[str, tuple[float, float]] | None = None,
     kernel: Kernel | None = None,
     cases: tuple[Case, ...] = (),
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
@@ -409,21 +406,17 @@ def op(
                 if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
             },
             dtypes=dtypes,
-            integers=dict(integers or {}),
-            masks=masks,
+            roles=dict(roles or {}),
             resolve=resolve,
             hints=dict(hints or {}),
             adjoint_of=adjoint_of,
             namesake=namesake,
-            alike=dict(alike or {}),
             located=dict(located or {}),
             batches=batches,
             elementwise=elementwise,
             composite=composite,
             inplace=inplace,
             packed=packed,
-            counted=dict(counted or {}),
-            within=dict(within or {}),
             kernel=kernel,
             cases=cases,
         )

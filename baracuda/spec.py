@@ -11,6 +11,7 @@ from baracuda.dtypes import FLOATS, named
 from baracuda.forks import cached_property
 from baracuda.layouts import Shape, kind
 from baracuda.libraries import Array, Library
+from baracuda.roles import VALUE, Role
 from baracuda.shapes import Axes, Signature, Term, parse
 from baracuda.sku import PrecisionGuarantee
 
@@ -76,11 +77,9 @@ class OpSpec:
     defaults : mapping
         Default of every option and scalar that has one.
     dtypes : tuple of str
-        dtypes of all arrays that are neither `integers` nor `masks`.
-    integers : mapping
-        Integer inputs, each with the axis whose extent bounds its values, or None.
-    masks : tuple of str
-        Boolean inputs, True where something counts.
+        dtypes of all arrays that are values.
+    roles : mapping
+        What the arrays are that are not plain values: indices, masks, counters.
     resolve
         Computes the derived axes of the signatures from the others and the options.
     adjoint_of : str or None
@@ -88,17 +87,10 @@ class OpSpec:
     namesake : str or None
         The function below `torch` that computes the same from the same arrays, in their places,
         and the same keywords: ``nn.functional.elu``. Tests and benchmarks hold the op to it.
-    within : mapping
-        Inputs whose values belong in a range, for tests and benchmarks: its two ends, which an
-        integer may take.
-    alike : mapping
-        Inputs that have the gradient of another one, since only the sum of both matters.
     located : mapping
         Flags that make elements depend on their place along the last axis of a group.
     batches : tuple of str or None
         The axes and groups along which a problem falls apart into smaller ones; None: all groups.
-    counted : mapping
-        Optional integer inputs that count 0, 1, ... along an axis when they are not given.
     elementwise : bool
         Outputs keep the layout of a dense input.
     composite : bool
@@ -113,21 +105,17 @@ class OpSpec:
     scalars: Mapping[str, Normaliser] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     dtypes: tuple[str, ...] = FLOATS
-    integers: Mapping[str, str | None] = field(default_factory=dict)
-    masks: tuple[str, ...] = ()
+    roles: Mapping[str, Role] = field(default_factory=dict)
     resolve: Resolver | None = None
     hints: Mapping[str, str] = field(default_factory=dict)
     adjoint_of: str | None = None
     namesake: str | None = None
-    alike: Mapping[str, str] = field(default_factory=dict)
     located: Mapping[str, str] = field(default_factory=dict)
     batches: tuple[str, ...] | None = None
     elementwise: bool = False
     composite: bool = False
     inplace: bool = False
     packed: Packed | None = None
-    counted: Mapping[str, str] = field(default_factory=dict)
-    within: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     kernel: Kernel | None = None
     cases: tuple[Case, ...] = ()
 
@@ -153,10 +141,51 @@ class OpSpec:
         """Whether an axis or group is one along which a problem falls apart."""
         return term.group if self.batches is None else term.name in self.batches
 
+    def role(self, name: str) -> Role:
+        """What an array is."""
+        return self.roles.get(name, VALUE)
+
+    def _of_kind(self, *kinds: str) -> tuple[str, ...]:
+        return tuple(name for name in self.arrays if self.role(name).kind in kinds)
+
+    @cached_property
+    def indices(self) -> tuple[str, ...]:
+        """The inputs that point along an axis."""
+        return self._of_kind("index")
+
+    @cached_property
+    def integers(self) -> tuple[str, ...]:
+        """The inputs of int32 or int64."""
+        return self._of_kind("index", "integer")
+
+    @cached_property
+    def masks(self) -> tuple[str, ...]:
+        """The inputs of bool."""
+        return self._of_kind("mask")
+
     @cached_property
     def discrete(self) -> frozenset[str]:
         """The inputs along which nothing is differentiated."""
         return frozenset((*self.integers, *self.masks))
+
+    @cached_property
+    def counted(self) -> dict[str, str]:
+        """The inputs that may be left out, each with the axis along which it counts then."""
+        return {name: role.counts for name, role in self.roles.items() if role.counts}
+
+    @cached_property
+    def scatters(self) -> bool:
+        """Whether entries of an index may meet in one element of an output, which adds them up.
+
+        They point along an axis of the output, and lie along one that it does not have. What a
+        composite adds up is for the ops that it is made of to say.
+        """
+        return not self.composite and any(
+            self.role(p.name).below in q.names and p.names - q.names
+            for form in self.signatures
+            for p in form.inputs
+            for q in form.outputs
+        )
 
     def dtype_of(self, name: str, dtype: str, index: str) -> str:
         """The dtype of an input beside floating ones of `dtype` and integer ones of `index`."""
@@ -297,6 +326,21 @@ class Problem:
         return next((x.dtype for x in self.given if x.name in self.spec.integers), None)
 
     @property
+    def raising(self) -> tuple[str, ...]:
+        """The indices that were given, and of which an entry out of range is an error."""
+        roles = [(x.name, self.spec.role(x.name)) for x in self.given]
+        return tuple([n for n, r in roles if r.policy and self.options[r.policy] == "raise"])
+
+    def extent_of(self, index: str) -> Any:
+        """What the entries of an index lie below."""
+        return self.axes[self.spec.role(index).below]
+
+    def ignored_by(self, index: str) -> int | None:
+        """The one entry of an index that is in range everywhere, None where there is none."""
+        option = self.spec.role(index).ignored
+        return self.options[option] if option else None
+
+    @property
     def pointwise(self) -> bool:
         """Whether each element of the outputs depends on one of each input, and all are alike."""
         every = (*self.signature.inputs, *self.signature.outputs)
@@ -312,57 +356,6 @@ def layout_of(given: Sequence[Operand]) -> str:
     """The least regular layout among inputs."""
     kinds = {kind(x.shape, x.strides) for x in given if x.strides is not None}
     return "strided" if "strided" in kinds else "dense" if kinds else "contiguous"
-
-
-def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
-    """The axes and groups of all outputs along which no element depends on another.
-
-    They are axes of every output. One that a cotangent lacks was summed over, perhaps to a mean,
-    for which the whole extent counts. Groups are batches, or what `OpSpec.batches` says. Of single
-    axes, those along which
-    positions are given, those of which every index is looked up on its own, and those of
-    elementwise ops where no array holds two halves.
-    """
-    given, terms = set(form.names), [t for p in (*form.inputs, *form.outputs) for t in p.terms]
-    packed = {t.name for t in terms if t.factor != 1}
-    counted = {axis for name, axis in spec.counted.items() if name in given}
-    looked_up = {
-        t.name for p in form.inputs if spec.integers.get(p.name) for t in p.terms if not t.group
-    }
-    shared = frozenset.intersection(*[p.names for p in form.outputs], *_cotangents(spec, form))
-    return shared & frozenset(
-        t.name
-        for p in form.outputs
-        for t in p.terms
-        if spec.batch(t)
-        or t.name in counted | looked_up
-        or (spec.elementwise and t.name not in packed)
-    )
-
-
-def _cotangents(spec: OpSpec, form: Signature) -> list[frozenset[str]]:
-    """What the results had of which an op takes the gradients."""
-    given = [p for p in form.inputs if spec.adjoint_of and p.name.startswith("d")]
-    return [p.names | p.bounds for p in given]
-
-
-def added_up(spec: OpSpec, form: Signature) -> frozenset[str]:
-    """What some results have, and over which those that lack it are sums.
-
-    Batches, and any axis of elementwise ops. The latter are gradients: other numbers may be means.
-    """
-    given = {p.name for p in form.inputs}
-    others = [p for p in form.outputs if not spec.adjoint_of and p.name[1:] not in given]
-    terms = [t for p in form.outputs for t in p.terms]
-    apart = frozenset(t.name for t in terms if spec.batch(t) or spec.elementwise)
-    whole = apart.intersection(*[p.names for p in others], *_cotangents(spec, form))
-    return whole - frozenset.intersection(*[p.names for p in form.outputs])
-
-
-def located(problem: Problem) -> frozenset[str]:
-    """The axes of groups along which an element depends on its place: labels, as `Pattern` has."""
-    on = [group for option, group in problem.spec.located.items() if problem.options[option]]
-    return frozenset(f"{group}{len(problem.axes[group]) - 1}" for group in on)  # type: ignore[arg-type]
 
 
 Runner: TypeAlias = Callable[

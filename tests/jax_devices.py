@@ -31,8 +31,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import baracuda as bc
 from baracuda.op import registry
+from baracuda.partitioning import independent
 from baracuda.shapes import Pattern
-from baracuda.spec import Case, independent
+from baracuda.spec import Case
 from baracuda.testing.cases import Call, Subject, draw
 
 # A GPU rounds the operands of float32 products to TF32 by default, but of small ones it does not:

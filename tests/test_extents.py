@@ -59,7 +59,7 @@ def bounded() -> list[str]:
         for name, op in registry.items()
         for form in op.spec.signatures[:1]
         for p in form.inputs
-        if op.spec.integers.get(p.name) and all(t.group for t in p.terms)
+        if p.name in op.spec.indices and all(t.group for t in p.terms)
     ]
 
 

@@ -26,7 +26,7 @@ import jax_stand_in
 
 from baracuda.backends.cuda import xla
 from baracuda.examples.charlm import Config
-from baracuda.shares import Shares, batch
+from baracuda.partitioning import Shares, batch
 from baracuda.testing import device_jax
 from baracuda.testing.problems import Row
 from baracuda.tools.train import Text, fit, python_reference

@@ -65,7 +65,7 @@ def test_a_result_that_lacks_an_axis_that_is_cut_is_a_partial_sum() -> None:
 
     from baracuda.frameworks.torch.operators import problem_of
     from baracuda.frameworks.torch.sharding import cuts
-    from baracuda.shares import Shares
+    from baracuda.partitioning import Shares
 
     x = torch.ones(8, 4)
     problem = problem_of(registry["rms_norm_backward"], (x, x, torch.ones(4)), {})

@@ -191,8 +191,7 @@ _looks: deque[Look] = deque()
 def _reporting(problem: Problem) -> Runner:
     """The body, which drops what is out of range; a later call raises it, as kernels report it."""
     run, spec = body.runner(problem), problem.spec
-    checked = problem.options.get("mode") == "raise"
-    places = [i for i, n in enumerate(spec.arrays) if spec.integers.get(n)] if checked else []
+    places = [spec.arrays.index(name) for name in problem.raising]
 
     def run_and_look(
         arrays: Sequence[Array],
@@ -215,9 +214,8 @@ def look_at(problem: Problem, name: str, index: Array) -> None:
     """Start to look for an entry out of range; nothing waits, and nothing is left in a graph."""
     if index.size == 0 or cupy.cuda.get_current_stream().is_capturing():
         return
-    extent = problem.axes[problem.spec.integers[name] or ""]
     flat = index.ravel()
-    bad = outside(problem, flat, extent)
+    bad = outside(problem, name, flat)
     first = bad.argmax()
     found = cupy.stack([x.astype(np.int64) for x in (bad.take(first), first, flat.take(first))])
     host = cupyx.empty_pinned(3, np.int64)
@@ -246,9 +244,8 @@ def raise_found() -> None:
         there, place, value = look.found.tolist()
         if there:
             where = [[i] for i in np.unravel_index(place, look.shape)]
-            extent = look.problem.axes[look.problem.spec.integers[look.name] or ""]
             everywhere = np.broadcast_to(value, look.shape)
-            raise out_of_range(look.problem, look.name, extent, everywhere, where)
+            raise out_of_range(look.problem, look.name, everywhere, where)
 
 
 BACKEND = CuPyBackend()

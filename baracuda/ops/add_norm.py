@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from baracuda import norms
+from baracuda import norms, roles
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array
 from baracuda.norms import kernel, norm
@@ -21,7 +21,7 @@ __all__ = [
 @norm(
     "x[*b n], residual[*b n] -> y[*b n], s[*b n]",
     "x[*b n], residual[*b n], weight[n] -> y[*b n], s[*b n]",
-    alike={"residual": "x"},
+    roles={"residual": roles.like("x")},
     kernel=kernel("AddRmsNorm"),
 )
 def add_rms_norm(
@@ -122,7 +122,7 @@ def add_rms_norm_backward(
     "x[*b n], residual[*b n] -> y[*b n], s[*b n]",
     "x[*b n], residual[*b n], weight[n] -> y[*b n], s[*b n]",
     "x[*b n], residual[*b n], weight[n], bias[n] -> y[*b n], s[*b n]",
-    alike={"residual": "x"},
+    roles={"residual": roles.like("x")},
     kernel=kernel("AddLayerNorm"),
 )
 def add_layer_norm(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from baracuda import norms
+from baracuda import norms, roles
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array
 from baracuda.norms import channel_norm, planes
@@ -152,7 +152,7 @@ def batch_norm_backward(
     "x[n c *s], mean[c], var[c], weight[c], bias[c] -> y[n c *s]",
     namesake="nn.functional.batch_norm",
     batches=("n", "c", "s"),
-    within={"var": (0.25, 4.0)},
+    roles={"var": roles.value(0.25, 4.0)},
     kernel=planes("Known"),
 )
 def batch_norm_inference(
@@ -209,7 +209,7 @@ def batch_norm_inference(
     "dy[n c *s], x[n c *s], mean[c], var[c], weight[c] -> dx[n c *s], dweight[c], dbias[c]",
     adjoint_of="batch_norm_inference",
     batches=("n", "c", "s"),
-    within={"var": (0.25, 4.0)},
+    roles={"var": roles.value(0.25, 4.0)},
     kernel=planes("KnownBackward"),
 )
 def batch_norm_inference_backward(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal, NamedTuple, Unpack
 
+from baracuda import roles
 from baracuda.check import between, choice, integer, positive
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
@@ -42,7 +43,7 @@ _entropy = partial(
     dtypes=FLOATS,
     options=OPTIONS,
     scalars=SCALARS,
-    integers={"target": "v"},
+    roles={"target": roles.index("v", ignored="ignore_index")},
     cases=CASES,
 )
 

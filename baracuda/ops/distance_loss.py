@@ -6,6 +6,7 @@ import math
 from functools import partial
 from typing import Literal, NamedTuple, Unpack
 
+from baracuda import roles
 from baracuda.check import choice, flag, positive, real
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
@@ -32,8 +33,7 @@ _cosine = partial(
     dtypes=FLOATS,
     options=REDUCTION,
     scalars={"margin": real},
-    integers={"target": None},
-    within={"target": (-1, 1)},
+    roles={"target": roles.integer(-1, 1)},
     cases=(
         Case({"b": (9,), "n": 4}, margin=0.1),
         Case({"b": (6,), "n": 7}, margin=-0.2, reduction="none"),

@@ -34,7 +34,7 @@ _LEAST = math.exp(-100) * _LARGER
 
 @forward(
     namesake="nn.functional.binary_cross_entropy",
-    within={"x": PROBABILITY, "target": PROBABILITY},
+    roles={"x": PROBABILITY, "target": PROBABILITY},
     kernel=Kernel("divergence.cu", "BinaryCrossEntropy", schedule="reduce"),
 )
 def binary_cross_entropy(
@@ -93,7 +93,7 @@ def binary_cross_entropy(
 
 
 @backward(
-    within={"x": PROBABILITY, "target": PROBABILITY},
+    roles={"x": PROBABILITY, "target": PROBABILITY},
     adjoint_of="binary_cross_entropy",
     kernel=Kernel("divergence.cu", "BinaryCrossEntropyBackward", schedule="elementwise"),
 )
@@ -141,7 +141,7 @@ def binary_cross_entropy_backward(
 
 @forward(
     namesake="nn.functional.binary_cross_entropy_with_logits",
-    within={"target": PROBABILITY},
+    roles={"target": PROBABILITY},
     kernel=Kernel("divergence.cu", "BinaryCrossEntropyWithLogits", schedule="reduce"),
 )
 def binary_cross_entropy_with_logits(
@@ -196,7 +196,7 @@ def binary_cross_entropy_with_logits(
 
 
 @backward(
-    within={"target": PROBABILITY},
+    roles={"target": PROBABILITY},
     adjoint_of="binary_cross_entropy_with_logits",
     kernel=Kernel("divergence.cu", "BinaryCrossEntropyWithLogitsBackward", schedule="elementwise"),
 )
@@ -245,7 +245,7 @@ def binary_cross_entropy_with_logits_backward(
     namesake="nn.functional.kl_div",
     options=DIVERGENCE,
     scalars={"log_target": flag},
-    within={"target": PROBABILITY},
+    roles={"target": PROBABILITY},
     cases=DIVERGENCES,
     kernel=Kernel("divergence.cu", "KlDiv", schedule="reduce"),
 )
@@ -306,7 +306,7 @@ def kl_div(
 @backward(
     options=DIVERGENCE,
     scalars={"log_target": flag},
-    within={"target": PROBABILITY},
+    roles={"target": PROBABILITY},
     cases=DIVERGENCES,
     adjoint_of="kl_div",
     kernel=Kernel("divergence.cu", "KlDivBackward", schedule="elementwise"),

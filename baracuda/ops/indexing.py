@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
+from baracuda import roles
 from baracuda.check import choice, integer, shape
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import ANY, FLOATS
@@ -27,7 +28,7 @@ CASES = (
     category="indexing",
     dtypes=ANY,
     options={"axis": integer, "mode": MODE},
-    integers={"index": "n"},
+    roles={"index": roles.index("n")},
     kernel=Kernel("indexing.cu", "Gather", schedule="gather"),
     cases=CASES,
 )
@@ -101,7 +102,7 @@ def gather(
     adjoint_of="gather",
     dtypes=FLOATS,
     options={"axis": integer, "src_shape": shape, "mode": MODE},
-    integers={"index": "n"},
+    roles={"index": roles.index("n")},
     kernel=Kernel("indexing.cu", "GatherBackward", schedule="scatter"),
     cases=CASES,
 )

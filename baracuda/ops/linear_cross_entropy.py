@@ -11,6 +11,7 @@ from functools import partial
 from math import prod
 from typing import Any, Literal, NamedTuple, Unpack
 
+from baracuda import roles
 from baracuda.check import between, choice, integer, optional, positive, sizes
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS, name_of, named
@@ -42,7 +43,7 @@ _linear = partial(
         "z_loss": positive(zero=True),
         "softcap": positive(zero=True),
     },
-    integers={"target": "v"},
+    roles={"target": roles.index("v", ignored="ignore_index")},
     composite=True,
     cases=(
         Case({"b": (5,), "d": 4, "v": 9}, chunk=3, z_loss=0.01, softcap=2.0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal, Unpack
 
+from baracuda import roles
 from baracuda.check import choice, integer, shape
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array, library_of
@@ -24,7 +25,7 @@ OPTIONS = {
 _nll = partial(
     op,
     category="cross_entropy",
-    integers={"target": "v"},
+    roles={"target": roles.index("v", ignored="ignore_index")},
     cases=(
         Case({"b": (5,), "v": 9, "c": ()}),
         Case({"b": (2,), "v": 7, "c": (3,)}, axis=1, reduction="none", ignore_index=2),

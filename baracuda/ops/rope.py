@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
+from baracuda import roles
 from baracuda.check import flag, integer, optional, positive
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
@@ -74,8 +75,7 @@ def _rotate(
     category="rope",
     dtypes=FLOATS,
     options=OPTIONS,
-    integers={"positions": None},
-    counted={"positions": "s"},
+    roles={"positions": roles.counter("s")},
     resolve=_rotary_dim,
     hints=HINTS,
     kernel=Kernel("rope.cu", "Rope", schedule="rope"),
@@ -151,8 +151,7 @@ def rope(
     adjoint_of="rope",
     dtypes=FLOATS,
     options=OPTIONS,
-    integers={"positions": None},
-    counted={"positions": "s"},
+    roles={"positions": roles.counter("s")},
     resolve=_rotary_dim,
     hints=HINTS,
     kernel=Kernel("rope.cu", "RopeBackward", schedule="rope"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal, NamedTuple, Unpack
 
+from baracuda import roles
 from baracuda.check import between, choice, integer
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array, library_of
@@ -23,7 +24,7 @@ _entropy = partial(
     category="cross_entropy",
     options={"axis": integer, "reduction": choice("mean", "sum", "none")},
     scalars={"label_smoothing": between(0, 1)},
-    within={"target": (0.0, 0.2)},
+    roles={"target": roles.value(0.0, 0.2)},
     cases=(
         Case({"b": (5,), "v": 9, "c": ()}),
         Case({"b": (2,), "v": 7, "c": (3,)}, axis=1, reduction="none", label_smoothing=0.1),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Unpack
 
+from baracuda import roles
 from baracuda.check import flag, integer, real
 from baracuda.dispatch import Dispatch
 from baracuda.errors import value_error
@@ -45,7 +46,7 @@ _forward = partial(
     _softmax,
     "x[*b n@axis *c] -> y[*b n *c]",
     "x[*b n@axis *c], mask[*b? n? *c?] -> y[*b n *c]",
-    masks=("mask",),
+    roles={"mask": roles.mask()},
     located={"causal": "b"},
     resolve=_diagonal,
 )

@@ -301,18 +301,17 @@ def _drawn(
     for pattern in form.inputs:
         if pattern.is_option:
             continue
-        shape = pattern.shape(axes)
-        if pattern.name in spec.integers and pattern.name in spec.within:
-            low, high = map(int, spec.within[pattern.name])
+        shape, role = pattern.shape(axes), spec.role(pattern.name)
+        if pattern.name in spec.integers and role.between:
+            low, high = map(int, role.between)
             out[pattern.name] = rng.integers(low, high, shape, np.int64, endpoint=True)
         elif pattern.name in spec.integers:
-            extent = spec.integers[pattern.name]
-            top = axes[extent] if extent else 1_000_000
+            top = axes[role.below] if role.below else 1_000_000
             out[pattern.name] = rng.integers(0, max(top, 1), shape).astype(np.int64)
         elif pattern.name in spec.masks:
             out[pattern.name] = rng.integers(0, 3, shape) > 0
-        elif pattern.name in spec.within:
-            out[pattern.name] = rng.uniform(*spec.within[pattern.name], shape).astype(kind)
+        elif role.between:
+            out[pattern.name] = rng.uniform(*role.between, shape).astype(kind)
         elif named(dtype).kind == "float":
             out[pattern.name] = rng.standard_normal(shape).astype(kind)
         else:

@@ -29,13 +29,14 @@ def arrays_of(row: Row, dtype: torch.dtype) -> list[Array]:
     """The inputs of a row as fresh random tensors on the GPU."""
     spec, out = registry[row.op].spec, []
     for name, shape in zip(spec.arrays, row.shapes, strict=False):
-        if name in spec.integers and name in spec.within:
-            first, last = map(int, spec.within[name])
+        role = spec.role(name)
+        if name in spec.integers and role.between:
+            first, last = map(int, role.between)
             out.append(torch.randint(first, last + 1, shape, device="cuda"))
         elif name in spec.integers:
             out.append(_index(row).expand(row.broadcast))
-        elif name in spec.within:
-            low, high = spec.within[name]
+        elif role.between:
+            low, high = role.between
             out.append(torch.empty(shape, device="cuda", dtype=dtype).uniform_(low, high))
         elif name == "y":
             out.append(registry[spec.adjoint_of or ""](out[-1], **row.options))

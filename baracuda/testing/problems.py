@@ -74,7 +74,7 @@ class Row:
         options = {**spec.usual, **self.options}
         shapes = dict(zip(spec.arrays, self.shapes, strict=False))
         form = next(s for s in spec.forms(options) if s.takes(shapes))
-        name, axis = next((n, a) for n, a in spec.integers.items() if a and n in shapes)
+        name, axis = next((n, spec.role(n).below) for n in spec.indices if n in shapes)
         shapes[name] = self.broadcast
         extent = Binder(self.op, options, {}).bind(form, shapes, spec.resolve)[axis]
         assert isinstance(extent, int)
@@ -94,8 +94,9 @@ class Row:
         """Random inputs; saved outputs are those of the forward."""
         spec, out = registry[self.op].spec, []
         for name, shape in zip(spec.arrays, self.shapes, strict=False):
-            if name in spec.integers and name in spec.within:
-                low, high = map(int, spec.within[name])
+            role = spec.role(name)
+            if name in spec.integers and role.between:
+                low, high = map(int, role.between)
                 out.append(rng.integers(low, high, shape, endpoint=True))
             elif name in spec.integers:
                 index = self.index(rng)
@@ -104,8 +105,8 @@ class Row:
             elif name == "y":
                 forward = registry[spec.adjoint_of or ""]
                 out.append(forward(out[-1], **self.options))
-            elif name in spec.within:
-                drawn = rng.uniform(*spec.within[name], shape)
+            elif role.between:
+                drawn = rng.uniform(*role.between, shape)
                 out.append(np.asarray(drawn, np.float32).astype(dtype))
             else:
                 normal = rng.standard_normal(shape, dtype=np.float32)

@@ -234,7 +234,7 @@ def jax_figures(
     done = set()
     for ours, (row, dtype) in zip(found, rows, strict=True):
         # The first problem of each op; an index that is broadcast is no array of JAX.
-        if row.derived or registry[row.op].spec.integers.get("index") or (row.op, dtype) in done:
+        if row.derived or registry[row.op].spec.category == "indexing" or (row.op, dtype) in done:
             continue
         done.add((row.op, dtype))
         arrays = peers.arrays_of(row, getattr(torch, dtype))

@@ -20,8 +20,8 @@ from typing import Any
 from baracuda import adjoint, backends
 from baracuda.dtypes import ANY, FLOATS, named
 from baracuda.op import Op, registry
+from baracuda.partitioning import Shares
 from baracuda.shapes import Signature
-from baracuda.shares import Shares
 from baracuda.spec import Case, Problem
 from baracuda.testing.cases import Call, Subject, draw, holds, tried
 from baracuda.testing.pictures import PALETTES, bars, headline

@@ -229,7 +229,7 @@ def _adjust(
         strides = [strides] * len(dims) if isinstance(strides, int) else strides
         for dim, k, s in zip(dims, sizes, strides, strict=True):
             axes["o" + dim] = windows(axes[dim], k, s, options.get("ceil_mode", False))
-    if spec.integers.get("target") == "v":
+    if spec.role("target").below == "v":
         # A class for every target; the few problems without classes have no rows.
         rows = math.prod(axes["b"]) * math.prod(axes.get("c", ()))
         axes["v"] = max(axes["v"], 1) if rows else axes["v"]
@@ -291,14 +291,14 @@ def _array(drawn: Drawn, name: str, shape: tuple[int, ...]) -> Memory:
 
 def _integers(drawn: Drawn, name: str, count: int) -> Any:
     rng, spec = drawn.rng, drawn.spec
-    if name in spec.within:
-        low, high = map(int, spec.within[name])
+    role = spec.role(name)
+    if role.between:
+        low, high = map(int, role.between)
         return rng.integers(low, high, count, endpoint=True)
-    extent = spec.integers[name]
-    if extent is None:
+    if not role.below:
         top = 2**31 - 1 if drawn.dtype != "float64" and rng.random() < 0.3 else 5000
         return rng.integers(-top, top, count)
-    out = rng.integers(0, max(drawn.axes[extent], 1), count)
+    out = rng.integers(0, max(drawn.axes[role.below], 1), count)
     if name == "target" and rng.random() < 0.3:
         ignored = drawn.options.get("ignore_index", -100)
         out = np.where(rng.random(count) < 0.3, ignored, out)
@@ -319,7 +319,7 @@ _SAVED = {
 def _range(drawn: Drawn, name: str) -> tuple[float, float] | None:
     if name == "y" and drawn.op in _SAVED:
         return _SAVED[drawn.op]
-    return drawn.spec.within.get(name)
+    return drawn.spec.role(name).between
 
 
 def numbers(

@@ -219,7 +219,7 @@ _PLANS = (
     ),
     mutant(
         "a body that scatters by atomics is not deterministic", "body.py",
-        "scatters = problem.spec.adjoint_of is not None and", "scatters = False and",
+        "return host or not problem.spec.scatters", "return True",
         "test_cuda_host.py::test_a_body_on_a_device_scatters_in_no_fixed_order",
     ),
     mutant(
@@ -295,22 +295,22 @@ _PLANS = (
 _CHECKS = (
     mutant(
         "a negative index is out of range", "check.py",
-        "bad = (x < 0) | (x >= extent)", "bad = x >= extent",
+        "bad = (x < 0) | (x >= problem.extent_of(name))", "bad = x >= problem.extent_of(name)",
         "test_errors.py::test_an_index_out_of_range_is_named_with_its_position[torch--1]",
     ),
     mutant(
         "the extent itself is out of range", "check.py",
-        "bad = (x < 0) | (x >= extent)", "bad = (x < 0) | (x > extent)",
+        "(x >= problem.extent_of(name))", "(x > problem.extent_of(name))",
         "test_errors.py::test_an_index_out_of_range_is_named_with_its_position[torch-8]",
     ),
     mutant(
         "a target to ignore is no error", "check.py",
-        "bad = bad & problem.library.differs(x, problem.options[\"ignore_index\"])", "pass",
+        "return bad if ignored is None else bad & problem.library.differs(x, ignored)", "return bad",
         "test_extents.py::test_losses_of_no_classes_are_those_of_rows_that_do_not_count",
     ),
     mutant(
         "NumPy's own look sees an index at the extent", "backends/numpy/indexed.py",
-        ".max() >= extent:", ".max() > extent:",
+        ".max() >= _bins(problem):", ".max() > _bins(problem):",
         "test_errors.py::test_an_index_out_of_range_is_named_with_its_position[numpy-8]",
     ),
     mutant(
@@ -584,24 +584,24 @@ _FRAMEWORKS = (
         "test_errors.py::test_sparse_and_nested_tensors_are_no_dense_ones",
     ),
     mutant(
-        "an axis that a cotangent lacks is not cut", "spec.py",
+        "an axis that a cotangent lacks is not cut", "partitioning.py",
         "*[p.names for p in form.outputs], *_cotangents(spec, form))\n    return shared",
         "*[p.names for p in form.outputs])\n    return shared",
         "test_pages.py::test_no_page_is_stale",
     ),
     mutant(
-        "options of a share shrink with it", "shares.py",
+        "options of a share shrink with it", "partitioning.py",
         "lambda name, extent: -(-extent // _parts(places.get(name), mesh))",
         "lambda name, extent: extent",
         "test_jax_kernels.py::test_a_share_has_smaller_options_and_each_mesh_axis_once",
     ),
     mutant(
-        "a batch moves the marked axes", "shares.py",
+        "a batch moves the marked axes", "partitioning.py",
         "options[pattern.marker] += 1", "pass",
         "test_jax_kernels.py::test_batches_by_the_shape_string",
     ),
     mutant(
-        "each axis of a mesh is used once", "shares.py",
+        "each axis of a mesh is used once", "partitioning.py",
         "if name and name not in out and over and not over & taken:",
         "if name and name not in out and over:",
         "test_jax_kernels.py::test_a_share_has_smaller_options_and_each_mesh_axis_once",

@@ -40,8 +40,8 @@ from baracuda.forks import Guard
 from baracuda.layouts import Shape
 from baracuda.libraries import TRACED, Array
 from baracuda.libraries.jax import ADAPTER, varies_along
-from baracuda.shares import Shares, batch
-from baracuda.spec import Problem, Runner, added_up
+from baracuda.partitioning import Shares, added_up, batch
+from baracuda.spec import Problem, Runner
 
 PLATFORM, TARGETS = "cuda", "CUDA"
 # Run-time values are constants of a program; so many of the programs of a plan are kept.

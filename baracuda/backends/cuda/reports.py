@@ -9,7 +9,6 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
 
 from cuda.bindings import driver
 
@@ -87,9 +86,9 @@ class Ticket:
     """Who listens: what an error has to say of a problem."""
 
     def __init__(self, problem: Problem) -> None:
-        name = next(n for n, axis in problem.spec.integers.items() if axis is not None)
+        name = problem.raising[0]
         self.op, self.argument = problem.spec.name, name
-        self.extent: Any = problem.axes[problem.spec.integers[name] or ""]
+        self.extent = problem.extent_of(name)
         self.shape = next(x.shape for x in problem.given if x.name == name)
         self.number = next(_numbers) % (1 << 32)
         _tickets[self.number] = self

@@ -95,8 +95,7 @@ class CudaRunner:
         self._listener = reports.listener(facts.ordinal)
         self._state = self._listener.state
         self._variant = variant
-        checked = listens and problem.options.get("mode") == "raise"
-        self._ticket = reports.Ticket(problem) if checked else None
+        self._ticket = reports.Ticket(problem) if listens and problem.raising else None
         self._empty = all(0 in x.shape for x in problem.outputs)
         self._programs: dict[_Key, _Program] = {}
         self._guard = Guard()

@@ -11,6 +11,7 @@ from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.geometry import View
 from baracuda.dtypes import named
 from baracuda.layouts import Shape
+from baracuda.roles import Kind
 from baracuda.spec import Operand, OpSpec, Problem
 
 THREADS = 256
@@ -181,6 +182,17 @@ class Call(NamedTuple):
         if found is None:
             raise KeyError(name)
         return found
+
+    def of_kind(self, kind: Kind) -> View:
+        """The first input of a kind."""
+        spec = self.problem.spec
+        return self.view(next(x.name for x in self.problem.given if spec.role(x.name).kind == kind))
+
+    @property
+    def ignored(self) -> int:
+        """The entry of the index that is in range everywhere, 0 where there is none."""
+        found = [self.problem.ignored_by(name) for name in self.problem.spec.indices]
+        return next((n for n in found if n is not None), 0)
 
     def out(self, number: int = 0) -> View:
         """An output."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from baracuda import body
-from baracuda.check import out_of_range
+from baracuda.check import out_of_range, outside
 from baracuda.libraries import Array, near
 from baracuda.sku import PrecisionGuarantee
 from baracuda.spec import Operand, Prepared, Problem
@@ -21,28 +21,26 @@ _SPARSE = 8
 
 def _check(problem: Problem, index: Array) -> None:
     """IndexError for an entry out of range, in one pass: a negative one is a huge unsigned one."""
-    if problem.options["mode"] != "raise" or not index.size:
+    if not problem.raising or not index.size:
         return
     once = problem.library.once(index)
-    extent = _bins(problem)
-    if once.view(f"u{index.itemsize}").max() >= extent:
-        bad = np.nonzero((index < 0) | (index >= extent))
-        raise out_of_range(problem, "index", extent, index, bad)
+    if once.view(f"u{index.itemsize}").max() >= _bins(problem):
+        (name,) = problem.raising
+        raise out_of_range(problem, name, index, np.nonzero(outside(problem, name, index)))
 
 
 def _bins(problem: Problem) -> int:
     """The extent that the index points into."""
-    axis = problem.spec.integers["index"]
-    return int(problem.axes[axis])  # type: ignore[index,arg-type]
+    return int(problem.extent_of(*problem.spec.indices))
 
 
-def _operand(problem: Problem, name: str) -> Operand:
-    return next(x for x in problem.given if x.name == name)
+def _index(problem: Problem) -> Operand:
+    return next(x for x in problem.given if x.name in problem.spec.indices)
 
 
 def _one_index_per_row(problem: Problem) -> bool:
     """Whether the index varies along its axis alone, as in an embedding."""
-    x, axis = _operand(problem, "index"), problem.options["axis"]
+    x, axis = _index(problem), problem.options["axis"]
     if x.strides is None:
         return all(n == 1 for i, n in enumerate(x.shape) if i != axis)
     return all(s == 0 for i, s in enumerate(x.strides) if i != axis)
@@ -55,8 +53,8 @@ def _line(index: Array, axis: int) -> Array:
 
 def gather(problem: Problem) -> Prepared:
     """Without the body's masks where the range is checked: whole rows, or element by element."""
-    index = _operand(problem, "index")
-    checked = problem.options["mode"] == "raise" and index.size > 0
+    index = _index(problem)
+    checked = bool(problem.raising) and index.size > 0
     rows = checked and _one_index_per_row(problem)
     axis = problem.options["axis"]
     region = near(index.shape, axis)
@@ -90,7 +88,7 @@ def gather(problem: Problem) -> Prepared:
 
 def scatter(problem: Problem) -> Prepared:
     """Bins where the index is dense, segments of sorted entries where it is sparse or in rows."""
-    index, axis = _operand(problem, "index"), problem.options["axis"]
+    index, axis = _index(problem), problem.options["axis"]
     entries, bins = index.shape[axis], _bins(problem)
     rows = _one_index_per_row(problem)
     segments = rows or entries * _SPARSE <= bins
@@ -186,7 +184,7 @@ def _flat(problem: Problem, at: Array) -> tuple[Array, int]:
         flat += np.arange(columns)
     if rows > 1:
         flat += (np.arange(rows) * (bins * columns))[:, None, None]
-    if problem.options["mode"] == "drop":
+    if not problem.raising:
         flat = np.where(_valid(problem, at), flat, total)
     return flat.reshape(-1), total
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from baracuda import check, shares
+from baracuda import check, partitioning
 from baracuda.dispatch import DEFAULT
 from baracuda.libraries import Array
 from baracuda.libraries.torch import is_batch
@@ -36,7 +36,7 @@ def call(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]) 
     own = {k: v for k, v in options.items() if k in op.spec.options}
     problem = check.problem(op.spec, member(0), own, DEFAULT)
     there = [i for i, x in enumerate(arrays) if x is not None]
-    found = shares.batch(problem, size, [along[i] for i in there])
+    found = partitioning.batch(problem, size, [along[i] for i in there])
     if found is None:
         results = [_listed(op(*member(i), **options)) for i in range(size)]
         outs = [torch.stack(same) for same in zip(*results, strict=True)]

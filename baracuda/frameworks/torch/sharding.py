@@ -1,7 +1,7 @@
 """DTensors: every op runs on the shards, and moves data only where its shape string says it must.
 
 Along each axis of a mesh the inputs are cut along one axis of the op, or not at all: whichever
-moves the fewest bytes. What may be cut is read off the declaration (`baracuda.shares`), and
+moves the fewest bytes. What may be cut is read off the declaration (`baracuda.partitioning`), and
 
 - an axis over which a gradient adds up: the result is then a partial sum;
 - an axis that is counted where no positions are given: every shard gets its own;
@@ -23,7 +23,7 @@ from baracuda.frameworks.torch.operators import NAMESPACE, library, overloads, p
 from baracuda.layouts import Shape, contiguous
 from baracuda.libraries import Array
 from baracuda.op import Op, registry
-from baracuda.shares import Shares
+from baracuda.partitioning import Shares
 from baracuda.spec import Problem
 
 Placement: TypeAlias = Any

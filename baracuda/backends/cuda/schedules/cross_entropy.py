@@ -182,8 +182,7 @@ def _rows(
     n = call.view("logits").shape[options["axis"]]
     scalars = len(problem.spec.scalars)
     packer = Packer(True).pointers(len(front)).add("d", *[0.0] * _SCALARS)
-    ignored = options.get("ignore_index", 0)
-    packer.add("Q", call.listener).add("q", n, ignored, count, *over.steps)
+    packer.add("Q", call.listener).add("q", n, call.ignored, count, *over.steps)
     packer.add("i", n, how.lanes.bit_length() - 1, over.rounds, over.kept, parts)
     flags = _WIDE_TARGET * (problem.index_dtype == "int64")
     flags |= _REDUCED * (options["reduction"] != "none")
@@ -209,7 +208,7 @@ def _counts(call: Call, parts: int, counts: reduce.Place) -> Step:
     count = prod(target.shape)
     n = call.view("logits").shape[problem.options["axis"]]
     packer = Packer(True).pointers(2).add("q", count, -(-count // parts), n)
-    packer.add("q", problem.options["ignore_index"])
+    packer.add("q", call.ignored)
     packer.add("I", problem.index_dtype == "int64", 0)
     dims = merged(target.shape, [target.strides])
     arguments = packer.walk(dims, 1).done()

@@ -52,7 +52,7 @@ def _many(call: Call, lanes: Lanes, tiling: Tiling) -> bool:
 
 def _straight(call: Call) -> Steps:
     """One kernel, in vectors where a run of elements shares an index or lies side by side."""
-    src, index, out = call.view("src"), call.view("index"), call.out()
+    src, index, out = call.of_kind("value"), call.of_kind("index"), call.out()
     axis, shape = call.problem.options["axis"], index.shape
     along = src.strides[axis]
     steps = (*src.strides[:axis], 0, *src.strides[axis + 1 :])
@@ -70,7 +70,7 @@ def _straight(call: Call) -> Steps:
         most = min(width, call.elements(item))
         together = divisor([d.strides[1] for d in dims[1:]], most)
     depth = 1 if width > 1 and not shared else 2 if shared else 4
-    items, extent = count(dims) // width, int(call.problem.axes["n"])  # type: ignore[arg-type]
+    items, extent = count(dims) // width, src.shape[axis]
     far = abs(along) * extent
     packer = Packer(wide(count(dims), reach(dims) + far)).pointers(3)
     packer.add("Q", call.listener).add("q", extent).add("I", call.ticket, 0)
@@ -88,7 +88,7 @@ def _straight(call: Call) -> Steps:
 
 def _cut(call: Call) -> tuple[Lanes, Tiling] | None:
     """Lanes and their tiles, where the problem has any that pay."""
-    src, index, out = call.view("src"), call.view("index"), call.out()
+    src, index, out = call.of_kind("value"), call.of_kind("index"), call.out()
     if 0 in index.shape or 0 in src.shape:
         return None
     lanes = lanes_of(call.problem.options["axis"], out, index, src)

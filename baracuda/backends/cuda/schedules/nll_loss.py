@@ -129,7 +129,7 @@ def _targets(call: Call, packer: Packer, flags: int, listener: int) -> None:
     problem, weight = call.problem, call.given("weight")
     flags |= _WIDE_TARGET * (problem.index_dtype == "int64") | _WEIGHTED * (weight is not None)
     packer.pointers(5).add("Q", listener).add("q", problem.axes["v"])  # type: ignore[arg-type]
-    packer.add("q", problem.options["ignore_index"], weight.strides[0] if weight else 0)
+    packer.add("q", call.ignored, weight.strides[0] if weight else 0)
     packer.add("I", call.ticket, flags)
 
 

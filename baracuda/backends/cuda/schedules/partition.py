@@ -33,7 +33,7 @@ _UNITS, _SMALL, _LARGE = 240, 1 << 14, (1 << 17) - _ROOM
 def takes(call: Call) -> bool:
     """Whether there are enough elements, and bins that fit."""
     least = _LEAST_FIXED if call.problem.choices.deterministic else _LEAST
-    return _fits(call) and least <= prod(call.view("index").shape) <= _MOST
+    return _fits(call) and least <= prod(call.of_kind("index").shape) <= _MOST
 
 
 def _fits(call: Call) -> bool:
@@ -49,7 +49,7 @@ def _shared(call: Call) -> int:
 
 def plan(call: Call, name: str) -> Steps | None:
     """Sort, sum, join; None where there is nothing to add, or bins do not fit."""
-    dout, index, out = call.view("dout"), call.view("index"), call.out()
+    dout, index, out = call.of_kind("value"), call.of_kind("index"), call.out()
     if 0 in index.shape or not _fits(call):
         return None
     bins, shift = prod(out.shape), _SHIFT[call.accumulate]

@@ -87,7 +87,7 @@ def variants(call: Call) -> tuple[str, ...]:
 
 
 def _names(call: Call) -> tuple[str, ...]:
-    index, out, fixed = call.view("index"), call.out(), call.problem.choices.deterministic
+    index, out, fixed = call.of_kind("index"), call.out(), call.problem.choices.deterministic
     names: list[str] = []
     lanes = _lanes(call)
     if lanes is not None and 0 not in index.shape and 0 not in out.shape:
@@ -104,7 +104,7 @@ def _affordable(call: Call, steps: Steps) -> bool:
 
 def _lanes(call: Call) -> Lanes | None:
     axis = call.problem.options["axis"]
-    return lanes_of(axis, call.view("dout"), call.view("index"), call.out())
+    return lanes_of(axis, call.of_kind("value"), call.of_kind("index"), call.out())
 
 
 # -- few elements per row ------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def _front(lanes: Lanes) -> list[tuple[int, int]]:
 
 def _atomic(call: Call) -> Steps:
     """Additions in the accumulate type, in a workspace where the output is narrower."""
-    dout, index, out = call.view("dout"), call.view("index"), call.out()
+    dout, index, out = call.of_kind("value"), call.of_kind("index"), call.out()
     wide_sums = call.type == call.accumulate
     contiguous = out.strides == layouts.contiguous(out.shape)
     if wide_sums and (contiguous or call.add):
@@ -282,7 +282,7 @@ def _settle(call: Call, sums: View, out: View) -> Step:
 
 def _fixed(call: Call) -> Steps:
     """64-bit integers at the scale of the largest element of each bin."""
-    dout, index, out = call.view("dout"), call.view("index"), call.out()
+    dout, index, out = call.of_kind("value"), call.of_kind("index"), call.out()
     axis, size = call.problem.options["axis"], count(merged(out.shape, (out.strides,)))
     words = _WIDE_WORDS[call.accumulate]
     keys, sums = call.workspace(0), call.workspace(1)

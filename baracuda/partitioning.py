@@ -1,7 +1,7 @@
-"""What a problem has to do with larger and smaller ones: a batch of it, and shares of it.
+"""How a problem is batched (vmap) and partitioned (blocks, shards).
 
-Both follow from the shape string alone, for whoever hides a kernel from the framework that batches
-and divides its programs.
+All follows from the shape string and the roles, for whoever hides a kernel from the framework that
+batches and divides its programs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,62 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from baracuda.layouts import Shape
-from baracuda.shapes import Pattern
-from baracuda.spec import OpSpec, Problem, independent, located
+from baracuda.shapes import Pattern, Signature
+from baracuda.spec import OpSpec, Problem
 
 Place: TypeAlias = str | tuple[str, ...] | None
 """The axes of a mesh of devices over which one axis of an array is spread."""
+
+
+def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
+    """The axes and groups of all outputs along which no element depends on another.
+
+    They are axes of every output. One that a cotangent lacks was summed over, perhaps to a mean,
+    for which the whole extent counts. Groups are batches, or what `OpSpec.batches` says. Of single
+    axes, those along which
+    positions are given, those of which every index is looked up on its own, and those of
+    elementwise ops where no array holds two halves.
+    """
+    given, terms = set(form.names), [t for p in (*form.inputs, *form.outputs) for t in p.terms]
+    packed = {t.name for t in terms if t.factor != 1}
+    counted = {axis for name, axis in spec.counted.items() if name in given}
+    looked_up = {
+        t.name for p in form.inputs if p.name in spec.indices for t in p.terms if not t.group
+    }
+    shared = frozenset.intersection(*[p.names for p in form.outputs], *_cotangents(spec, form))
+    return shared & frozenset(
+        t.name
+        for p in form.outputs
+        for t in p.terms
+        if spec.batch(t)
+        or t.name in counted | looked_up
+        or (spec.elementwise and t.name not in packed)
+    )
+
+
+def _cotangents(spec: OpSpec, form: Signature) -> list[frozenset[str]]:
+    """What the results had of which an op takes the gradients."""
+    given = [p for p in form.inputs if spec.adjoint_of and p.name.startswith("d")]
+    return [p.names | p.bounds for p in given]
+
+
+def added_up(spec: OpSpec, form: Signature) -> frozenset[str]:
+    """What some results have, and over which those that lack it are sums.
+
+    Batches, and any axis of elementwise ops. The latter are gradients: other numbers may be means.
+    """
+    given = {p.name for p in form.inputs}
+    others = [p for p in form.outputs if not spec.adjoint_of and p.name[1:] not in given]
+    terms = [t for p in form.outputs for t in p.terms]
+    apart = frozenset(t.name for t in terms if spec.batch(t) or spec.elementwise)
+    whole = apart.intersection(*[p.names for p in others], *_cotangents(spec, form))
+    return whole - frozenset.intersection(*[p.names for p in form.outputs])
+
+
+def located(problem: Problem) -> frozenset[str]:
+    """The axes of groups along which an element depends on its place: labels, as `Pattern` has."""
+    on = [group for option, group in problem.spec.located.items() if problem.options[option]]
+    return frozenset(f"{group}{len(problem.axes[group]) - 1}" for group in on)  # type: ignore[arg-type]
 
 
 def batch(

@@ -1,0 +1,79 @@
+"""What the arrays of an op are: values, indices, masks or counters.
+
+An op's block says it beside the shapes, for each array that is not a plain value:
+``roles={"target": index("v", ignored="ignore_index"), "mask": mask()}``. Every part that needs to
+know what an array is asks its role, never its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["value", "integer", "index", "mask"]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What one array of an op is, in every form that takes it.
+
+    Attributes
+    ----------
+    kind : {"value", "integer", "index", "mask"}
+        A value has the dtype of the problem and may be differentiated. An integer or index is int32
+        or int64, and a mask is bool, True where something counts.
+    below : str
+        Of an index: the axis whose extent its entries lie below.
+    policy : str
+        Of an index: the option that says what an entry out of range does, "raise" or "drop".
+    ignored : str
+        Of an index: the option that holds the one entry that is in range everywhere.
+    counts : str
+        Of an integer: the axis along which it is 0, 1, ... where it is not given.
+    between : tuple of float or None
+        The least and the largest value that tests and benchmarks draw, both included by an integer.
+    alike : str
+        Of a value: the input whose gradient is its own too, since only the sum of both matters.
+    """
+
+    kind: Kind = "value"
+    below: str = ""
+    policy: str = ""
+    ignored: str = ""
+    counts: str = ""
+    between: tuple[float, float] | None = None
+    alike: str = ""
+
+
+VALUE = Role()
+"""What an array is of which a block says nothing."""
+
+
+def value(low: float, high: float) -> Role:
+    """A value, which is meaningful from `low` to `high`."""
+    return Role(between=(low, high))
+
+
+def like(name: str) -> Role:
+    """A value whose gradient is that of the input `name`."""
+    return Role(alike=name)
+
+
+def index(below: str, *, policy: str = "mode", ignored: str = "") -> Role:
+    """An integer that points along the axis `below`."""
+    return Role("index", below, policy, ignored)
+
+
+def integer(low: int | None = None, high: int | None = None) -> Role:
+    """An integer of any size, or one from `low` to `high`."""
+    return Role("integer", between=None if low is None or high is None else (low, high))
+
+
+def counter(axis: str) -> Role:
+    """An integer of any size, which counts along `axis` where it is not given."""
+    return Role("integer", counts=axis)
+
+
+def mask() -> Role:
+    """A boolean array, True where something counts."""
+    return Role("mask")
