@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
-from baracuda import check, hints, records
+from baracuda import check, declarations, hints, records
 from baracuda.cache import plan_cache
 from baracuda.dispatch import DEFAULT, NAMES, current
 from baracuda.dtypes import FLOATS
@@ -388,7 +388,7 @@ def op(
     Raises
     ------
     ValueError
-        Where the declaration contradicts the function or itself.
+        Where the declaration contradicts the function, other ops or itself; it names the line.
     """
 
     def decorate(function: Callable[P, R]) -> Op[P, R]:
@@ -420,24 +420,8 @@ def op(
             kernel=kernel,
             cases=cases,
         )
-        _consistent(spec, parameters)
+        declarations.verify(spec, function, {name: op.spec for name, op in registry.items()})
         registry[spec.name] = made = Op(function, spec)
         return made
 
     return decorate
-
-
-def _consistent(spec: OpSpec, parameters: Mapping[str, inspect.Parameter]) -> None:
-    arrays = tuple(n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY)
-    keywords = {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    for what, declared, real in (
-        ("arrays", spec.arrays, arrays),
-        ("options", set(spec.options) | set(spec.scalars), keywords),
-        ("integers", set(spec.integers), set(spec.integers) & set(arrays)),
-        ("conditions", set(spec.conditions), spec.conditions & keywords),
-        ("masks", set(spec.masks), set(spec.masks) & set(arrays)),
-    ):
-        if declared != real:
-            raise ValueError(
-                f"@op {spec.name}: {what}: {declared} declared, {real} in the function"
-            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from baracuda.dispatch import Choices
 from baracuda.dtypes import FLOATS, named
@@ -22,13 +22,23 @@ Resolver: TypeAlias = Callable[[str, Axes, dict[str, Any]], Mapping[str, int]]
 """``(op, axes, options) -> derived axes``; may complete the options in place."""
 
 
+Schedule: TypeAlias = Literal[
+    "channels", "covering", "cross_entropy", "elementwise", "gather", "nll_loss", "planes",
+    "reduce", "rope", "rows", "scatter", "window",
+]  # fmt: skip
+"""How a kernel goes over the arrays."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Where the bespoke kernel of an op is found: file, functor and the schedule that maps it."""
+    """Where the bespoke kernel of an op is found: file, functor and the schedule that maps it.
+
+    What only moves elements has no functor.
+    """
 
     file: str
     functor: str
-    schedule: str
+    schedule: Schedule
 
 
 @dataclass(frozen=True, slots=True)

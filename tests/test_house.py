@@ -19,7 +19,7 @@ FLOORS = [
     {"shapes", "numerics", "reductions", "roles", "sku"},
     {"dispatch"},
     {"spec"},
-    {"hints", "partitioning"},
+    {"declarations", "hints", "partitioning"},
     {"check"},
     {"body"},
     {"backends"},

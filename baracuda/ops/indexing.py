@@ -29,7 +29,7 @@ CASES = (
     dtypes=ANY,
     options={"axis": integer, "mode": MODE},
     roles={"index": roles.index("n")},
-    kernel=Kernel("indexing.cu", "Gather", schedule="gather"),
+    kernel=Kernel("indexing.cu", "", schedule="gather"),
     cases=CASES,
 )
 def gather(
@@ -103,7 +103,7 @@ def gather(
     dtypes=FLOATS,
     options={"axis": integer, "src_shape": shape, "mode": MODE},
     roles={"index": roles.index("n")},
-    kernel=Kernel("indexing.cu", "GatherBackward", schedule="scatter"),
+    kernel=Kernel("indexing.cu", "", schedule="scatter"),
     cases=CASES,
 )
 def gather_backward(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from importlib import import_module
 from operator import is_
@@ -17,6 +18,8 @@ from baracuda.errors import UnsupportedError
 from baracuda.libraries import Array, library_of
 from baracuda.op import registry
 from baracuda.sku import KernelSku
+from baracuda.spec import Case
+from baracuda.testing import views
 from baracuda.testing.cases import (
     Call,
     Subject,
@@ -186,76 +189,15 @@ def layouts_agree(subject: Subject) -> None:
     for call in subject.calls():
         plain = call.given()
         want = call.run(plain)
-        for label, views in _views(call, plain).items():
+        for label, same in views.every(call, plain).items():
             try:
-                got = call.run(views)
+                got = call.run(same)
             except UnsupportedError:
                 assert (subject.backend, subject.library) == ("torch", "numpy"), label
                 continue
             for x, y, most in zip(got, want, tolerance(call), strict=True):
                 error = np.abs(apart(to_numpy(x), to_numpy(y)))
                 assert np.all(error <= 2 * most), f"{label} {call.case} {call.form.text}"
-
-
-def _views(call: Call, plain: Sequence[Array]) -> dict[str, list[Array]]:
-    """The same values in every layout that the library has."""
-    lib = call.subject.library
-    out: dict[str, list[Array]] = {}
-    if lib == "jax":
-        return out
-    if lib == "array_api_strict":
-        out["reversed"] = [_reversed(x, lib) for x in plain]
-        return out
-    out["offset and strided"] = [_strided(x, lib) for x in plain]
-    out["transposed"] = [_permuted(x, lib) for x in plain]
-    if lib in ("numpy", "cupy"):
-        out["reversed"] = [_reversed(x, lib) for x in plain]
-    if lib == "numpy":
-        out["misaligned"] = [_misaligned(x) for x in plain]
-        out["read-only"] = [_read_only(x) for x in plain]
-    return out
-
-
-def _strided(x: Array, lib: str) -> Array:
-    if x is None or x.ndim == 0:
-        return x
-    shape = (*x.shape[:-1], 2 * x.shape[-1] + 3)
-    wide = x.new_zeros(shape) if lib == "torch" else adapter(lib).xp.zeros(shape, dtype=x.dtype)
-    view = wide[..., 3::2]
-    view[...] = x
-    return view
-
-
-def _permuted(x: Array, lib: str) -> Array:
-    if x is None or x.ndim < 2:
-        return x
-    order = tuple(reversed(range(x.ndim)))
-    if lib != "torch":
-        return x.transpose(order).copy(order="C").transpose(order)
-    return x.permute(order).contiguous().permute(order)
-
-
-def _reversed(x: Array, lib: str) -> Array:
-    if x is None or x.ndim == 0:
-        return x
-    if lib != "array_api_strict":
-        return x[::-1].copy(order="C")[::-1]
-    return to_library(np.ascontiguousarray(to_numpy(x)[::-1]), lib)[::-1, ...]
-
-
-def _misaligned(x: Array) -> Array:
-    if x is None:
-        return x
-    raw = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
-    raw[...] = x
-    return raw
-
-
-def _read_only(x: Array) -> Array:
-    if x is not None:
-        x = x.copy()
-        x.flags.writeable = False
-    return x
 
 
 @law
@@ -336,7 +278,7 @@ def outputs_may_be_given(subject: Subject) -> None:
         for layout in ("contiguous", "strided"):
             outs = tuple(_filled(x, poison) for x in want)
             if layout == "strided" and subject.library in ("numpy", "torch", "cupy"):
-                outs = tuple(_strided(x, subject.library) for x in outs)
+                outs = tuple(views.strided(x, subject.library) for x in outs)
             got = many(plan(*arrays, out=outs if len(outs) > 1 else outs[0], **call.scalars))
             assert all(map(is_, got, outs)), "out is not returned"
             _close(call, outs, f"{layout} out")
@@ -447,3 +389,53 @@ def traces_as_it_runs(subject: Subject) -> None:
         else:
             raise DoesNotApply("the library traces nothing, or not on this backend")
         _close(call, got, "traced")
+
+
+@law
+def indices_obey_their_policy(subject: Subject) -> None:
+    """An entry out of range is an error that names it, or counts for nothing, whatever it is."""
+    if not subject.spec.indices:
+        raise DoesNotApply("no input is an index")
+    for call in subject.calls():
+        for name in subject.spec.indices:
+            index = call.arrays.get(name)
+            if index is None or index.size < 2:
+                continue
+            role = subject.spec.role(name)
+            extent = int(call.case.axes[role.below])  # type: ignore[arg-type]
+            first, *others = [
+                _dropped(call, name, bad) for bad in (-1, extent, np.iinfo(index.dtype).max)
+            ]
+            for other in others:
+                _same(first, other, f"{name} out of range, {call.case}")
+            for bad in (-1, extent):
+                _refused(call, name, bad)
+
+
+def _with(call: Call, name: str, bad: int, policy: str) -> Call:
+    """The call with a first entry of an index that is out of range."""
+    index = call.arrays[name].copy()
+    index[(0,) * index.ndim] = bad
+    options = {**call.case.options, call.subject.spec.role(name).policy: policy}
+    case = Case(call.case.axes, **options)
+    return replace(call, case=case, arrays={**call.arrays, name: index})
+
+
+def _dropped(call: Call, name: str, bad: int) -> tuple[Array, ...]:
+    some = _with(call, name, bad, "drop")
+    got = some.run()
+    _close(some, got, f"{name} = {bad}, dropped")
+    return got
+
+
+def _refused(call: Call, name: str, bad: int) -> None:
+    some = _with(call, name, bad, "raise")
+    if not adapter(call.subject.library).readable(some.given()[0]):
+        return  # a later call says so, or what compiled the program
+    try:
+        some.run()
+    except IndexError as error:
+        said = str(error)
+    else:
+        said = "no error"
+    assert said.startswith(f"{call.subject.op}: {name}: expected 0 <= i < "), f"{bad}: {said}"

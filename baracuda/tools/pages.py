@@ -302,7 +302,8 @@ def op_page(op: Op[Any, Any]) -> str:
     ]
     if spec.kernel:
         k = spec.kernel
-        facts.append(["kernel", f"`{k.functor}` of `{k.file}` on the schedule `{k.schedule}`"])
+        functor = f"`{k.functor}` of " if k.functor else ""
+        facts.append(["kernel", f"{functor}`{k.file}` on the schedule `{k.schedule}`"])
     options = [
         [f"`{name}`", _default(parameters[name].default),
          "run-time value" if name in spec.scalars else "structural: part of the plan"]
