@@ -17,9 +17,11 @@ from baracuda.dtypes import FLOATS
 from baracuda.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from baracuda.forks import import_module
 from baracuda.libraries import TRACED, Array, compiling, facts_of, library_of, unwrapped
+from baracuda.pairing import Pairing, pairing
 from baracuda.plan import Plan, make
 from baracuda.recent import Recent
 from baracuda.roles import Role
+from baracuda.shapes import Signature
 from baracuda.sku import KernelSku
 from baracuda.spec import (
     Case,
@@ -161,6 +163,17 @@ class Op(Generic[P, R]):
         except Misfit:
             plan = self._misfit(arrays, options)
             return plan.run(arrays, None, False, scalars)  # type: ignore[no-any-return]
+
+    @property
+    def forms(self) -> tuple[Signature, ...]:
+        """The forms: which arrays are given and returned together, and how their axes relate."""
+        return self.spec.signatures
+
+    @property
+    def adjoint(self) -> Pairing | None:
+        """The gradient of this op, what it takes and returns; None where no op is its gradient."""
+        found = [op for op in registry.values() if op.spec.adjoint_of == self._name]
+        return pairing(self.spec, found[0], found[0].spec) if found else None
 
     def _misfit(self, arrays: Sequence[Any], options: Mapping[str, Any]) -> Plan:
         """The plan for arrays that look like those of the last call, but lie differently."""

@@ -19,7 +19,7 @@ FLOORS = [
     {"shapes", "numerics", "reductions", "roles", "sku"},
     {"dispatch"},
     {"spec"},
-    {"declarations", "hints", "partitioning"},
+    {"declarations", "hints", "pairing", "partitioning"},
     {"check"},
     {"body"},
     {"backends"},

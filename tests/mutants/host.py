@@ -294,6 +294,21 @@ _PLANS = (
 
 _CHECKS = (
     mutant(
+        "an index without a policy is refused", "declarations.py",
+        "if not role.policy or role.policy not in", "if role.policy and role.policy not in",
+        "test_declarations.py::test_a_mistake_is_refused_and_names_op_and_line",
+    ),
+    mutant(
+        "a gradient that scatters is known by its axes", "spec.py",
+        "return not self.composite and any(", "return self.composite and any(",
+        "test_declarations.py::test_what_scatters_follows_from_the_axes",
+    ),
+    mutant(
+        "a result that was not used has a cotangent of zeros", "pairing.py",
+        "library.xp.zeros(shape, **where)", "library.xp.ones(shape, **where)",
+        "test_pairing.py::test_a_result_that_was_not_used_has_no_cotangent",
+    ),
+    mutant(
         "a negative index is out of range", "check.py",
         "bad = (x < 0) | (x >= problem.extent_of(name))", "bad = x >= problem.extent_of(name)",
         "test_errors.py::test_an_index_out_of_range_is_named_with_its_position[torch--1]",

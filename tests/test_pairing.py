@@ -1,0 +1,125 @@
+"""The pairing of ops and gradients for authors of autograd engines, and the tape made of it."""
+
+from __future__ import annotations
+
+import doctest
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import baracuda as bc
+from baracuda.examples import tape
+from baracuda.op import registry
+from baracuda.testing.cases import Subject, many, subjects
+
+FORWARDS = [name for name, op in registry.items() if op.adjoint is not None]
+STEP = 1e-6
+
+
+def slope(call: Any, arrays: list[Any], place: int, along: Any, cotangents: list[Any]) -> float:
+    """What central differences say of an input along a direction."""
+    ends = []
+    for sign in (1, -1):
+        moved = list(arrays)
+        moved[place] = arrays[place] + sign * STEP * along
+        results = many(call.subject.function(*moved, **call.options))
+        # What a mask leaves out has the logarithm -inf, and no gradient.
+        finite = [np.where(np.isfinite(y), y, 0) for y in results]
+        ends.append(sum(float(np.sum(c * y)) for c, y in zip(cotangents, finite, strict=True)))
+    return (ends[0] - ends[1]) / (2 * STEP)
+
+
+def numpy64(name: str) -> Subject:
+    return next(s for s in subjects([name], ["numpy"]) if s.dtype == "float64")
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_each_gradient_belongs_to_its_input(name: str) -> None:
+    op, rng = registry[name], np.random.default_rng(0)
+    pair = op.adjoint
+    assert pair is not None
+    met = set()
+    for call in numpy64(name).calls():
+        arrays = call.given()
+        results = op(*arrays, **call.options)
+        cotangents = [rng.standard_normal(y.shape) for y in many(results)]
+        kept = pair.keep(arrays, results, call.options)
+        assert set(kept.arrays) <= {*pair.saved}
+        gradients = pair.pull(kept, cotangents)
+        for input_, gradient in gradients.items():
+            place = pair.inputs.index(input_)
+            met.add(input_)
+            assert gradient.shape == arrays[place].shape
+            along = rng.standard_normal(gradient.shape)
+            want = slope(call, arrays, place, along, cotangents)
+            size = np.sum(np.abs(gradient * along)) + 1
+            assert abs(float(np.sum(gradient * along)) - want) < 1e-6 * size, (input_, call.case)
+    assert met == {*pair.gradients}
+
+
+def test_what_the_pairing_says() -> None:
+    pair = bc.nll_loss.adjoint
+    assert pair is not None
+    assert pair.op is bc.nll_loss_backward
+    assert pair.inputs == ("x", "target", "weight")
+    assert pair.cotangents == {"loss": "dloss"}
+    assert pair.saved == ("target", "weight")
+    assert pair.gradients == {"x": "dx"}
+    assert pair.shapes == {"x_shape": "x"}
+    assert pair.options == ("axis", "ignore_index", "reduction", "mode")
+    shared = bc.add_rms_norm.adjoint
+    assert shared is not None
+    assert shared.gradients == {"x": "dx", "residual": "dx", "weight": "dweight"}
+    assert shared.saved == ("s", "weight")
+    assert bc.relu_backward.adjoint is None
+    assert [form.names for form in bc.swiglu.forms] == [("x",), ("x", "gate")]
+
+
+def test_a_result_that_was_not_used_has_no_cotangent() -> None:
+    x, r = np.random.default_rng(1).standard_normal((2, 3, 8))
+    pair = bc.add_rms_norm.adjoint
+    assert pair is not None
+    kept = pair.keep([x, r], bc.add_rms_norm(x, r), {"eps": 1e-5})
+    dy = np.ones((3, 8))
+    np.testing.assert_array_equal(
+        pair.pull(kept, [dy, None])["x"], pair.pull(kept, [dy, np.zeros((3, 8))])["x"]
+    )
+    for wrong in ([None, None], [dy]):
+        with pytest.raises(TypeError, match="add_rms_norm: cotangents: expected 2 cotangents"):
+            pair.pull(kept, wrong)
+
+
+def test_a_tape_is_as_good_as_torchs() -> None:
+    """A small network, with an input that is used twice and one that is not used."""
+    torch.manual_seed(0)
+    shapes = {"x": (4, 6, 8), "r": (4, 6, 8), "w": (8,), "g": (4, 6, 8), "unused": (3,)}
+    leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes.values()]
+    target = torch.randint(0, 8, (4, 6))
+
+    def network(run: Any, x: Any, r: Any, w: Any, g: Any) -> Any:
+        y, s = run(bc.add_rms_norm, x, r, w)
+        z = run(bc.swiglu, run(bc.rope, y), g)
+        z = run(bc.lerp, z, run(bc.gelu, s, approximate="tanh"), weight=0.3)
+        return run(bc.cross_entropy, run(bc.layer_norm, z, w), target)
+
+    loss = network(lambda op, *arrays, **options: op(*arrays, **options), *leaves[:4])
+    want = torch.autograd.grad(loss, leaves[:4])
+    ours, plain = tape.Tape(), [x.detach() for x in leaves]
+    loss = network(ours.call, *plain[:4])
+    *got, none = ours.backward(loss, torch.ones_like(loss), plain)
+    assert none is None
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_what_has_no_gradient_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="relu_backward: no op is its gradient"):
+        tape.Tape().call(bc.relu_backward, np.ones(3), np.ones(3))
+
+
+def test_the_example_of_the_tape_runs() -> None:
+    found = doctest.testmod(tape)
+    assert found.attempted == 6
+    assert found.failed == 0
