@@ -65,11 +65,11 @@ def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
 def runner(problem: Problem) -> Runner:
     """The runner of the body over whole arrays."""
     evaluate, library = evaluator(problem), problem.library
-    dtype = library.dtype(problem.dtype)
+    dtypes = [library.dtype(x.dtype) for x in problem.outputs]
 
     def rounded(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
-        results = evaluate(arrays, scalars)
-        return tuple(x if x.dtype == dtype else library.xp.astype(x, dtype) for x in results)
+        results = zip(evaluate(arrays, scalars), dtypes, strict=True)
+        return tuple([x if x.dtype == d else library.xp.astype(x, d) for x, d in results])
 
     # A program would round the scalars of lerp, or have to be made anew for each of its weights.
     steered = problem.spec.elementwise and problem.spec.scalars

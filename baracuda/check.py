@@ -12,7 +12,7 @@ from typing import Any
 
 from baracuda import layouts
 from baracuda.dispatch import Choices
-from baracuda.dtypes import FLOATS, INDICES
+from baracuda.dtypes import FLOATS, INDICES, named
 from baracuda.errors import IndexOutOfRangeError, shown, type_error, value_error
 from baracuda.hints import for_position
 from baracuda.libraries import TRACED, Array, Facts, Library, library_of
@@ -213,7 +213,7 @@ def scalars(
 
 
 def problem(
-    spec: OpSpec, arrays: Sequence[Array], given: Mapping[str, Any], choices: Choices
+    spec: OpSpec, arrays: Sequence[Array], options: Mapping[str, Any], choices: Choices
 ) -> Problem:
     """Validate a call.
 
@@ -225,10 +225,10 @@ def problem(
     ValueError
         Shapes or option values that do not fit.
     """
-    named = dict(zip(spec.arrays, arrays, strict=False))
-    library, facts = _facts(spec, named)
-    state = library.state([x for x in named.values() if x is not None])
-    return described_problem(spec, library, facts, state, given, choices)
+    given = dict(zip(spec.arrays, arrays, strict=False))
+    library, facts = _facts(spec, given)
+    state = library.state([x for x in given.values() if x is not None])
+    return described_problem(spec, library, facts, state, options, choices)
 
 
 def described_problem(
@@ -285,15 +285,15 @@ def traced(arrays: Sequence[Array]) -> bool:
     return state is not None and state[0] == "traced"
 
 
-def _facts(spec: OpSpec, named: Mapping[str, Array]) -> tuple[Library, dict[str, Facts]]:
+def _facts(spec: OpSpec, given: Mapping[str, Array]) -> tuple[Library, dict[str, Facts]]:
     """The library, and the facts of every array given."""
     first = spec.arrays[0]
-    for name, x in named.items():
+    for name, x in given.items():
         if isinstance(x, (Real, str)) and not hasattr(x, "dtype"):
             raise type_error(spec.name, name, "an array", shown(x), for_position(spec))
-    library, fact = described(spec.name, first, named.get(first))
+    library, fact = described(spec.name, first, given.get(first))
     facts = {first: fact}
-    for name, x in named.items():
+    for name, x in given.items():
         if x is None or name == first:
             continue
         other, facts[name] = described(spec.name, name, x)
@@ -324,7 +324,7 @@ def _device(facts: Mapping[str, Facts]) -> str:
 
 def _dtypes(spec: OpSpec, facts: Mapping[str, Facts]) -> str:
     """The dtype that all arrays but indices and masks share."""
-    dtype, first = "", ""
+    dtype, first, wide = "", "", ""
     for name, fact in facts.items():
         if name in spec.integers:
             if fact.dtype not in INDICES:
@@ -337,6 +337,15 @@ def _dtypes(spec: OpSpec, facts: Mapping[str, Facts]) -> str:
             raise type_error(spec.name, name, f"{allowed} ({', '.join(spec.dtypes)})", fact.dtype)
         elif not dtype:
             dtype, first = fact.dtype, name
+        elif spec.role(name).wide:
+            if wide:
+                takes, said = {facts[wide].dtype}, f"{facts[wide].dtype} (as {wide})"
+            else:
+                takes = {dtype, named(dtype).accumulate}
+                said = " or ".join([f"{dtype} (as {first})", *(takes - {dtype})])
+            if fact.dtype not in takes:
+                raise type_error(spec.name, name, said, fact.dtype)
+            wide = name
         elif fact.dtype != dtype:
             raise type_error(spec.name, name, f"{dtype} (as {first})", fact.dtype)
     return dtype
@@ -383,7 +392,8 @@ def _outputs(
             order = layouts.dense_order(primal.shape, primal.strides)
             if order is not None:
                 strides = layouts.canonical(extents, layouts.in_order(extents, order))
-        out.append(Operand(pattern.name, dtype, extents, strides))
+        same = known.get(spec.role(pattern.name).typed_as)
+        out.append(Operand(pattern.name, same.dtype if same else dtype, extents, strides))
     return tuple(out)
 
 

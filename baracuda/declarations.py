@@ -85,7 +85,12 @@ def _of_form(spec: OpSpec, form: Signature) -> Iterator[tuple[str, str]]:
 def _of_roles(spec: OpSpec) -> Iterator[tuple[str, str]]:
     for name, role in spec.roles.items():
         forms = [f for f in spec.signatures if name in f.names]
-        if not forms:
+        if role.typed_as:
+            if not any(p.name == name for f in spec.signatures for p in f.outputs):
+                yield "roles", f"{name} is no result of any form"
+            if role.typed_as not in spec.arrays:
+                yield "roles", f"{name}: {role.typed_as} is no array"
+        elif not forms:
             yield "roles", f"{name} is no array of any form"
         if role.kind == "index":
             if not role.policy or role.policy not in spec.options:

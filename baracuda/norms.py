@@ -7,6 +7,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from baracuda import roles
 from baracuda.check import integer, positive
 from baracuda.errors import value_error
 from baracuda.layouts import Shape
@@ -14,6 +15,12 @@ from baracuda.libraries import Array, library_of
 from baracuda.op import op
 from baracuda.shapes import Axes
 from baracuda.spec import Case, Kernel
+
+# What parameters, and their gradients, may be beside activations of 16 bits.
+SCALED = {"weight": roles.parameter()}
+AFFINE = {**SCALED, "bias": roles.parameter()}
+SCALED_BACKWARD = {**SCALED, "dweight": roles.typed_as("weight")}
+AFFINE_BACKWARD = {**SCALED_BACKWARD, "dbias": roles.typed_as("weight")}
 
 norm = partial(
     op,

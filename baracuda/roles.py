@@ -34,6 +34,11 @@ class Role:
         The least and the largest value that tests and benchmarks draw, both included by an integer.
     alike : str
         Of a value: the input whose gradient is its own too, since only the sum of both matters.
+    wide : bool
+        Of a value: it may have the accumulate dtype of the problem instead of its dtype, as all
+        others that may: float32 parameters beside 16-bit activations.
+    typed_as : str
+        Of a result: the input whose dtype it has; that of the primal by default.
     """
 
     kind: Kind = "value"
@@ -43,6 +48,8 @@ class Role:
     counts: str = ""
     between: tuple[float, float] | None = None
     alike: str = ""
+    wide: bool = False
+    typed_as: str = ""
 
 
 VALUE = Role()
@@ -52,6 +59,16 @@ VALUE = Role()
 def value(low: float, high: float) -> Role:
     """A value, which is meaningful from `low` to `high`."""
     return Role(between=(low, high))
+
+
+def parameter(low: float | None = None, high: float | None = None) -> Role:
+    """A value that may be float32 beside 16-bit ones."""
+    return Role(between=None if low is None or high is None else (low, high), wide=True)
+
+
+def typed_as(name: str) -> Role:
+    """A result that has the dtype of the input `name`."""
+    return Role(typed_as=name)
 
 
 def like(name: str) -> Role:

@@ -326,6 +326,16 @@ class Problem:
         return self.outputs[0].dtype
 
     @property
+    def wide_dtype(self) -> str | None:
+        """dtype of the values that may have another than the primal, where one was given."""
+        return next((x.dtype for x in self.given if self.spec.role(x.name).wide), None)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether values of two dtypes were given."""
+        return self.wide_dtype not in (None, self.dtype)
+
+    @property
     def compute_dtype(self) -> str:
         """dtype in which the body runs and sums are kept."""
         return compute_dtype(self.spec, self.dtype)

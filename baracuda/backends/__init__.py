@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import get_ident
 
+from baracuda.dtypes import named
 from baracuda.errors import UnsupportedError, nearest, shown, value_error
 from baracuda.forks import Guard, import_module
 from baracuda.instruments import logger
@@ -230,6 +231,19 @@ def load(name: str) -> Backend:
     return backend
 
 
+def mixes(spec: OpSpec, backend: str, dtype: str) -> bool:
+    """Whether a backend takes values of the accumulate dtype of `dtype` where an op allows them."""
+    if named(dtype).accumulate == dtype or not any(role.wide for role in spec.roles.values()):
+        return False
+    return _mixes(load(backend), spec)
+
+
+def _mixes(backend: Backend, spec: OpSpec) -> bool:
+    # One of another package need not say.
+    asked = getattr(backend, "mixes", None)
+    return asked is not None and bool(asked(spec))
+
+
 def check_errors() -> None:
     """Wait for every device that kernels were launched on, and raise what they reported.
 
@@ -305,6 +319,8 @@ def _reason(name: str, problem: Problem, forced: bool) -> str | None:
             _said.add(name)
             logger.warning("backend %s cannot be loaded, each call tries again: %s", name, error)
         return _Unloaded(f"cannot be loaded: {error}")
+    if problem.mixed and not _mixes(backend, problem.spec):
+        return f"has nothing for {problem.wide_dtype} beside {problem.dtype}"
     return backend.refuses(problem)
 
 

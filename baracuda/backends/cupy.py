@@ -28,6 +28,9 @@ class CuPyBackend:
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
         return spec.dtypes
 
+    def mixes(self, spec: OpSpec) -> bool:
+        return True
+
     def check_errors(self) -> None:
         """Wait for what was looked for; raise the index that was out of range."""
         for look in tuple(_looks):

@@ -24,6 +24,9 @@ class TorchBackend:
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
         return [d for d in spec.dtypes if not (d == "bfloat16" and library == "numpy")]
 
+    def mixes(self, spec: OpSpec) -> bool:
+        return True
+
     def check_errors(self) -> None:
         """Nothing is reported later."""
 

@@ -21,7 +21,7 @@ __all__ = [
 @norm(
     "x[*b n], residual[*b n] -> y[*b n], s[*b n]",
     "x[*b n], residual[*b n], weight[n] -> y[*b n], s[*b n]",
-    roles={"residual": roles.like("x")},
+    roles={**norms.SCALED, "residual": roles.like("x")},
     kernel=kernel("AddRmsNorm"),
 )
 def add_rms_norm(
@@ -70,6 +70,7 @@ def add_rms_norm(
     "dy[*b n], ds[*b n], s[*b n] -> dx[*b n]",
     "dy[*b n], ds[*b n], s[*b n], weight[n] -> dx[*b n], dweight[n]",
     adjoint_of="add_rms_norm",
+    roles=norms.SCALED_BACKWARD,
     kernel=kernel("AddRmsNormBackward"),
 )
 def add_rms_norm_backward(
@@ -122,7 +123,7 @@ def add_rms_norm_backward(
     "x[*b n], residual[*b n] -> y[*b n], s[*b n]",
     "x[*b n], residual[*b n], weight[n] -> y[*b n], s[*b n]",
     "x[*b n], residual[*b n], weight[n], bias[n] -> y[*b n], s[*b n]",
-    roles={"residual": roles.like("x")},
+    roles={**norms.AFFINE, "residual": roles.like("x")},
     kernel=kernel("AddLayerNorm"),
 )
 def add_layer_norm(
@@ -172,6 +173,7 @@ def add_layer_norm(
     "dy[*b n], ds[*b n], s[*b n] -> dx[*b n]",
     "dy[*b n], ds[*b n], s[*b n], weight[n] -> dx[*b n], dweight[n], dbias[n]",
     adjoint_of="add_layer_norm",
+    roles=norms.AFFINE_BACKWARD,
     kernel=kernel("AddLayerNormBackward"),
 )
 def add_layer_norm_backward(

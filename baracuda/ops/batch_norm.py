@@ -17,11 +17,15 @@ __all__ = [
 ]
 
 
+STATISTICS = {"mean": roles.parameter(), "var": roles.parameter(0.25, 4.0)}
+
+
 @channel_norm(
     "x[n c *s] -> y[n c *s], mean[c], var[c]",
     "x[n c *s], weight[c] -> y[n c *s], mean[c], var[c]",
     "x[n c *s], weight[c], bias[c] -> y[n c *s], mean[c], var[c]",
     batches=("c",),
+    roles=norms.AFFINE,
     kernel=planes("Normalised"),
 )
 def batch_norm(
@@ -91,6 +95,7 @@ def batch_norm(
     "dy[n c *s], dmean[c], dvar[c], x[n c *s], weight[c] -> dx[n c *s], dweight[c], dbias[c]",
     adjoint_of="batch_norm",
     batches=("c",),
+    roles=norms.AFFINE_BACKWARD,
     kernel=planes("NormalisedBackward"),
 )
 def batch_norm_backward(
@@ -152,7 +157,7 @@ def batch_norm_backward(
     "x[n c *s], mean[c], var[c], weight[c], bias[c] -> y[n c *s]",
     namesake="nn.functional.batch_norm",
     batches=("n", "c", "s"),
-    roles={"var": roles.value(0.25, 4.0)},
+    roles={**norms.AFFINE, **STATISTICS},
     kernel=planes("Known"),
 )
 def batch_norm_inference(
@@ -209,7 +214,7 @@ def batch_norm_inference(
     "dy[n c *s], x[n c *s], mean[c], var[c], weight[c] -> dx[n c *s], dweight[c], dbias[c]",
     adjoint_of="batch_norm_inference",
     batches=("n", "c", "s"),
-    roles={"var": roles.value(0.25, 4.0)},
+    roles={**norms.AFFINE_BACKWARD, **STATISTICS},
     kernel=planes("KnownBackward"),
 )
 def batch_norm_inference_backward(

@@ -21,6 +21,7 @@ __all__ = [
     "x[n c *s] -> y[n c *s]",
     "x[n c *s], weight[c] -> y[n c *s]",
     "x[n c *s], weight[c], bias[c] -> y[n c *s]",
+    roles=norms.AFFINE,
     kernel=planes("Normalised"),
 )
 def group_norm(
@@ -82,6 +83,7 @@ def group_norm(
     "dy[n c *s], x[n c *s] -> dx[n c *s]",
     "dy[n c *s], x[n c *s], weight[c] -> dx[n c *s], dweight[c], dbias[c]",
     adjoint_of="group_norm",
+    roles=norms.AFFINE_BACKWARD,
     kernel=planes("NormalisedBackward"),
 )
 def group_norm_backward(
@@ -138,6 +140,7 @@ def group_norm_backward(
     "x[n c *s], weight[c] -> y[n c *s]",
     "x[n c *s], weight[c], bias[c] -> y[n c *s]",
     batches=("n", "c"),
+    roles=norms.AFFINE,
     kernel=planes("Normalised"),
 )
 def instance_norm(
@@ -187,6 +190,7 @@ def instance_norm(
     "dy[n c *s], x[n c *s], weight[c] -> dx[n c *s], dweight[c], dbias[c]",
     adjoint_of="instance_norm",
     batches=("n", "c"),
+    roles=norms.AFFINE_BACKWARD,
     kernel=planes("NormalisedBackward"),
 )
 def instance_norm_backward(

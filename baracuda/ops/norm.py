@@ -20,6 +20,7 @@ __all__ = [
 @norm(
     "x[*b n] -> y[*b n]",
     "x[*b n], weight[n] -> y[*b n]",
+    roles=norms.SCALED,
     kernel=kernel("RmsNorm"),
 )
 def rms_norm(
@@ -74,6 +75,7 @@ def rms_norm(
     "dy[*b n], x[*b n] -> dx[*b n]",
     "dy[*b n], x[*b n], weight[n] -> dx[*b n], dweight[n]",
     adjoint_of="rms_norm",
+    roles=norms.SCALED_BACKWARD,
     kernel=kernel("RmsNormBackward"),
 )
 def rms_norm_backward(
@@ -126,6 +128,7 @@ def rms_norm_backward(
     "x[*b n] -> y[*b n]",
     "x[*b n], weight[n] -> y[*b n]",
     "x[*b n], weight[n], bias[n] -> y[*b n]",
+    roles=norms.AFFINE,
     kernel=kernel("LayerNorm"),
 )
 def layer_norm(
@@ -182,6 +185,7 @@ def layer_norm(
     "dy[*b n], x[*b n] -> dx[*b n]",
     "dy[*b n], x[*b n], weight[n] -> dx[*b n], dweight[n], dbias[n]",
     adjoint_of="layer_norm",
+    roles=norms.AFFINE_BACKWARD,
     kernel=kernel("LayerNormBackward"),
 )
 def layer_norm_backward(

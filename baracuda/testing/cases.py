@@ -30,7 +30,8 @@ LIBRARIES = ("numpy", "torch", "jax", "array_api_strict")
 class Subject:
     """One op on one backend, for arrays of one library and dtype.
 
-    A brief one tries each form of the op at the first case alone.
+    A brief one tries each form of the op at the first case alone. In a mixed one what may be wider
+    than the dtype is: parameters.
     """
 
     op: str
@@ -39,9 +40,10 @@ class Subject:
     dtype: str
     device: str = "cpu"
     brief: bool = False
+    mixed: bool = False
 
     def __str__(self) -> str:
-        end = "-brief" if self.brief else ""
+        end = "-mixed" * self.mixed + "-brief" * self.brief
         return f"{self.op}-{self.backend}-{self.library}-{named(self.dtype).short}{end}"
 
     @property
@@ -66,7 +68,8 @@ class Subject:
         for case, form in tried(self.spec, self.spec.cases):
             if not (self.brief and form in met):
                 met.add(form)
-                yield Call(self, case, form, draw(self.spec, case, form, self.dtype))
+                drawn = draw(self.spec, case, form, self.dtype, mixed=self.mixed)
+                yield Call(self, case, form, drawn)
 
 
 def subjects(
@@ -81,8 +84,11 @@ def subjects(
             for backend, dtypes in backends.claims(registry[name].spec, lib, device).items():
                 if only is None or backend in only:
                     for dtype in dtypes:
-                        if holds(lib, dtype):
-                            yield Subject(name, backend, lib, dtype, device)
+                        if not holds(lib, dtype):
+                            continue
+                        yield Subject(name, backend, lib, dtype, device)
+                        if backends.mixes(registry[name].spec, backend, dtype):
+                            yield Subject(name, backend, lib, dtype, device, mixed=True)
 
 
 @cache
@@ -215,9 +221,10 @@ class Call:
         Nobody may write into the arrays: all laws, backends and libraries share them.
         """
         spec, dtype = self.subject.spec, self.subject.dtype
-        if self.arrays is not draw(spec, self.case, self.form, dtype):
+        mixed = self.subject.mixed
+        if self.arrays is not draw(spec, self.case, self.form, dtype, mixed=mixed):
             return self._computed(noise, seed)
-        key = (spec, self.case, self.form, dtype, noise, seed)
+        key = (spec, self.case, self.form, dtype, mixed, noise, seed)
         if key not in _REFERENCES:
             while len(_REFERENCES) >= _MOST_REFERENCES:
                 _REFERENCES.pop(next(iter(_REFERENCES)))
@@ -267,21 +274,22 @@ def tried(spec: OpSpec, cases: Sequence[Case]) -> Iterator[tuple[Case, Signature
 
 @cache
 def draw(
-    spec: OpSpec, case: Case, form: Signature, dtype: str, seed: int = 0
+    spec: OpSpec, case: Case, form: Signature, dtype: str, seed: int = 0, mixed: bool = False
 ) -> Mapping[str, np.ndarray[Any, Any]]:
     """Normal values, indices in range, positions up to a million, masks that keep two of three.
 
     Saved outputs are those of the forward, with such inputs of it as the gradient does not take.
+    `mixed`: what may be wider than the dtype is.
     """
     rng = np.random.default_rng([seed, len(spec.name), *map(ord, spec.name)])
-    out = _drawn(rng, spec, case, form, dtype)
+    out = _drawn(rng, spec, case, form, dtype, mixed)
     forward = registry.get(spec.adjoint_of or "")
     saved = forward and {p.name for p in forward.spec.signatures[0].outputs} & set(out)
     if forward and saved:
         # What was saved has to belong to its input, rounded as the forward rounds it.
         taken = set(out) & set(forward.spec.arrays)
         whole = next(f for f in forward.spec.signatures if taken <= set(f.names))
-        out = {**_drawn(rng, forward.spec, case, whole, dtype), **out}
+        out = {**_drawn(rng, forward.spec, case, whole, dtype, mixed), **out}
         inputs = positional([out.get(name) for name in forward.spec.arrays])
         results = forward(*inputs, **options_of(forward.spec, case), backend="array_api")
         named_results = zip([p.name for p in whole.outputs], many(results), strict=True)
@@ -290,9 +298,8 @@ def draw(
 
 
 def _drawn(
-    rng: np.random.Generator, spec: OpSpec, case: Case, form: Signature, dtype: str
+    rng: np.random.Generator, spec: OpSpec, case: Case, form: Signature, dtype: str, mixed: bool
 ) -> dict[str, np.ndarray[Any, Any]]:
-    kind = adapter("numpy").dtype(dtype)
     axes = dict(case.axes)
     if spec.resolve is not None:
         # Derived axes, as a call would find them: completed options in, axes out.
@@ -302,6 +309,8 @@ def _drawn(
         if pattern.is_option:
             continue
         shape, role = pattern.shape(axes), spec.role(pattern.name)
+        wide = mixed and role.wide
+        kind = adapter("numpy").dtype(named(dtype).accumulate if wide else dtype)
         if pattern.name in spec.integers and role.between:
             low, high = map(int, role.between)
             out[pattern.name] = rng.integers(low, high, shape, np.int64, endpoint=True)

@@ -247,14 +247,15 @@ def inputs_stay_as_they_are(subject: Subject) -> None:
 
 @law
 def what_comes_in_goes_out(subject: Subject) -> None:
-    """Library, device and dtype of the primal; C order unless the op keeps layouts."""
+    """Library, device and dtype of the primal, or as declared; C order unless layouts are kept."""
     for call in subject.calls():
         arrays = call.given()
         library = library_of(arrays[0])
-        for x in call.run(arrays):
+        for x, pattern in zip(call.run(arrays), call.form.outputs, strict=True):
             assert type(x) is type(arrays[0]), f"{type(x)}"
             facts = library.describe(x)
-            assert facts.dtype == subject.dtype, facts.dtype
+            same = call.arrays.get(subject.spec.role(pattern.name).typed_as)
+            assert facts.dtype == (subject.dtype if same is None else same.dtype.name), facts.dtype
             assert facts.device == library.describe(arrays[0]).device
             if subject.library == "numpy":
                 assert x.flags.c_contiguous

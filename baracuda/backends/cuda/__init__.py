@@ -35,6 +35,10 @@ class CudaBackend:
         if unavailable() is None:
             _module("reports").check()
 
+    def mixes(self, spec: OpSpec) -> bool:
+        """Whether kernels take the values that may be wider than others so."""
+        return spec.kernel is not None and spec.kernel.schedule == "rows"
+
     def refuses(self, problem: Problem) -> str | None:
         if problem.spec.kernel is None:
             return f"has no kernel for {problem.spec.name}"

@@ -135,12 +135,12 @@ class CudaRunner:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _allocate(self) -> list[Array]:
-        dtype = self.problem.dtype
-        return [self.arrays.empty(*output, dtype, self._ordinal) for output in self._outputs]
+        made = zip(self._outputs, self.problem.outputs, strict=True)
+        return [self.arrays.empty(*how, x.dtype, self._ordinal) for how, x in made]
 
     def shortest(self) -> Runner:
         """This runner, with the way of most calls written out where one kernel is all there is."""
-        if self._empty:
+        if self._empty or len({x.dtype for x in self.problem.outputs}) > 1:
             return self
         launches, workspaces = self._program(self._usual)
         launch, front, _ = launches[0]
