@@ -21,7 +21,7 @@ import numpy as np
 from kinds import FIRST
 
 import baracuda.ops  # noqa: F401
-from baracuda import check, layouts
+from baracuda import backends, check, layouts
 from baracuda.backends.cuda import schedules
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, Steps, strides_of
@@ -29,6 +29,7 @@ from baracuda.dispatch import DEFAULT
 from baracuda.dtypes import INDICES, named
 from baracuda.libraries import library
 from baracuda.op import registry
+from baracuda.shapes import Signature
 from baracuda.spec import Case, OpSpec, Problem
 from baracuda.testing.cases import _derived, options_of, tried
 
@@ -271,7 +272,7 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
             continue
         axes = {**case.axes, **_derived(spec, case, case.axes)}
         kinds = INDICES if any(p.name in spec.integers for p in form.inputs) else ("",)
-        for index in kinds:
+        for index, mixed in product(kinds, mixtures(spec, form, dtype)):
             arrays: dict[str, Any] = dict.fromkeys(spec.arrays)
             for pattern in form.inputs:
                 shape, integer = pattern.shape(axes), pattern.name in spec.integers
@@ -279,8 +280,16 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
                     options[pattern.name] = shape
                 else:
                     kind = spec.dtype_of(pattern.name, dtype, index)
+                    if mixed and spec.role(pattern.name).wide:
+                        kind = named(dtype).accumulate
                     arrays[pattern.name] = phantom(shape, layout[integer], kind)
             yield check.problem(spec, list(arrays.values()), options, DEFAULT), layout[2]
+
+
+def mixtures(spec: OpSpec, form: Signature, dtype: str) -> tuple[bool, ...]:
+    """Whether values that may be wider are: kernels for such are made where a schedule has any."""
+    wide = [p for p in form.inputs if spec.role(p.name).wide]
+    return (False, True) if wide and backends.mixes(spec, "cuda", dtype) else (False,)
 
 
 def thin(options: Mapping[str, Any]) -> bool:

@@ -52,7 +52,7 @@ class Trial(NamedTuple):
 
 def trial(
     op: str, shapes: dict[str, Shape], dtype: str, how: str = "dense", add: bool = False,
-    facts: DeviceFacts = FACTS, **options: Any,
+    facts: DeviceFacts = FACTS, mixed: bool = False, **options: Any,
 ) -> Trial:  # fmt: skip
     spec = registry[op].spec
     rng = np.random.default_rng(len(op) + sum(next(iter(shapes.values()))))
@@ -68,7 +68,8 @@ def trial(
                 axis = options.get("axis", -1)
                 x = np.exp(x) / np.exp(x).sum(axis, keepdims=True)
                 x = np.log(x) if "log" in op else x
-            arrays.append(emulator.lying(x.astype(getattr(ml_dtypes, dtype, dtype)), how))
+            kind = named(dtype).accumulate if mixed and spec.role(name).wide else dtype
+            arrays.append(emulator.lying(x.astype(getattr(ml_dtypes, kind, kind)), how))
     problem = check.problem(spec, arrays, options, DEFAULT)
     given = [x for x in arrays if x is not None]
     alignment = 16 if how != "odd" else 1
@@ -76,7 +77,7 @@ def trial(
     outs = tuple(strides_of(x) for x in problem.outputs)
     call = Call(problem, facts, outs, add, alignment)
     scalars = {"scale": 0.7} if "scale" in spec.scalars else {"eps": 1e-5}
-    label = f"{op} {shapes} {how} {options}"
+    label = f"{op} {shapes} {how} {options}{' mixed' * mixed}"
     return Trial(op, tuple(arrays), scalars, call, plan(call), label)
 
 
@@ -124,7 +125,23 @@ def norm_trials(op: str, dtype: str) -> Iterator[Trial]:
         yield trial(op, shapes, dtype)
 
 
-def kept_trials(op: str, dtype: str) -> Iterator[Trial]:
+def mixed_trials(op: str, dtype: str) -> Iterator[Trial]:
+    """Columns wider than rows, in every way of sharing a row."""
+    form = registry[op].spec.signatures[-1]
+    for n in (1, 7, 64, 1000, 4096, SUMMED[dtype]):
+        facts = SMALL if n == SUMMED[dtype] else FACTS
+        shapes = {p.name: p.shape({"b": (3, 5) if n < 100 else (2,), "n": n}) for p in form.inputs}
+        for how in ("dense", "padded", "odd", "stepped") if n == 64 else ("dense",):
+            yield trial(op, shapes, dtype, how, facts=facts, mixed=True)
+    if registry[op].spec.accumulates:
+        yield from kept_trials(op, dtype, mixed=True)
+        yield from streamed_trials(op, dtype, mixed=True)
+    else:
+        shapes = {p.name: p.shape({"b": (2,), "n": LENGTHS[dtype][-1]}) for p in form.inputs}
+        yield trial(op, shapes, dtype, mixed=True)
+
+
+def kept_trials(op: str, dtype: str, mixed: bool = False) -> Iterator[Trial]:
     """Rows of just what a block holds, more than there are blocks: near, and as if far."""
     form = registry[op].spec.signatures[-1]
     shapes = {p.name: p.shape({"b": (2, 137), "n": 1024}) for p in form.inputs}
@@ -132,12 +149,12 @@ def kept_trials(op: str, dtype: str) -> Iterator[Trial]:
     hows = (("dense", False), ("dense", True), ("odd", False), ("padded", False))
     for way, near in (("_kept_", kept_rows._HELD), ("_far_", {})):
         with patch.multiple(kept_rows, _HELD=near, _FAR_HELD=far, _MANY=0, _STREAMED={}):
-            every = [trial(op, shapes, dtype, how, add) for how, add in hows]
+            every = [trial(op, shapes, dtype, how, add, mixed=mixed) for how, add in hows]
         assert all(way in one.steps.kernels[0].entry.symbol for one in every)
         yield from every
 
 
-def streamed_trials(op: str, dtype: str) -> Iterator[Trial]:
+def streamed_trials(op: str, dtype: str, mixed: bool = False) -> Iterator[Trial]:
     """Rows that come in bulk, more of a block than it has places for, of one block and of more."""
     form = registry[op].spec.signatures[-1]
     for parts, slots, held in ((1, 2, 4), (1, 3, 2), (2, 3, 4), (8, 2, 4)):
@@ -146,7 +163,7 @@ def streamed_trials(op: str, dtype: str) -> Iterator[Trial]:
         ways = {"_STREAMED": {2: held, 4: held}, "_PARTS": {parts: 3}, "_EARLY": slots}
         with patch.multiple(kept_rows, _HELD={}, _LEAST=64, _THREADS=64, **ways):
             hows = (("dense", False), ("dense", True), ("padded", False))
-            every = [trial(op, shapes, dtype, how, add) for how, add in hows]
+            every = [trial(op, shapes, dtype, how, add, mixed=mixed) for how, add in hows]
         for one in every:
             kernel = one.steps.kernels[0].entry
             assert f", {held}, {slots}, {parts}, " in kernel.schedule
@@ -183,8 +200,11 @@ def softmax_trials(op: str, dtype: str) -> Iterator[Trial]:
 
 @cache
 def trials(category: str, dtype: str) -> tuple[Trial, ...]:
-    every = NORMS if category == "norm" else SOFTMAXES
-    of = norm_trials if category == "norm" else softmax_trials
+    every, of = {
+        "norm": (NORMS, norm_trials),
+        "mixed norm": (NORMS, mixed_trials),
+        "softmax": (SOFTMAXES, softmax_trials),
+    }[category]
     return tuple(one for op in every for one in of(op, dtype))
 
 
@@ -218,7 +238,7 @@ def pulled(one: Trial) -> float:
 
 
 def computed(one: Trial, category: str, dtype: str, seed: int) -> list[Array]:
-    outs = [emulator.empty(x.shape, dtype) for x in one.call.problem.outputs]
+    outs = [emulator.empty(x.shape, x.dtype) for x in one.call.problem.outputs]
     if one.call.add:
         for x in outs:
             x[...] = 0.5
@@ -232,13 +252,12 @@ def computed(one: Trial, category: str, dtype: str, seed: int) -> list[Array]:
 @pytest.mark.parametrize(
     ("category", "dtype"),
     lanes.cases(
-        itertools.product(("norm", "softmax"), DTYPES),
-        {("norm", "float32"), ("softmax", "bfloat16")}.__contains__,
+        [*itertools.product(("norm", "softmax"), DTYPES), ("mixed norm", "bfloat16")],
+        {("norm", "float32"), ("softmax", "bfloat16"), ("mixed norm", "bfloat16")}.__contains__,
     ),
 )
 def test_rows_are_the_body_in_any_order_of_threads(category: str, dtype: str) -> None:
-    kind = named(dtype)
-    eps, small = kind.eps, named(kind.accumulate).eps
+    small = named(named(dtype).accumulate).eps
     seen = set[tuple[str, ...]]()
     for one in trials(category, dtype):
         kernels = tuple(step.entry.symbol for step in one.steps.kernels)
@@ -247,8 +266,10 @@ def test_rows_are_the_body_in_any_order_of_threads(category: str, dtype: str) ->
         second = first if kernels in seen else computed(one, category, dtype, 1)
         if not lanes.FULL:
             seen.add(kernels)
-        for x, again, want in zip(first, second, reference(one), strict=True):
+        outs = one.call.problem.outputs
+        for x, again, want, out in zip(first, second, reference(one), outs, strict=True):
             assert x.tobytes() == again.tobytes(), one.label
+            kind = named(out.dtype)
             want = want + 0.5 * one.call.add
             got = x.astype(np.float64)
             finite = np.isfinite(want)
@@ -256,7 +277,7 @@ def test_rows_are_the_body_in_any_order_of_threads(category: str, dtype: str) ->
             rows = len(one.arrays[0].reshape(-1, one.arrays[0].shape[-1]))
             got, want = got[finite], want[finite]
             size = np.max(np.abs(want), initial=pulled(one)) + 0.5 * one.call.add
-            most = (0.51 * eps if kind.accumulate != dtype else eps) * np.abs(want)
+            most = kind.eps * (0.51 if kind.accumulate != out.dtype else 1) * np.abs(want)
             most += small * (16 * size + 2 * rows**0.5)
             error = np.abs(got - want)
             assert np.all(error <= most), (one.label, float(error.max()))

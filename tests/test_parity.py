@@ -55,7 +55,8 @@ def test_a_law_that_does_not_apply_says_why() -> None:
     assert result.refused == ()
     assert result.cases == len(list(SUBJECT.calls()))
     assert result.silent == {
-        "traces_as_it_runs": "the library traces nothing, or not on this backend"
+        "indices_obey_their_policy": "no input is an index",
+        "traces_as_it_runs": "the library traces nothing, or not on this backend",
     }
     forward = examine(replace(SUBJECT, op="lerp"))
     assert forward.silent["is_the_gradient_of_its_forward"] == "the op is no gradient"

@@ -97,7 +97,7 @@ def add_rms_norm_backward(
     Returns
     -------
     dx, and dweight where `weight` was given : arrays of shapes [*b, n] and [n]
-        dtype of `dy`, C order.
+        dtype of `dy`, those of parameters that of `weight`; C order.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def add_layer_norm_backward(
     Returns
     -------
     dx, and dweight and dbias where `weight` was given : arrays of shapes [*b, n], [n] and [n]
-        dtype of `dy`, C order.
+        dtype of `dy`, those of parameters that of `weight`; C order.
 
     Raises
     ------

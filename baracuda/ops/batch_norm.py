@@ -46,7 +46,7 @@ def batch_norm(
     x : array of shape [n, c, *s]
         Any floating dtype; s may have any number of axes, none too.
     weight, bias : arrays of shape [c], optional
-        Of the dtype of `x`; a bias needs a weight.
+        Of the dtype of `x`, or both float32 beside 16 bits; a bias needs a weight.
     eps : float
         Added to the variance, not below 0; a run-time value.
     **dispatch
@@ -127,7 +127,7 @@ def batch_norm_backward(
     Returns
     -------
     dx, and dweight and dbias where `weight` was given : arrays of shapes [n, c, *s], [c] and [c]
-        dtype of `x`, C order.
+        dtype of `x`, those of parameters that of `weight`; C order.
 
     Raises
     ------
@@ -178,7 +178,7 @@ def batch_norm_inference(
     x : array of shape [n, c, *s]
         Any floating dtype; s may have any number of axes, none too.
     mean, var : arrays of shape [c]
-        Of the dtype of `x`.
+        Of the dtype of `x`, or all float32 beside 16 bits.
     weight, bias, eps, **dispatch
         As in `batch_norm`.
 
@@ -243,7 +243,7 @@ def batch_norm_inference_backward(
     Returns
     -------
     dx, and dweight and dbias where `weight` was given : arrays of shapes [n, c, *s], [c] and [c]
-        dtype of `x`, C order.
+        dtype of `x`, those of parameters that of `weight`; C order.
 
     Raises
     ------

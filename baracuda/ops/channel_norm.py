@@ -43,7 +43,7 @@ def group_norm(
     x : array of shape [n, c, *s]
         Any floating dtype; s may have any number of axes, none too.
     weight, bias : arrays of shape [c], optional
-        Of the dtype of `x`; a bias needs a weight.
+        Of the dtype of `x`, or both float32 beside 16 bits; a bias needs a weight.
     num_groups : int
         A divisor of c.
     eps : float
@@ -111,7 +111,7 @@ def group_norm_backward(
     Returns
     -------
     dx, and dweight and dbias where `weight` was given : arrays of shapes [n, c, *s], [c] and [c]
-        dtype of `x`, C order.
+        dtype of `x`, those of parameters that of `weight`; C order.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def instance_norm_backward(
     Returns
     -------
     dx, and dweight and dbias where `weight` was given : arrays of shapes [n, c, *s], [c] and [c]
-        dtype of `x`, C order.
+        dtype of `x`, those of parameters that of `weight`; C order.
 
     Raises
     ------

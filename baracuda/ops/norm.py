@@ -38,7 +38,7 @@ def rms_norm(
     x : array of shape [*b, n]
         Any floating dtype.
     weight : array of shape [n], optional
-        Of the dtype of `x`.
+        Of the dtype of `x`, or float32 beside 16 bits.
     eps : float
         Added to the mean square, not below 0; a run-time value.
     **dispatch
@@ -101,7 +101,7 @@ def rms_norm_backward(
     Returns
     -------
     dx, and dweight where `weight` was given : arrays of shapes [*b, n] and [n]
-        dtype of `x`, C order.
+        dtype of `x`, those of parameters that of `weight`; C order.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def layer_norm(
     x : array of shape [*b, n]
         Any floating dtype.
     weight, bias : arrays of shape [n], optional
-        Of the dtype of `x`; a bias needs a weight.
+        Of the dtype of `x`, or both float32 beside 16 bits; a bias needs a weight.
     eps : float
         Added to the variance, not below 0; a run-time value.
     **dispatch
@@ -212,7 +212,7 @@ def layer_norm_backward(
     Returns
     -------
     dx, and dweight and dbias where `weight` was given : arrays of shapes [*b, n], [n] and [n]
-        dtype of `x`, C order.
+        dtype of `x`, those of parameters that of `weight`; C order.
 
     Raises
     ------

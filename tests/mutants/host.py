@@ -294,6 +294,16 @@ _PLANS = (
 
 _CHECKS = (
     mutant(
+        "a backend that mixes nothing is passed over", "backends/__init__.py",
+        "if problem.mixed and not _mixes(backend, problem.spec):", "if False:",
+        "test_mixed.py::test_a_backend_that_mixes_nothing_is_passed_over",
+    ),
+    mutant(
+        "the gradient of a parameter has its dtype", "check.py",
+        "same.dtype if same else dtype", "dtype",
+        "test_mixed.py::test_torch_trains_parameters_in_their_own_dtype[rms_norm-torch.bfloat16]",
+    ),
+    mutant(
         "an index without a policy is refused", "declarations.py",
         "if not role.policy or role.policy not in", "if role.policy and role.policy not in",
         "test_declarations.py::test_a_mistake_is_refused_and_names_op_and_line",

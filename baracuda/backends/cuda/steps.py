@@ -160,6 +160,16 @@ class Call(NamedTuple):
         return named(self.problem.dtype).short
 
     @property
+    def column_type(self) -> str:
+        """The type of values that may be wider than the primal, as the sources spell it."""
+        return named(self.problem.wide_dtype or self.problem.dtype).short
+
+    @property
+    def column_tags(self) -> tuple[str, ...]:
+        """What tells kernels of such values apart."""
+        return (self.column_type,) if self.problem.mixed else ()
+
+    @property
     def accumulate_dtype(self) -> str:
         """The accumulate dtype."""
         return named(self.problem.dtype).accumulate

@@ -14,7 +14,8 @@
 
 namespace baracuda {
 
-template <class F, class T, int HELD, Access ACCESS, bool FAR, bool ADD> struct KeptRows {
+template <class F, class T, int HELD, Access ACCESS, bool FAR, bool ADD, class C = T>
+struct KeptRows {
   using A = Acc<T>;
   using State = typename F::State;
   using Known = typename F::Known;
@@ -38,12 +39,12 @@ template <class F, class T, int HELD, Access ACCESS, bool FAR, bool ADD> struct 
     Vec<T, V> x[LOADS][HELD];
     Vec<T, G> front[LOADS];
   };
-  // Three rows leave no registers for columns.
-  static constexpr bool AT_HAND = !FAR && LOADS < 3;
+  // Three rows leave no registers for columns, nor do two for wider ones.
+  static constexpr bool AT_HAND = !FAR && LOADS < 3 && sizeof(C) == sizeof(T);
   static constexpr int LATE = FAR && sizeof(T) == 4 ? F::LATE : -1;
   using Adder =
       typename Either<FAR, SumsOnChip<A, SUMS, HELD, V>, SumsKept<A, SUMS, HELD, V>>::type;
-  using Columns = Vec<T, V>[COLUMNS][HELD];
+  using Columns = Vec<C, V>[COLUMNS][HELD];
 
   static DEVICE i32 element(int h) { return (int(threadIdx.x) + h * int(blockDim.x)) * V; }
 
@@ -73,9 +74,10 @@ template <class F, class T, int HELD, Access ACCESS, bool FAR, bool ADD> struct 
     }
   }
 
-  static DEVICE Vec<T, V> load_column(const Args& args, int k, int h) {
+  static DEVICE Vec<C, V> load_column(const Args& args, int k, int h) {
     const i32 e = element(h);
-    return fetch<V, ACCESS>(args.in[LOADS + k], args.step[LOADS + OUT + k], e, e + V);
+    return fetch_column<C, V, ACCESS>(
+        args.in[LOADS + k], args.step[LOADS + OUT + k], e, e + V);
   }
   static DEVICE void widen_all(
       const Args& args, const Row& row, const Columns& column, int h, A (&x)[LOADS][V],

@@ -61,6 +61,17 @@ DEVICE Vec<T, V> fetch(const T* p, i64 step, i32 e, i32 end, Vec<T, V> v = {}) {
   return v;
 }
 
+// The same of a column, whose type may be wider than that of rows: in accesses of 16 bytes at most.
+template <class C, int V, Access ACCESS>
+DEVICE Vec<C, V> fetch_column(const void* column, i64 step, i32 e, i32 end) {
+  constexpr int A = 16 / sizeof(C) < V ? 16 / sizeof(C) : V;
+  const C* p = static_cast<const C*>(column);
+  if constexpr (A == V) return fetch<V, ACCESS>(p, step, e, end);
+  Vec<C, V> v;
+  UNROLL for (int i = 0; i < V; i += A) paste(v, i, fetch<A, ACCESS>(p, step, e + i, end));
+  return v;
+}
+
 // Writes those of V elements that are there.
 template <Access ACCESS, bool ADD, int V, class T>
 DEVICE void put(T* p, i64 step, i32 e, i32 end, Acc<T> (&y)[V]) {

@@ -4,7 +4,7 @@
 // (`take`), what they made of it is joined over the row (`join`), and `settle` says what is known
 // from then on; at last `finish` computes the outputs. It declares
 // - `loads` and `inputs`: the rows that are read, and what is held of them (`merge`);
-// - `columns`: vectors along the row that all rows share, such as weights;
+// - `columns`: vectors along the row that all rows share, such as weights, of type C;
 // - `outputs`; `sums`: gradients of columns, to which each row has a `share`; `stages`: ONCE or
 //   TWICE, or CENTRED around what its first elements say (of input X), again where they mislead.
 // Rows may be LOSSES. Such a functor says what the `cost` of a row is where it has no outputs, else
@@ -26,7 +26,7 @@ namespace baracuda {
 
 template <
     class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD, int BY = BY_ELEMENTS,
-    bool LOSSES = false>
+    bool LOSSES = false, class C = T>
 struct Rows {
   using A = Acc<T>;
   using State = typename F::State;
@@ -50,7 +50,8 @@ struct Rows {
   // have to allow: after a join they would be waited for again.
   static constexpr int OWN = BY == BY_PLANES ? 1 : V;
   static constexpr bool EAGER = WIDE && WAY != LONG && BY != BY_MIXED_PLANES && SUMS == 0 &&
-                                COLUMNS > 0 && COLUMNS * HELD * OWN <= 4 * V;
+                                COLUMNS > 0 &&
+                                COLUMNS * HELD * OWN * sizeof(C) <= 4 * V * sizeof(T);
   // 64 registers, 80 where more than rows is looked after, 128 for single elements and for losses
   // that are found in stages, 48 for small planes.
   static constexpr int RESIDENT =
@@ -91,7 +92,7 @@ struct Rows {
     u32 kept;  // V bits for each vector
   };
   struct Whole : Held<IN> {
-    Vec<T, OWN> columns[greater(COLUMNS, 1)][HELD];
+    Vec<C, OWN> columns[greater(COLUMNS, 1)][HELD];
   };
   static DEVICE u32 kept(const Whole& held, int h) {
     return WHOLE ? FULL : held.kept >> h * V & FULL;
@@ -111,11 +112,12 @@ struct Rows {
   }
 
   // What a vector has of the k-th column.
-  static DEVICE Vec<T, OWN> column(const Args& args, const Row& row, i32 e, int k) {
+  static DEVICE Vec<C, OWN> column(const Args& args, const Row& row, i32 e, int k) {
     if constexpr (BY == BY_ELEMENTS) {
-      return fetch<V, ACCESS>(args.in[LOADS + k], args.step[K + k], e, args.n);
+      return fetch_column<C, V, ACCESS>(args.in[LOADS + k], args.step[K + k], e, args.n);
     } else {
-      Vec<T, OWN> own;
+      static_assert(sizeof(C) == sizeof(T), "parameters of channels are as planes");
+      Vec<C, OWN> own;
       UNROLL for (int i = 0; i < OWN; ++i) {
         const i32 place = e + i < args.n ? e + i : args.n - 1;
         const i64 channel = row.channel + args.plane.divide(u32(place));
@@ -130,7 +132,7 @@ struct Rows {
       const Args& args, const Row& row, const Whole& held, int h, i32 e,
       A (&c)[COLUMNS + 1][V]) {
     UNROLL for (int k = 0; k < COLUMNS; ++k) {
-      const Vec<T, OWN> own = EAGER ? held.columns[k][h] : column(args, row, e, k);
+      const Vec<C, OWN> own = EAGER ? held.columns[k][h] : column(args, row, e, k);
       UNROLL for (int i = 0; i < V; ++i) c[k][i] = widen(own, i % OWN);
     }
   }

@@ -17,7 +17,8 @@
 
 namespace baracuda {
 
-template <class F, class T, int HELD, int SLOTS, int PARTS, bool ADD> struct StreamedRows {
+template <class F, class T, int HELD, int SLOTS, int PARTS, bool ADD, class C = T>
+struct StreamedRows {
   using A = Acc<T>;
   using State = typename F::State;
   using Known = typename F::Known;
@@ -92,23 +93,27 @@ template <class F, class T, int HELD, int SLOTS, int PARTS, bool ADD> struct Str
     }
   }
 
-  // The lane's part of the columns, where sums leave registers for it.
+  // The lane's part of the columns, where sums leave registers for it: for none wider than rows.
   struct Columns {
-    static constexpr bool AT_HAND = SUMS * HELD * V < 64 || (!EARLY && PARTS == 1);
-    const T* from[COLUMNS];
-    Vec<T, V> held[COLUMNS][AT_HAND ? HELD : 1];
+    static constexpr bool AT_HAND =
+        sizeof(C) == sizeof(T) && (SUMS * HELD * V < 64 || (!EARLY && PARTS == 1));
+    const C* from[COLUMNS];
+    Vec<C, V> held[COLUMNS][AT_HAND ? HELD : 1];
 
     DEVICE Columns(const Args& args, i32 own) {
       UNROLL for (int k = 0; k < COLUMNS; ++k) {
-        from[k] = args.in[LOADS + k] + own;
+        from[k] = reinterpret_cast<const C*>(args.in[LOADS + k]) + own;
         if constexpr (AT_HAND) {
-          UNROLL for (int h = 0; h < HELD; ++h) held[k][h] = load<V>(from[k] + h * 32 * V);
+          UNROLL for (int h = 0; h < HELD; ++h) held[k][h] = read(k, h);
         }
       }
     }
-    DEVICE Vec<T, V> at(int k, int h) const {
+    DEVICE Vec<C, V> read(int k, int h) const {
+      return fetch_column<C, V, VECTORS>(from[k] + h * 32 * V, 1, 0, V);
+    }
+    DEVICE Vec<C, V> at(int k, int h) const {
       if constexpr (AT_HAND) return held[k][h];
-      else return load<V>(from[k] + h * 32 * V);
+      else return read(k, h);
     }
   };
   // The lane's h-th vector of a row and of the columns.

@@ -143,15 +143,17 @@ def plan(call: Call, of: Operands, kind: Kind, how: Kept, lie: Lie, lines: int) 
     packer.add("q", rows).add("i", n, 0).add("q", *lie.steps)
     arguments = packer.walk(lie.dims, len(lie.walked)).done()
     functor = f"{call.functor}<{call.accumulate}, {kind.number}>, {call.type}, {how.held}"
+    last = "".join(f", {kind}" for kind in call.column_tags)
     if how.way == "streamed":
-        schedule = f"StreamedRows<{functor}, {how.slots}, {how.parts}, {flag(call.add)}>"
+        schedule = f"StreamedRows<{functor}, {how.slots}, {how.parts}, {flag(call.add)}{last}>"
         own: tuple[object, ...] = (how.held, how.slots, how.parts)
     else:
-        schedule = f"KeptRows<{functor}, {lie.access}, {flag(how.way == 'far')}, {flag(call.add)}>"
+        far = flag(how.way == "far")
+        schedule = f"KeptRows<{functor}, {lie.access}, {far}, {flag(call.add)}{last}>"
         own = (lie.access.lower(),)
     most = _FAR_THREADS if how.way == "far" else _THREADS
     entry = call.entry(
-        schedule, len(arguments), how.way, kind.label, *own, *["add"] * call.add,
+        schedule, len(arguments), how.way, kind.label, *own, *["add"] * call.add, *call.column_tags,
         threads=most, cluster=how.parts,
     )  # fmt: skip
     front, grid = [(slot, 0) for slot in pointers], (lines * how.parts, 1)

@@ -380,9 +380,10 @@ def _rows(
     arguments = packer.walk(dims, len(walked) + 2 * len(of.costs)).done()
     name = planes.functor if planes else call.functor
     functor = f"{name}<{call.accumulate}, {kind.number}>"
+    last = "".join(f", false, {kind}" for kind in call.column_tags)
     schedule = (
         f"Rows<{functor}, {call.type}, {how.way}, {how.held}, {access}, {left}, "
-        f"{flag(call.add)}, {by}{', true' * len(of.costs)}>"
+        f"{flag(call.add)}, {by}{', true' * len(of.costs)}{last}>"
     )
     tags = (how.way.lower(), kind.label, access.lower())
     left_out = [name for bit, name in ((_CAUSAL, "causal"), (_MASKED, "masked")) if left & bit]
@@ -396,6 +397,7 @@ def _rows(
         *[by.lower()] * (by != "BY_ELEMENTS"),
         *["few"] * (access != "STEPS" and how.held < holds(call, of)),
         *["add"] * call.add,
+        *call.column_tags,
         threads=bound,
     )
     front = [(slot, 0) for slot in pointers]
@@ -407,8 +409,8 @@ def sum_rows(call: Call, sums: list[View], n: int, blocks: int, slot: int) -> St
     many = len(sums)
     packer = Packer(True).pointers(1 + many).add("q", *[v.strides[0] for v in sums])
     arguments = packer.add("i", n, blocks).done()
-    schedule = f"SumRows<{call.type}, {many}, {flag(call.add)}>"
-    tags = ("sum_rows", many, *["add"] * call.add)
+    schedule = f"SumRows<{call.column_type}, {many}, {flag(call.add)}>"
+    tags = ("sum_rows", many, *["add"] * call.add, *call.column_tags)
     entry = call.entry(schedule, len(arguments), *tags, threads=_ADDERS)
     front = [(slot, 0), *[(v.slot, 0) for v in sums]]
     return Step(entry, (-(-n * many // _WARP), 1), arguments, front)
