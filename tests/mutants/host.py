@@ -301,7 +301,7 @@ _CHECKS = (
     mutant(
         "the gradient of a parameter has its dtype", "check.py",
         "same.dtype if same else dtype", "dtype",
-        "test_mixed.py::test_torch_trains_parameters_in_their_own_dtype[rms_norm-torch.bfloat16]",
+        "test_mixed.py::test_gradients_are_added_into_float32_buffers",
     ),
     mutant(
         "an index without a policy is refused", "declarations.py",
