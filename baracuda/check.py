@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from numbers import Integral, Real
@@ -204,10 +204,15 @@ def within(spec: OpSpec, compute: str, values: Mapping[str, Any]) -> None:
 
 
 def scalars(
-    spec: OpSpec, compute: str, given: Mapping[str, Any], whole: bool = True
+    spec: OpSpec,
+    compute: str,
+    given: Mapping[str, Any],
+    whole: bool = True,
+    without: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The run-time values among `given`, and the defaults of the others, checked."""
-    out = arguments(spec, spec.scalars, given, whole)
+    """The run-time values among `given`, and the defaults of the others but `without`, checked."""
+    names = {name: f for name, f in spec.scalars.items() if name not in without}
+    out = arguments(spec, names if without else spec.scalars, given, whole)
     within(spec, compute, out)
     return out
 

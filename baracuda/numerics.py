@@ -252,6 +252,11 @@ def root(total: Array, p: float) -> Array:
     return xp.where(zero, 0, xp.sqrt(safe) if p == 2 else safe ** (1 / p))
 
 
+def traced(value: object) -> bool:
+    """Whether a run-time value is an array that JAX traces: a body may not look at it."""
+    return not isinstance(value, (int, float))
+
+
 def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:
     """Zeros of `shape` with `values` added where `index` points along `axis`.
 

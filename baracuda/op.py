@@ -157,7 +157,14 @@ class Op(Generic[P, R]):
                 if alias is not None and not plan.provisional:
                     self._recent.remember(plan, generation, alias, arrays, new=True)
         if self._scalars:
-            scalars = plan.scalars(scalars)
+            try:
+                scalars = plan.scalars(scalars)
+            except ArgumentTypeError:
+                # A value may be traced where no array is.
+                route = self._route([x for x in scalars.values() if hasattr(x, "dtype")])
+                if route is None:
+                    raise
+                return route.call(self, arrays, {**options, **scalars})  # type: ignore[no-any-return]
         try:
             return plan.run(arrays, None, False, scalars)  # type: ignore[no-any-return]
         except Misfit:
@@ -283,7 +290,7 @@ class Op(Generic[P, R]):
     def _route(self, arrays: Sequence[Any]) -> Route | None:
         try:
             library = library_of(arrays[0])
-        except TypeError:
+        except (IndexError, TypeError):
             return None
         state, name = library.state(arrays), library.name
         if not state or not state[0]:

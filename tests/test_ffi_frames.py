@@ -6,7 +6,7 @@ import ctypes
 import signal
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -200,6 +200,15 @@ def test_what_is_raised_is_the_error_of_the_program(error: type[BaseException]) 
     assert side.errors == [(xla.INTERNAL_ERROR, f"{error.__name__}: no such luck")]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Shells start what runs in the background with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_is_one_for_who_called() -> None:
     def launch(*_: Any) -> None:
         signal.raise_signal(signal.SIGINT)

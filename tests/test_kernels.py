@@ -60,7 +60,8 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "_add_f32": (120, "columns wider than rows, beside an output that is added to"),
     "_wide_clusters_": (48, "sm_120: as many threads as hold a long row outweigh a few registers"),
     "_f64_kept_": (128, "sm_120: float64 waits for its few units there, not for memory"),
-    "_f64_sum_parts": (96, "sm_80: two blocks at once outweigh a few registers of digits"),
+    "_sum_parts": (96, "up to sm_89: two blocks at once outweigh a few registers of digits"),
+    "_lists_v8": (8, "sm_86 and sm_89: one register of the longest lists"),
 }
 
 KINDS = [

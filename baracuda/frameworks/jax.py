@@ -31,6 +31,7 @@ from jax.interpreters import ad, batching, mlir
 from baracuda import adjoint, body, check
 from baracuda.dispatch import NAMES
 from baracuda.dtypes import FLOATS
+from baracuda.errors import type_error
 from baracuda.libraries import Array
 from baracuda.libraries.jax import varies_along
 from baracuda.op import Op, registry, routes
@@ -133,16 +134,21 @@ class JaxRoute:
         return True
 
     def call(self, op: Op[Any, Any], arrays: Sequence[Array], options: dict[str, Any]) -> Any:
+        traced = {n: options[n] for n in op.spec.scalars if isinstance(options.get(n), jax.Array)}
+        if traced:
+            options = {name: value for name, value in options.items() if name not in traced}
         plan = op.plan(*arrays, **options)
-        scalars = plan.scalars(options)
+        scalars = plan.scalars(options, without=traced)
         # Within the call even a constant index is traced: now its values can be looked at.
         check.indices(plan.problem, arrays)
-        call = device_call(plan, scalars)
+        # A kernel reads run-time values from the host.
+        call = _by_body(plan, scalars, tuple(traced)) if traced else device_call(plan, scalars)
         if plan.problem.dtype in FLOATS:
             # A record says how to run this op, not its partner.
             dispatch = {k: v for k, v in options.items() if k in NAMES} | {"sku": None}
-            call = _differentiable(plan, scalars, call, dispatch)
-        result = call(*_varying([x for x in arrays if x is not None]))
+            call = _differentiable(plan, scalars, call, dispatch, tuple(traced))
+        values = [_number(op, name, x) for name, x in traced.items()]
+        result = call(*_varying([*[x for x in arrays if x is not None], *values]))
         return result if len(result) > 1 else result[0]
 
 
@@ -155,6 +161,29 @@ def device_call(plan: Plan, scalars: Mapping[str, Any]) -> Function:
     return _on_given(plan, plan.run, scalars)
 
 
+def _number(op: Op[Any, Any], name: str, x: Array) -> Array:
+    """A run-time value of which only the program will know what it is."""
+    if x.shape or not jnp.issubdtype(x.dtype, jnp.floating):
+        got = f"{x.dtype} of shape {x.shape}"
+        raise type_error(op.spec.name, name, "a real number, or a floating array of no axes", got)
+    if not isinstance(op.spec.scalars[name], check.Number):
+        raise type_error(op.spec.name, name, "a Python value", "an array that JAX traces")
+    return x
+
+
+def _by_body(plan: Plan, scalars: Mapping[str, Any], traced: Sequence[str]) -> Function:
+    """The body, as a function of the arrays that are there and of traced run-time values."""
+    run, problem = body.runner(plan.problem), plan.problem
+    dtype = problem.library.dtype(problem.compute_dtype)
+
+    def call(*args: Array) -> tuple[Array, ...]:
+        given, values = args[: len(problem.given)], args[len(problem.given) :]
+        named = zip(traced, [jnp.asarray(x, dtype) for x in values], strict=True)
+        return body.of_given(problem, run, {**scalars, **dict(named)})(*map(jnp.asarray, given))
+
+    return call
+
+
 def _on_given(plan: Plan, run: Runner, scalars: Mapping[str, Any]) -> Function:
     call = body.of_given(plan.problem, run, scalars)
     # Derivatives may be taken at, and along, NumPy arrays.
@@ -162,16 +191,20 @@ def _on_given(plan: Plan, run: Runner, scalars: Mapping[str, Any]) -> Function:
 
 
 def _differentiable(
-    plan: Plan, scalars: Mapping[str, Any], call: Function, dispatch: Mapping[str, Any]
+    plan: Plan,
+    scalars: Mapping[str, Any],
+    call: Function,
+    dispatch: Mapping[str, Any],
+    traced: tuple[str, ...],
 ) -> Function:
-    """`call` with the derivatives that the declarations give."""
+    """`call` with the derivatives that the declarations give; by traced values through the body."""
     problem, spec = plan.problem, plan.problem.spec
-    names = [x.name for x in problem.given]
+    names = [*[x.name for x in problem.given], *traced]
     outputs = [x.name for x in problem.outputs]
     floats = [i for i, name in enumerate(names) if name not in spec.discrete]
-    define = _on_given(plan, body.runner(problem), scalars)
+    define = _by_body(plan, scalars, traced)
     partner, linear = adjoint.partner(spec)
-    kept = [n for n in names if n in spec.discrete] if linear else [*names, *outputs]
+    kept = [n for n in names if n in spec.discrete or n in traced] if linear else [*names, *outputs]
 
     def primal(*given: Array) -> tuple[Array, ...]:
         return call(*given)
@@ -205,12 +238,13 @@ def _differentiable(
     def ask(known: Collection[str]) -> adjoint.Request:
         return adjoint.request(partner, problem, known)
 
-    open = adjoint.constants(problem, ask({*kept, *map(dual, outputs)}))
+    open = (*adjoint.constants(problem, ask({*kept, *map(dual, outputs)})), *traced)
     floats = [i for i in floats if names[i] not in open]
 
     def transpose(*args: Array) -> tuple[Array, ...]:
         known = dict(zip([*kept, *map(dual, outputs)], args, strict=True))
-        found = ask(known).call(registry[partner.name], known, {**scalars, **dispatch})
+        values = {**scalars, **{name: known[name] for name in traced}}
+        found = ask(known).call(registry[partner.name], known, {**values, **dispatch})
         return tuple(found[dual(names[i])] for i in floats)
 
     def by_partner(primals: Sequence[Array], tangents: Sequence[Array]) -> Any:

@@ -10,6 +10,7 @@ from baracuda.check import between, choice, integer, positive
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
 from baracuda.libraries import A, Array, library_of
+from baracuda.numerics import traced
 from baracuda.op import op
 from baracuda.reductions import classes, hits, largest, picked
 from baracuda.spec import Case, Kernel
@@ -89,7 +90,12 @@ def _rows(logits: Array, target: Array, axis: int, ignore_index: int, softcap: f
         # Infinities in rows that do not count are not to meet a slope of 0.
         logits = xp.where(counts, logits, 0)
     slope: Any = 1
-    if softcap:
+    if traced(softcap):
+        none = softcap == 0
+        curve = xp.tanh(logits / xp.where(none, 1, softcap))
+        logits = xp.where(none, logits, curve * softcap)
+        slope = xp.where(none, 1, 1 - curve * curve)
+    elif softcap:
         curve = xp.tanh(logits / softcap)
         logits, slope = curve * softcap, 1 - curve * curve
     most = largest(logits, axis)
@@ -104,11 +110,11 @@ def _losses(rows: _Rows, axis: int, label_smoothing: float, z_loss: float, reduc
     xp, log = library_of(rows.total).xp, rows.log_total
     # Relative to the largest logit, so that nothing large cancels.
     hit = picked(rows.shifted, rows.at, axis)
-    if label_smoothing:
+    if traced(label_smoothing) or label_smoothing:
         mean = xp.sum(rows.shifted, axis=axis, keepdims=True) / max(rows.shifted.shape[axis], 1)
         hit = hit * (1 - label_smoothing) + mean * label_smoothing
     losses = log - hit
-    if z_loss:
+    if traced(z_loss) or z_loss:
         norm = rows.largest + log
         losses = losses + z_loss * (norm * norm)
     losses = xp.squeeze(xp.where(rows.counts, losses, 0), axis=axis)
@@ -123,10 +129,10 @@ def _gradient(
     """``dloss`` times the slope of the loss of each row; 0 in the rows that do not count."""
     xp, n = library_of(rows.total).xp, rows.shifted.shape[axis]
     weight = dloss / rows.total
-    if z_loss:
+    if traced(z_loss) or z_loss:
         weight = weight * (1 + 2 * z_loss * (rows.largest + rows.log_total))
     pull = xp.astype(hits(rows.at, axis, n), rows.shifted.dtype) * (1 - label_smoothing)
-    if label_smoothing:
+    if traced(label_smoothing) or label_smoothing:
         pull = pull + label_smoothing / max(n, 1)
     return xp.where(rows.counts, (rows.powers * weight - pull * dloss) * rows.slope, 0)
 

@@ -7,7 +7,8 @@ from typing import Unpack
 from baracuda.check import real
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
-from baracuda.libraries import A, Array
+from baracuda.libraries import A, Array, library_of
+from baracuda.numerics import traced
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
 
@@ -70,6 +71,10 @@ def lerp(a: A, b: Array, /, *, weight: float, **dispatch: Unpack[Dispatch]) -> A
     >>> bc.lerp(np.asarray([1e8, 0.0]), np.asarray([1.0, 4.0]), weight=1.0)
     array([1., 4.])
     """
+    if traced(weight):
+        # Of both ends the nearer is the one that is exact.
+        near = weight < 0.5
+        return library_of(a).xp.where(near, a + (b - a) * weight, b - (b - a) * (1 - weight))
     if weight < 0.5:
         return a + (b - a) * weight
     return b - (b - a) * (1 - weight)

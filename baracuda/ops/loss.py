@@ -8,7 +8,7 @@ from baracuda.check import positive
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array, library_of
 from baracuda.losses import backward, forward
-from baracuda.numerics import sign
+from baracuda.numerics import sign, traced
 from baracuda.reductions import reduced, share
 from baracuda.spec import Kernel
 
@@ -259,6 +259,10 @@ def smooth_l1_loss(
     """
     library = library_of(x)
     distance = library.xp.abs(x - target)
+    if traced(beta):
+        near = library.clip(distance, None, beta)
+        bent = (distance - near) + near * near * (0.5 / library.xp.where(beta == 0, 1, beta))
+        return reduced(bent, reduction)
     if beta == 0:
         return reduced(distance, reduction)
     near = library.clip(distance, None, beta)
@@ -310,7 +314,11 @@ def smooth_l1_loss_backward(
     array([0.25, 0.5 ])
     """
     difference = x - target
-    if beta == 0:
+    if traced(beta):
+        xp = library_of(x).xp
+        bent = library_of(x).clip(difference, -beta, beta) / xp.where(beta == 0, 1, beta)
+        slope = xp.where(beta == 0, sign(difference), bent)
+    elif beta == 0:
         slope = sign(difference)
     else:
         slope = library_of(x).clip(difference, -beta, beta) / beta

@@ -9,6 +9,7 @@ from baracuda import roles
 from baracuda.check import between, choice, integer
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array, library_of
+from baracuda.numerics import traced
 from baracuda.op import op
 from baracuda.reductions import largest, parts, reduced
 from baracuda.spec import Case, Kernel
@@ -54,7 +55,7 @@ class _Rows(NamedTuple):
 
 def _rows(logits: Array, target: Array, axis: int, label_smoothing: float) -> _Rows:
     xp = library_of(logits).xp
-    if label_smoothing:
+    if traced(label_smoothing) or label_smoothing:
         target = target * (1 - label_smoothing) + label_smoothing / max(logits.shape[axis], 1)
     shifted = logits - largest(logits, axis)
     total = xp.sum(xp.exp(shifted), axis=axis, keepdims=True)
