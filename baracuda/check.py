@@ -410,9 +410,8 @@ def indices(problem: Problem, arrays: Sequence[Array]) -> None:
     IndexError
         Naming the first bad value and where it stands.
     """
-    raising = problem.raising
     for name, x in zip(problem.spec.arrays, arrays, strict=False):
-        if name not in raising or not problem.library.readable(x):
+        if name not in problem.raising or not problem.library.readable(x):
             continue
         values = problem.library.values(x)
         x, xp = library_of(values).once(values), library_of(values).xp

@@ -254,7 +254,7 @@ def root(total: Array, p: float) -> Array:
 
 def traced(value: object) -> bool:
     """Whether a run-time value is an array that JAX traces: a body may not look at it."""
-    return not isinstance(value, (int, float))
+    return hasattr(value, "dtype")
 
 
 def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:

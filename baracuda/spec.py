@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -288,6 +288,8 @@ class Problem:
         Dispatch options, `deterministic` resolved.
     given : tuple of Operand
         The inputs that are there.
+    raising : tuple of str
+        The indices that are there, and of which an entry out of range is an error.
     """
 
     spec: OpSpec
@@ -301,9 +303,17 @@ class Problem:
     options: dict[str, Any]
     choices: Choices
     given: tuple[Operand, ...] = field(init=False)
+    raising: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "given", tuple([x for x in self.inputs if x is not None]))
+        object.__setattr__(self, "raising", tuple(self._raising()))
+
+    def _raising(self) -> Iterator[str]:
+        for name in self.spec.indices:
+            policy = self.spec.role(name).policy
+            if self.options[policy] == "raise" and any(x.name == name for x in self.given):
+                yield name
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -344,12 +354,6 @@ class Problem:
     def index_dtype(self) -> str | None:
         """dtype of the integer input, where one was given."""
         return next((x.dtype for x in self.given if x.name in self.spec.integers), None)
-
-    @property
-    def raising(self) -> tuple[str, ...]:
-        """The indices that were given, and of which an entry out of range is an error."""
-        roles = [(x.name, self.spec.role(x.name)) for x in self.given]
-        return tuple([n for n, r in roles if r.policy and self.options[r.policy] == "raise"])
 
     def extent_of(self, index: str) -> Any:
         """What the entries of an index lie below."""

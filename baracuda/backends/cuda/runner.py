@@ -68,6 +68,7 @@ class CudaRunner:
         "_empty",
         "_guard",
         "_listener",
+        "_made",
         "_ordinal",
         "_outputs",
         "_programs",
@@ -92,6 +93,7 @@ class CudaRunner:
         self.problem, self.facts, self.arrays = problem, facts, arrays
         self._ordinal = facts.ordinal
         self._outputs = tuple([(x.shape, strides_of(x)) for x in problem.outputs])
+        self._made = tuple([(x.shape, strides_of(x), x.dtype) for x in problem.outputs])
         self._listener = reports.listener(facts.ordinal)
         self._state = self._listener.state
         self._variant = variant
@@ -135,8 +137,7 @@ class CudaRunner:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _allocate(self) -> list[Array]:
-        made = zip(self._outputs, self.problem.outputs, strict=True)
-        return [self.arrays.empty(*how, x.dtype, self._ordinal) for how, x in made]
+        return [self.arrays.empty(*made, self._ordinal) for made in self._made]
 
     def shortest(self) -> Runner:
         """This runner, with the way of most calls written out where one kernel is all there is."""
