@@ -141,9 +141,9 @@ class Plan(Generic[R]):
         ----------
         *arrays
             As the op takes them.
-        out : array or tuple of arrays, optional
-            Where to write, of the outputs' shapes, dtypes, library and device. May be exactly an
-            input where the op is safe in place.
+        out : array, or tuple of arrays and None, optional
+            Where to write, of the outputs' shapes, dtypes, library and device; None for a new
+            array. May be exactly an input where the op is safe in place.
         accumulate : bool, optional
             Add into `out` instead, rounding once. For gradients.
         **scalars
@@ -152,7 +152,7 @@ class Plan(Generic[R]):
         Returns
         -------
         array or tuple of arrays
-            `out` where it was given.
+            `out` where it was given, with new arrays for None.
 
         Raises
         ------
@@ -281,7 +281,15 @@ class Plan(Generic[R]):
         if len(outs) != len(problem.outputs):
             raise value_error(op, "out", f"{len(problem.outputs)} arrays", len(outs))
         for x, operand in zip(outs, problem.outputs, strict=True):
-            self._fits(x, operand)
+            if x is not None:
+                self._fits(x, operand)
+            elif accumulate:
+                raise value_error(op, f"out ({operand.name})", "an array to add into", "None")
+        like = next(x for x in arrays if x is not None)
+        outs = tuple([
+            problem.library.empty(o.shape, o.dtype, like, o.strides) if x is None else x
+            for x, o in zip(outs, problem.outputs, strict=True)
+        ])  # fmt: skip
         others = [
             (x.name, _memory(problem.library, a))
             for x, a in zip(problem.inputs, arrays, strict=False)

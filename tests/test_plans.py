@@ -498,3 +498,17 @@ def test_a_sku_says_how_the_inputs_lie() -> None:
     x = np.ones((4, 6))
     for view, layout in ((x, "contiguous"), (x.T, "dense"), (x[:, ::2], "strided")):
         assert bc.relu.plan(view).sku.layout == layout
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.asarray])
+def test_some_outputs_may_be_given_and_others_made(make: Any) -> None:
+    rng = np.random.default_rng(3)
+    dy, x, w = (make(rng.standard_normal(s).astype(np.float32)) for s in ((4, 8), (4, 8), (8,)))
+    plan = bc.rms_norm_backward.plan(dy, x, w)
+    want, total = plan(dy, x, w), make(np.zeros(8, np.float32))
+    dx, dw = plan(dy, x, w, out=(None, total))
+    assert dw is total
+    for got, exact in zip((dx, dw), want, strict=True):
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(exact))
+    with pytest.raises(ValueError, match=r"out \(dx\): expected an array to add into, got None"):
+        plan(dy, x, w, out=(None, total), accumulate=True)
