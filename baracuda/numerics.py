@@ -20,6 +20,7 @@ from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
 
 _stored: ContextVar[str] = ContextVar("stored", default="")
+_unread: ContextVar[bool] = ContextVar("unread", default=False)
 
 
 @contextmanager
@@ -252,9 +253,22 @@ def root(total: Array, p: float) -> Array:
     return xp.where(zero, 0, xp.sqrt(safe) if p == 2 else safe ** (1 / p))
 
 
+@contextmanager
+def unread() -> Iterator[None]:
+    """A block in which a body has one form for all run-time values, as nobody can read them."""
+    token = _unread.set(True)
+    try:
+        yield
+    finally:
+        _unread.reset(token)
+
+
 def traced(value: object) -> bool:
-    """Whether a run-time value is an array that JAX traces: a body may not look at it."""
-    return hasattr(value, "dtype")
+    """Whether a run-time value is an array that a body may not look at.
+
+    Elsewhere a body looks, so that a program which is made for one value has no more in it.
+    """
+    return _unread.get() and hasattr(value, "dtype")
 
 
 def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:

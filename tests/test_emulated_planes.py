@@ -231,6 +231,7 @@ def test_bits_do_not_depend_on_alignment() -> None:
     assert len(differ) > 2 * len(OPS)
 
 
+@pytest.mark.slow("each set twice, in clusters, thread by thread")
 @pytest.mark.parametrize("dtype", lanes.cases(DTYPES, lanes.common))
 def test_kept_sets_have_the_same_bits_in_vectors_and_not(dtype: str) -> None:
     """In clusters of every size, some of which take two sets in turn."""

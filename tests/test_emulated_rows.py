@@ -36,6 +36,8 @@ LENGTHS = {"float32": (1, 7, 64, 1000, 4096, 20004), "bfloat16": (1, 7, 64, 1000
            "float64": (1, 7, 300, 1000, 5002)}  # fmt: skip
 SUMMED = {"float32": 5004, "bfloat16": 5008, "float64": 2502}
 NORMS = [name for name, op in registry.items() if op.spec.category == "norm"]
+# One column and two, one sum and two.
+MIXED = ["layer_norm", "rms_norm_backward", "add_layer_norm_backward"]
 SOFTMAXES = [name for name, op in registry.items() if op.spec.category == "softmax"]
 
 
@@ -202,7 +204,7 @@ def softmax_trials(op: str, dtype: str) -> Iterator[Trial]:
 def trials(category: str, dtype: str) -> tuple[Trial, ...]:
     every, of = {
         "norm": (NORMS, norm_trials),
-        "mixed norm": (NORMS, mixed_trials),
+        "mixed norm": (NORMS if lanes.FULL else MIXED, mixed_trials),
         "softmax": (SOFTMAXES, softmax_trials),
     }[category]
     return tuple(one for op in every for one in of(op, dtype))

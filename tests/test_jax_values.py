@@ -103,6 +103,13 @@ def test_a_value_has_its_true_gradient(which: str, watched: str) -> None:
     np.testing.assert_allclose(got, (ends[0] - ends[1]) / (2 * STEP), rtol=1e-6, atol=1e-8)
 
 
+def test_no_smoothing_of_an_infinite_logit_is_none() -> None:
+    x = jnp.asarray(X).at[:, 2].set(-jnp.inf)
+    at = jnp.asarray(TARGET)
+    run = jax.jit(lambda v: bc.cross_entropy(x, at, label_smoothing=v, softcap=v, z_loss=v))
+    np.testing.assert_allclose(run(0.0), bc.cross_entropy(x, at), rtol=1e-12)
+
+
 def test_values_are_batched() -> None:
     a, b, weights = jnp.zeros(3), jnp.ones(3), jnp.linspace(0, 1, 5)
     got = jax.vmap(lambda w: bc.lerp(a, b, weight=w))(weights)

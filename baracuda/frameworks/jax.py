@@ -17,6 +17,7 @@ with rules of its own (`backends.cuda.jax`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from operator import add
@@ -34,6 +35,7 @@ from baracuda.dtypes import FLOATS
 from baracuda.errors import type_error
 from baracuda.libraries import Array
 from baracuda.libraries.jax import varies_along
+from baracuda.numerics import unread
 from baracuda.op import Op, registry, routes
 from baracuda.plan import Plan
 from baracuda.spec import Runner
@@ -179,7 +181,8 @@ def _by_body(plan: Plan, scalars: Mapping[str, Any], traced: Sequence[str]) -> F
     def call(*args: Array) -> tuple[Array, ...]:
         given, values = args[: len(problem.given)], args[len(problem.given) :]
         named = zip(traced, [jnp.asarray(x, dtype) for x in values], strict=True)
-        return body.of_given(problem, run, {**scalars, **dict(named)})(*map(jnp.asarray, given))
+        with unread() if traced else nullcontext():
+            return body.of_given(problem, run, {**scalars, **dict(named)})(*map(jnp.asarray, given))
 
     return call
 

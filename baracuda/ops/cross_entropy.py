@@ -112,6 +112,9 @@ def _losses(rows: _Rows, axis: int, label_smoothing: float, z_loss: float, reduc
     hit = picked(rows.shifted, rows.at, axis)
     if traced(label_smoothing) or label_smoothing:
         mean = xp.sum(rows.shifted, axis=axis, keepdims=True) / max(rows.shifted.shape[axis], 1)
+        if traced(label_smoothing):
+            # Nothing of an infinite logit is nothing.
+            mean = xp.where(label_smoothing == 0, 0, mean)
         hit = hit * (1 - label_smoothing) + mean * label_smoothing
     losses = log - hit
     if traced(z_loss) or z_loss:
