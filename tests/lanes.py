@@ -25,8 +25,8 @@ LANE = os.environ.get("BARACUDA_LANE", "test")
 FULL = LANE == "full"
 # What every op goes through: a change here touches all of them.
 DECLARATIONS = (
-    "op", "spec", "roles", "declarations", "check", "shapes", "partitioning", "body", "plan", "cache",
-    "adjoint", "dtypes", "layouts", "numerics",
+    "op", "spec", "roles", "declarations", "check", "shapes", "partitioning", "body", "plan",
+    "cache", "adjoint", "dtypes", "layouts", "numerics",
 )  # fmt: skip
 _INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
