@@ -238,7 +238,8 @@ if child == 0:
     right = np.array_equal(bc.swiglu(x), want)
     # The parent's are not here: without others this thread would do it all.
     helpers = [t for t in threading.enumerate() if t.name.startswith("baracuda")]
-    os._exit(0 if right and len(helpers) == blocks._WORKERS - 1 else 1)
+    # One that is done before the next is asked for takes its place.
+    os._exit(0 if right and 0 < len(helpers) < blocks._WORKERS else 1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=60)
