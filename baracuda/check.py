@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from numbers import Integral, Real
-from sys import float_info
+from numbers import Real
 from typing import Any
 
-from baracuda import layouts
+from baracuda import layouts, values
 from baracuda.dispatch import Choices
 from baracuda.dtypes import FLOATS, INDICES, named
 from baracuda.errors import IndexOutOfRangeError, shown, type_error, value_error
@@ -19,145 +17,8 @@ from baracuda.libraries import TRACED, Array, Facts, Library, library_of
 from baracuda.shapes import Axes, Binder, Signature
 from baracuda.spec import Normaliser, Operand, OpSpec, Problem, compute_dtype
 
-# One more than the largest integer of 64 bits.
-_TOP = 1 << 63
-# Of the dtypes in which ops compute: the least normal number, which XLA takes what is smaller for
-# 0; the largest divisor that loses no more by that than a unit in the last place of 1; the largest.
-_RANGES = {
-    "float32": (2.0**-126, 2.0**103, (2 - 2.0**-23) * 2.0**127),
-    "float64": (float_info.min, 2.0**970, float_info.max),
-}
-_ALWAYS = (0.0, math.inf, -math.inf)
-
 MOST_AXES = 32
 """Axes of an array. Libraries end at 25 to 64, and bodies need one or two more than they get."""
-
-
-def integer(op: str, name: str, value: Any) -> int:
-    """An integer, of Python or NumPy, or an extent of a graph that is not known yet."""
-    if type(value).__name__ == "SymInt":
-        return value  # type: ignore[no-any-return]
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise type_error(op, name, "an integer", shown(value))
-    number = int(value)
-    if not -_TOP <= number < _TOP:
-        raise value_error(op, name, "an integer of 64 bits", shown(value))
-    return number
-
-
-def flag(op: str, name: str, value: Any) -> bool:
-    """True or False."""
-    if not isinstance(value, bool):
-        raise type_error(op, name, "True or False", shown(value))
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A real number, of Python or NumPy; NaN only where there are no bounds.
-
-    Attributes
-    ----------
-    text : str
-        What is expected.
-    bounds : tuple of float or None
-        The least and the largest, both included.
-    zero : bool
-        Whether 0 is within the bounds.
-    divides : bool
-        Whether something may be divided by it: then it is neither tiny nor huge.
-    floor : str
-        An option of the same op that it may not lie below.
-    """
-
-    text: str = "a real number"
-    bounds: tuple[float, float] | None = None
-    zero: bool = True
-    divides: bool = False
-    floor: str = ""
-
-    def __call__(self, op: str, name: str, value: Any) -> float:
-        if not isinstance(value, Real) or isinstance(value, bool):
-            hint = "float(x) reads an array of one element" if hasattr(value, "dtype") else ""
-            raise type_error(op, name, "a real number", shown(value), hint)
-        try:
-            number = float(value)
-        except OverflowError:
-            raise value_error(op, name, "a number within float64", shown(value)) from None
-        if self.bounds is not None:
-            least, largest = self.bounds
-            if not least <= number <= largest or not (number or self.zero):
-                raise value_error(op, name, self.text, shown(value))
-        return number
-
-
-real = Number()
-"""Any real number, infinities and NaN included."""
-
-nonzero = Number("a number other than 0", (-math.inf, math.inf), zero=False, divides=True)
-"""A real number that something is divided by."""
-
-
-def at_least(floor: str) -> Number:
-    """A real number that is not below the option `floor`; neither is NaN."""
-    return Number(floor=floor)
-
-
-def positive(*, inf: bool = False, zero: bool = False) -> Number:
-    """A real number above 0, infinity included where `inf`, 0 where `zero`."""
-    text = f"a {'' if inf else 'finite '}number >{'=' * zero} 0"
-    return Number(text, (0.0, math.inf if inf else float_info.max), zero, divides=True)
-
-
-def between(low: float, high: float) -> Number:
-    """A real number from `low` to `high`."""
-    return Number(f"a number from {low} to {high}", (low, high))
-
-
-def choice(*values: Any) -> Normaliser:
-    """One of `values`."""
-
-    def normalise(op: str, name: str, value: Any) -> Any:
-        if not any(type(v) is type(value) and v == value for v in values):
-            raise value_error(op, name, "one of " + ", ".join(map(repr, values)), shown(value))
-        return value
-
-    return normalise
-
-
-def optional(inner: Normaliser) -> Normaliser:
-    """None, or what `inner` takes."""
-    return lambda op, name, value: None if value is None else inner(op, name, value)
-
-
-def sizes(count: int) -> Normaliser:
-    """An integer >= 1 for all of `count` axes, or one for each."""
-
-    def normalise(op: str, name: str, value: Any) -> tuple[int, ...]:
-        many = tuple(value) if isinstance(value, (tuple, list)) else (value,) * count
-        many = tuple(integer(op, name, v) for v in many)
-        if len(many) != count:
-            raise value_error(op, name, f"{count} sizes", value)
-        if min(many) < 1:
-            raise value_error(op, name, "sizes >= 1", value)
-        # Kernels hold a size in 32 bits, and strides are its multiples.
-        if max(many) >= 1 << 31:
-            raise value_error(op, name, "sizes < 2**31", value)
-        return many
-
-    return normalise
-
-
-def shape(op: str, name: str, value: Any) -> tuple[int, ...]:
-    """A shape: integers >= 0."""
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise type_error(op, name, "a tuple of integers", shown(value))
-    extents = tuple(integer(op, name, v) for v in value)
-    if min(extents, default=0) < 0:
-        raise value_error(op, name, "extents >= 0", extents)
-    if math.prod([n for n in extents if type(n) is int]) >= _TOP:
-        raise value_error(op, name, "a shape of fewer than 2**63 elements", extents)
-    return extents
 
 
 def arguments(
@@ -184,25 +45,6 @@ def arguments(
     return out
 
 
-def within(spec: OpSpec, compute: str, values: Mapping[str, Any]) -> None:
-    """See that the dtype in which an op computes holds the numbers among its options.
-
-    Libraries differ in what a number beyond it means: an infinity, an error, or NaN.
-    """
-    if compute not in _RANGES:
-        return
-    least, divisor, largest = _RANGES[compute]
-    for name, value in values.items():
-        if type(value) is not float or least <= abs(value) <= divisor or value in _ALWAYS:
-            continue
-        normaliser = spec.options.get(name) or spec.scalars[name]
-        if getattr(normaliser, "divides", False):
-            expected = f"a number of {least:.3g} to {divisor:.3g} in size (in {compute})"
-            raise value_error(spec.name, name, expected, value)
-        if abs(value) > largest:
-            raise value_error(spec.name, name, f"a number within {compute}", value)
-
-
 def scalars(
     spec: OpSpec,
     compute: str,
@@ -213,7 +55,7 @@ def scalars(
     """The run-time values among `given`, and the defaults of the others but `without`, checked."""
     names = {name: f for name, f in spec.scalars.items() if name not in without}
     out = arguments(spec, names if without else spec.scalars, given, whole)
-    within(spec, compute, out)
+    values.within(spec, compute, out)
     return out
 
 
@@ -251,7 +93,7 @@ def described_problem(
             raise value_error(spec.name, name, few, len(fact.shape), None, "reshape it")
     dtype = _dtypes(spec, facts)
     options = arguments(spec, spec.options, given)
-    within(spec, compute_dtype(spec, dtype), options)
+    values.within(spec, compute_dtype(spec, dtype), options)
     signature, axes = _bind(spec, facts, options)
     known = {
         name: Operand(name, f.dtype, f.shape, layouts.canonical(f.shape, f.strides), f.alignment)
@@ -261,7 +103,7 @@ def described_problem(
     mode, switch = state or ("", False)
     if choices.deterministic is None:
         choices = _resolved(choices, switch)
-    return Problem(
+    found = Problem(
         spec,
         signature,
         library,
@@ -273,6 +115,9 @@ def described_problem(
         options,
         choices,
     )
+    for name in found.raising:
+        _refuse_all(found, known[name])
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -413,8 +258,8 @@ def indices(problem: Problem, arrays: Sequence[Array]) -> None:
     for name, x in zip(problem.spec.arrays, arrays, strict=False):
         if name not in problem.raising or not problem.library.readable(x):
             continue
-        values = problem.library.values(x)
-        x, xp = library_of(values).once(values), library_of(values).xp
+        read = problem.library.values(x)
+        x, xp = library_of(read).once(read), library_of(read).xp
         bad = outside(problem, name, x)
         if bool(xp.any(bad)):
             # Namespaces have no `nonzero` of an array without axes.
@@ -426,6 +271,20 @@ def outside(problem: Problem, name: str, x: Array) -> Array:
     bad = (x < 0) | (x >= problem.extent_of(name))
     ignored = problem.ignored_by(name)
     return bad if ignored is None else bad & problem.library.differs(x, ignored)
+
+
+def _refuse_all(problem: Problem, index: Operand) -> None:
+    """Raise where an index has entries and nothing to look up, whatever the entries are.
+
+    A kernel with nothing to write would not find them.
+    """
+    name = index.name
+    if problem.extent_of(name) or 0 in index.shape or problem.ignored_by(name) is not None:
+        return
+    raise IndexOutOfRangeError(
+        f"{problem.spec.name}: {name}: expected 0 <= i < 0, which no entry is, got shape "
+        f"{index.shape}"
+    )
 
 
 def out_of_range(problem: Problem, name: str, x: Array, where: Sequence[Array]) -> IndexError:

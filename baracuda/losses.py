@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import partial
 
 from baracuda import roles
-from baracuda.check import choice
 from baracuda.dtypes import FLOATS
 from baracuda.op import op
 from baracuda.spec import Case
+from baracuda.values import choice
 
 CASES = (
     Case({"s": (37,)}),

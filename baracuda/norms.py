@@ -8,13 +8,13 @@ from math import prod
 from typing import Any
 
 from baracuda import roles
-from baracuda.check import integer, positive
 from baracuda.errors import value_error
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
 from baracuda.op import op
 from baracuda.shapes import Axes
 from baracuda.spec import Case, Kernel
+from baracuda.values import integer, positive
 
 # What parameters, and their gradients, may be beside activations of 16 bits.
 SCALED = {"weight": roles.parameter()}

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any, Literal, Unpack
 
 from baracuda import roles
-from baracuda.check import choice, shape
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import scatter_add
 from baracuda.op import op, registry
 from baracuda.spec import Case
+from baracuda.values import choice, shape
 
 BOUNDS = {"bounds": choice("raise", "drop")}
 LOOKED_UP = {"ids": roles.index("n", policy="bounds")}

@@ -2,8 +2,8 @@
 
 `python tests/on_gpu.py --jobs 16 -- tests/test_gpu.py -k norm`: what is behind ``--`` goes to
 pytest. With ``--sanitizer memcheck`` (or racecheck, initcheck, synccheck) each process runs under
-compute-sanitizer; with ``--gpus 2`` each sees one of two GPUs. Ends with what every process found,
-and with 1 where one found something.
+compute-sanitizer; with ``--gpus 2`` every other process begins with the second of two GPUs. Ends
+with what every process found, and with 1 where one found something.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ENVIRONMENT = {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-_QUIET = ("-q", "--no-header", "-p", "no:cacheprovider")
+_QUIET = ("-q", "--no-header", "--tb=short", "-p", "no:cacheprovider")
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|error)")
 _LAST = re.compile(r"^.* in [\d.]+s.*$", re.MULTILINE)
 
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--sanitizer", metavar="TOOL", help="memcheck, racecheck, ...")
-    parser.add_argument("--gpus", type=int, help="GPUs for the processes to share, one for each")
+    parser.add_argument("--gpus", type=int, help="GPUs that take turns to be the first")
     parser.add_argument("--limit", type=float, help="seconds after which what still runs is ended")
     parser.add_argument("pytest", nargs="*", default=["-m", "gpu"])
     arguments = parser.parse_args(argv)
@@ -59,7 +59,9 @@ def main(argv: list[str]) -> int:
             names.write_text("\n".join(tests[job :: arguments.jobs]))
             command = [*under, sys.executable, "-m", "pytest", *_QUIET, f"@{names}"]
             if arguments.gpus:
-                environment["CUDA_VISIBLE_DEVICES"] = str(job % arguments.gpus)
+                # Each sees all, as some tests need two.
+                order = ((job + i) % arguments.gpus for i in range(arguments.gpus))
+                environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, order))
             with log.open("w") as out:
                 process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
             running.append((log, process))
@@ -78,7 +80,9 @@ def main(argv: list[str]) -> int:
                 totals[kind] = totals.get(kind, 0) + int(count)
             if code:
                 bad += 1
-                print(f"---- {log.stem} ended with {code}\n{text[-4000:]}")
+                # The first failure may have caused the others.
+                cut = text if len(text) < 12000 else f"{text[:8000]}\n...\n{text[-4000:]}"
+                print(f"---- {log.stem} ended with {code}\n{cut}")
     found = ", ".join(f"{count} {kind}" for kind, count in totals.items())
     print(
         f"{len(tests)} tests in {len(running)} processes, {time.monotonic() - started:.0f} s: "

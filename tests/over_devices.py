@@ -7,9 +7,8 @@ import json
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from children import ROOT, environment
 
 
 def works(op: str, where: str) -> None:
@@ -32,7 +31,7 @@ def _program(where: str) -> subprocess.Popen[str]:
     """The one that takes all ops of this process, as starting it takes as long as an op does."""
     started = subprocess.Popen(
         [sys.executable, str(ROOT / "tests" / "jax_devices.py"), where],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment(),
     )  # fmt: skip
     # Its input ends, and so does it.
     atexit.register(started.communicate)

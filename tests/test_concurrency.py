@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from children import environment
 
 import baracuda as bc
 from baracuda import backends, forks
@@ -27,10 +28,9 @@ FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no 
 
 def ran(script: str, *paths: Path) -> str:
     """What a script prints that ends well, in a process of its own."""
-    path = os.pathsep.join(map(str, (*paths, PACKAGE.parent)))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=180,
+        env=environment(*paths), capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -15,10 +15,10 @@ from holding import hold
 import baracuda as bc
 from baracuda import roles
 from baracuda.backends.cuda.schedules import PLANNERS
-from baracuda.check import choice, flag, integer, shape
 from baracuda.op import op, registry
 from baracuda.spec import Kernel, OpSpec, Packed, Schedule
 from baracuda.testing.cases import subjects
+from baracuda.values import choice, flag, integer, shape
 
 LIBRARIES = ("numpy", "torch", "jax", "array_api_strict")
 

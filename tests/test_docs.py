@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import os
 import re
 import subprocess
 import sys
@@ -12,11 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from children import ROOT, environment
 
 import baracuda as bc
 from baracuda.op import registry
 
-ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 NEEDS_GPU = "# needs an NVIDIA GPU\n"
 # The contract shows code that is not complete; the pages of the ops have their docstrings'.
@@ -68,8 +67,7 @@ def run(page: str, folder: Path, gpu: bool) -> None:
         # Threads of gloo that outlive Python abort it, as the page says of torchrun.
         code += "\nimport time\ntime.sleep(0.5)\n"
     file.write_text(code, encoding="utf-8")
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    env = environment()
     if gpu:
         env.pop("JAX_PLATFORMS", None)
     done = subprocess.run(

@@ -318,7 +318,7 @@ BAD = {
     ),
     "alpha 0": (
         lambda a: bc.celu_backward(a(2, 8), a(2, 8), alpha=0),
-        ValueError, "celu_backward: alpha: expected a number other than 0, got 0",
+        ValueError, "celu_backward: alpha: expected a finite number other than 0, got 0",
     ),
     "seq_axis is the last": (
         lambda a: bc.rope(a(2, 8), seq_axis=1),
@@ -346,15 +346,18 @@ BAD = {
     # lp_pool
     "norm_type 0": (
         lambda a: pool(a, norm_type=0),
-        ValueError, "lp_pool1d: norm_type: expected a number > 0, got 0",
+        ValueError, "lp_pool1d: norm_type: expected a number > 0, at most 131072 or infinite, "
+        "got 0",
     ),
     "negative norm_type": (
         lambda a: pool(a, norm_type=-math.inf),
-        ValueError, "lp_pool1d: norm_type: expected a number > 0, got -inf",
+        ValueError, "lp_pool1d: norm_type: expected a number > 0, at most 131072 or infinite, "
+        "got -inf",
     ),
     "NaN norm_type": (
         lambda a: pool(a, norm_type=math.nan),
-        ValueError, "lp_pool1d: norm_type: expected a number > 0, got nan",
+        ValueError, "lp_pool1d: norm_type: expected a number > 0, at most 131072 or infinite, "
+        "got nan",
     ),
     "large kernel": (
         lambda a: pool(a, kernel_size=9),
@@ -647,7 +650,9 @@ def test_an_int64_index_is_not_truncated(bad):
 
 
 def test_an_empty_axis_has_no_valid_index(a):
-    with raises(IndexError, "gather: index: expected 0 <= i < 0, got 0 at position (0, 0)"):
+    with raises(
+        IndexError, "gather: index: expected 0 <= i < 0, which no entry is, got shape (2, 3)"
+    ):
         bc.gather(a(2, 0), a.ints(2, 3), axis=1)
     dropped = bc.gather(a(2, 0), a.ints(2, 3), axis=1, mode="drop")
     assert dropped.shape == (2, 3)

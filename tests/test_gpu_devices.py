@@ -115,12 +115,11 @@ def test_all_is_as_it_was(current: int, library: str, what: str) -> None:
             assert state() == before
 
 
-@pytest.mark.usefixtures("at_first")
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_context_of_the_callers_own_stays(library: str) -> None:
+def stays(call: Callable[[], Any]) -> list[bool]:
+    """Whether a call in a thread of its own keeps the context there: one of device 0, and none."""
     from cuda.bindings import driver
 
-    x, found = floats(MAKE[library], 4, 16), []
+    found = []
 
     def in_thread() -> None:
         status, device = driver.cuDeviceGet(0)
@@ -129,7 +128,7 @@ def test_a_context_of_the_callers_own_stays(library: str) -> None:
         try:
             for context in (own, driver.CUcontext(0)):
                 driver.cuCtxSetCurrent(context)
-                bc.swiglu(x)
+                call()
                 found.append(int(driver.cuCtxGetCurrent()[1]) == int(context))
         finally:
             driver.cuCtxSetCurrent(driver.CUcontext(0))
@@ -138,6 +137,14 @@ def test_a_context_of_the_callers_own_stays(library: str) -> None:
     thread = threading.Thread(target=in_thread)
     thread.start()
     thread.join()
-    assert found[0]
     # A thread that had no context may have that of the device that is current without one.
     assert len(found) == 2
+    return found
+
+
+@pytest.mark.usefixtures("at_first")
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_context_of_the_callers_own_stays(library: str) -> None:
+    x = floats(MAKE[library], 4, 16)
+    # Where XLA itself leaves a context behind, it does so for whatever JAX computes.
+    assert stays(lambda: bc.swiglu(x))[0] or (library == "jax" and not stays(lambda: x + 1)[0])

@@ -19,7 +19,7 @@ FLOORS = [
     {"shapes", "numerics", "reductions", "roles", "sku"},
     {"dispatch"},
     {"spec"},
-    {"declarations", "hints", "pairing", "partitioning"},
+    {"declarations", "hints", "pairing", "partitioning", "values"},
     {"check"},
     {"body"},
     {"backends"},

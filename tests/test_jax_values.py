@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import baracuda as bc
-from baracuda import check
+from baracuda import values
 from baracuda.op import registry
 from baracuda.testing.cases import many, subjects
 
@@ -23,7 +23,7 @@ STEP = 1e-6
 def numbers(op: str) -> list[str]:
     """Its run-time values that are numbers."""
     scalars = registry[op].spec.scalars
-    return [name for name, f in scalars.items() if isinstance(f, check.Number)]
+    return [name for name, f in scalars.items() if isinstance(f, values.Number)]
 
 
 VALUED = [op for op in registry if numbers(op)]

@@ -219,7 +219,7 @@ def test_a_value_is_refused_or_means_the_same_on_a_gpu(op):
     arrays = [x if x is None else x.cuda() for x in call.given("torch")]
     for option, value, options, want in swept(op):
         got = outcome(call.subject.function, arrays, options)
-        if isinstance(want, IndexError):
+        if isinstance(want, IndexError) and not isinstance(got, IndexError):
             # A GPU reports it later.
             with pytest.raises(IndexError):
                 bc.check_errors()

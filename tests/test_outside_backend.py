@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+from children import environment
 
 HERE = Path(__file__).parent
 PACKAGE = HERE / "outside_backend"
@@ -54,12 +54,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def python(path: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def python(path: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     """A process of its own in which what is installed at `path` is there."""
-    paths = os.pathsep.join([str(path), str(HERE.parent)])
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": paths, **environment},
+        env=environment(path, **more),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import lanes
 import pytest
+from children import environment
 
 # The whole of it; `BARACUDA_STRESS` is another number of seconds.
 SECONDS = float(os.environ.get("BARACUDA_STRESS", 60 if lanes.FULL else 3))
@@ -27,10 +28,9 @@ pytestmark = [
 
 def stressed(kind: str, seconds: float, seed: int) -> None:
     """One process; what it prints is part of the failure."""
-    path = os.pathsep.join([str(HERE.parent), str(HERE)])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / "stress.py"), kind, str(seconds), str(seed)],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+        env=environment(HERE), capture_output=True, text=True,
         timeout=seconds + 120,
     )  # fmt: skip
     assert done.returncode == 0, f"{kind}, seed {seed}: {done.stderr[-6000:]}"

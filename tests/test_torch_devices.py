@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import lanes
 import pytest
 import torch.distributed
+from children import ROOT, environment
 from kinds import one_of_category
 
 from baracuda import adjoint
 from baracuda.op import registry
 
-ROOT = Path(__file__).parents[1]
 CHECKS = (
     "over_each_axis", "over_two_axes", "sums_that_wait", "networks", "refused", "compiled",
 )  # fmt: skip
@@ -35,7 +33,7 @@ def report(device: str, processes: int) -> Any:
             f"--nproc-per-node={processes}", str(ROOT / "tests" / "torch_devices.py"), device,
         ],
         capture_output=True, text=True, check=False, cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=environment(OMP_NUM_THREADS="1"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)

@@ -39,6 +39,7 @@ from baracuda.numerics import unread
 from baracuda.op import Op, registry, routes
 from baracuda.plan import Plan
 from baracuda.spec import Runner
+from baracuda.values import Number
 
 Function: TypeAlias = Callable[..., tuple[Array, ...]]
 
@@ -168,7 +169,7 @@ def _number(op: Op[Any, Any], name: str, x: Array) -> Array:
     if x.shape or not jnp.issubdtype(x.dtype, jnp.floating):
         got = f"{x.dtype} of shape {x.shape}"
         raise type_error(op.spec.name, name, "a real number, or a floating array of no axes", got)
-    if not isinstance(op.spec.scalars[name], check.Number):
+    if not isinstance(op.spec.scalars[name], Number):
         raise type_error(op.spec.name, name, "a Python value", "an array that JAX traces")
     return x
 

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Unpack
 
 from baracuda import roles
-from baracuda.check import between, choice, integer, positive
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
 from baracuda.libraries import A, Array, library_of
@@ -14,6 +13,7 @@ from baracuda.numerics import traced
 from baracuda.op import op
 from baracuda.reductions import classes, hits, largest, picked
 from baracuda.spec import Case, Kernel
+from baracuda.values import between, choice, integer, positive
 
 __all__ = [
     "cross_entropy",

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Literal, NamedTuple, Unpack
 
 from baracuda import roles
-from baracuda.check import choice, flag, positive, real
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
 from baracuda.libraries import A, Array, library_of
@@ -15,6 +14,7 @@ from baracuda.numerics import root, sign, unit
 from baracuda.op import op
 from baracuda.reductions import reduced, share
 from baracuda.spec import Case, Kernel
+from baracuda.values import choice, exponent, flag, positive, real
 
 __all__ = [
     "cosine_embedding_loss",
@@ -44,7 +44,7 @@ _triplet = partial(
     op,
     category="loss",
     dtypes=FLOATS,
-    options={"p": positive(inf=True), **REDUCTION},
+    options={"p": exponent, **REDUCTION},
     scalars={"margin": positive(), "eps": positive(zero=True), "swap": flag},
     cases=(
         Case({"b": (7,), "n": 4}),
@@ -286,8 +286,8 @@ def triplet_margin_loss(
     TypeError
         A dtype that is not floating; mixed libraries, devices or dtypes.
     ValueError
-        Shapes that differ; `margin` or `p` not above 0; `eps` below 0; `reduction` none of the
-        three.
+        Shapes that differ; `margin` or `p` not above 0, `p` finite and above 131072; `eps` below
+        0; `reduction` none of the three.
 
     Notes
     -----

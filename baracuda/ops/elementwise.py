@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from baracuda.check import real
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
 from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import traced
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
+from baracuda.values import real
 
 __all__ = ["lerp", "lerp_backward"]
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from functools import partial
 from typing import Unpack
 
-from baracuda.check import nonzero, real
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import parts, sigmoid
 from baracuda.numerics import softplus as log_of_exp
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
+from baracuda.values import finite, nonzero, real
 
 __all__ = ["celu", "celu_backward", "elu", "elu_backward", "selu", "selu_backward", "softplus",
            "softplus_backward"]  # fmt: skip
 
 _op = partial(op, category="activation", elementwise=True, inplace=True)
 
-ALPHA, DIVISOR = {"alpha": real}, {"alpha": nonzero}
+ALPHA, DIVISOR = {"alpha": finite}, {"alpha": nonzero}
 SOFT = {"beta": real, "threshold": real}
 SCALE, DEPTH = 1.0507009873554804934, 1.7580993408473768600
 CASES = (Case({"s": (4, 9)}),)
@@ -66,7 +66,7 @@ def elu(x: A, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> A:
     Raises
     ------
     TypeError
-        A dtype that is not floating; `alpha` not a real number.
+        A dtype that is not floating; `alpha` not a finite number.
 
     Notes
     -----
@@ -225,7 +225,7 @@ def celu(x: A, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> A:
     Raises
     ------
     TypeError, ValueError
-        As `elu`; `alpha` not a real number, or 0.
+        As `elu`; `alpha` not a finite number, or 0.
 
     Notes
     -----

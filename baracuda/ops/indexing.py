@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Literal, Unpack
 
 from baracuda import roles
-from baracuda.check import choice, integer, shape
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import ANY, FLOATS
 from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import scatter_add
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
+from baracuda.values import choice, integer, shape
 
 __all__ = ["gather", "gather_backward"]
 

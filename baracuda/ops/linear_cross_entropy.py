@@ -12,12 +12,12 @@ from math import prod
 from typing import Any, Literal, NamedTuple, Unpack
 
 from baracuda import roles
-from baracuda.check import between, choice, integer, optional, positive, sizes
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS, name_of, named
 from baracuda.libraries import A, Array, Library, library_of
 from baracuda.op import op, registry
 from baracuda.spec import Case
+from baracuda.values import between, choice, integer, optional, positive, sizes
 
 __all__ = [
     "linear_cross_entropy",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from baracuda.check import positive
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array, library_of
 from baracuda.losses import backward, forward
 from baracuda.numerics import sign, traced
 from baracuda.reductions import reduced, share
 from baracuda.spec import Kernel
+from baracuda.values import positive
 
 __all__ = [
     "huber_loss",

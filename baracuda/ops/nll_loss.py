@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any, Literal, Unpack
 
 from baracuda import roles
-from baracuda.check import choice, integer, shape
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array, library_of
 from baracuda.op import op
 from baracuda.reductions import classes, hits, picked
 from baracuda.spec import Case, Kernel
+from baracuda.values import choice, integer, shape
 
 __all__ = ["nll_loss", "nll_loss_backward"]
 

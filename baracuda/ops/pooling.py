@@ -8,7 +8,6 @@ from functools import reduce
 from operator import add, mul
 from typing import Any, Unpack
 
-from baracuda.check import flag, optional, positive, sizes
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
 from baracuda.errors import value_error
@@ -17,6 +16,7 @@ from baracuda.numerics import coverings, root, unit, windows
 from baracuda.op import op
 from baracuda.shapes import Axes
 from baracuda.spec import Case, Kernel, Normaliser
+from baracuda.values import exponent, flag, optional, sizes
 
 __all__ = ["lp_pool1d", "lp_pool1d_backward", "lp_pool2d", "lp_pool2d_backward"]
 
@@ -39,7 +39,7 @@ CASES_2D = (
 
 def _options(rank: int) -> dict[str, Normaliser]:
     return {
-        "norm_type": positive(inf=True),
+        "norm_type": exponent,
         "kernel_size": sizes(rank),
         "stride": optional(sizes(rank)),
         "ceil_mode": flag,
@@ -209,7 +209,8 @@ def lp_pool1d(
     TypeError
         A dtype that is not floating; an option of the wrong type.
     ValueError
-        `norm_type` not positive, a size below 1, a window longer than l.
+        `norm_type` not positive, or finite and above 131072; a size below 1, a window longer
+        than l.
 
     Notes
     -----

@@ -5,19 +5,19 @@ from __future__ import annotations
 from functools import partial
 from typing import Unpack
 
-from baracuda.check import real
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import relu as rectified
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
+from baracuda.values import finite, real
 
 __all__ = ["leaky_relu", "leaky_relu_backward", "relu", "relu_backward", "threshold",
            "threshold_backward"]  # fmt: skip
 
 _op = partial(op, category="activation", elementwise=True, inplace=True)
 
-SLOPE = {"negative_slope": real}
+SLOPE = {"negative_slope": finite}
 LEVEL = {"threshold": real, "value": real}
 CASES = (Case({"s": (4, 9)}),)
 LEAKY = (*CASES, Case({"s": (9,)}, negative_slope=0.3))
@@ -135,7 +135,7 @@ def leaky_relu(x: A, /, *, negative_slope: float = 0.01, **dispatch: Unpack[Disp
     Raises
     ------
     TypeError
-        As `relu`; `negative_slope` not a real number.
+        As `relu`; `negative_slope` not a finite number.
 
     Notes
     -----

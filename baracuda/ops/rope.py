@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from baracuda import roles
-from baracuda.check import flag, integer, optional, positive
 from baracuda.dispatch import Dispatch
 from baracuda.dtypes import FLOATS
 from baracuda.errors import value_error
@@ -14,6 +13,7 @@ from baracuda.numerics import rotations
 from baracuda.op import op
 from baracuda.shapes import Axes
 from baracuda.spec import Case, Kernel, Normaliser
+from baracuda.values import flag, integer, optional, positive
 
 __all__ = ["rope", "rope_backward"]
 

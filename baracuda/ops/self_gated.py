@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal, Unpack
 
-from baracuda.check import choice
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import gelu_weight, sides, sigmoid
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
+from baracuda.values import choice
 
 __all__ = ["gelu", "gelu_backward", "mish", "mish_backward", "silu", "silu_backward"]
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Unpack
 
-from baracuda.check import positive, real
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array, library_of
 from baracuda.op import op
 from baracuda.spec import Case, Kernel
+from baracuda.values import ordered, positive
 
 __all__ = ["hardshrink", "hardshrink_backward", "softshrink", "softshrink_backward", "tanhshrink",
            "tanhshrink_backward"]  # fmt: skip
 
 _op = partial(op, category="activation", elementwise=True, inplace=True)
 
-LAMBDA, DEPTH = {"lambd": real}, {"lambd": positive(zero=True)}
+LAMBDA, DEPTH = {"lambd": ordered}, {"lambd": positive(zero=True)}
 CASES = (Case({"s": (4, 9)}),)
 SHRUNK = (*CASES, Case({"s": (9,)}, lambd=0.1))
 
@@ -53,7 +53,7 @@ def hardshrink(x: A, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch]) -> 
     Raises
     ------
     TypeError
-        A dtype that is not floating; `lambd` not a real number.
+        A dtype that is not floating; `lambd` not a real number, or NaN.
 
     Notes
     -----

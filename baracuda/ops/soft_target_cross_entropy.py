@@ -6,13 +6,13 @@ from functools import partial
 from typing import Literal, NamedTuple, Unpack
 
 from baracuda import roles
-from baracuda.check import between, choice, integer
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array, library_of
 from baracuda.numerics import traced
 from baracuda.op import op
 from baracuda.reductions import largest, parts, reduced
 from baracuda.spec import Case, Kernel
+from baracuda.values import between, choice, integer
 
 __all__ = [
     "soft_target_cross_entropy",

@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any, Unpack
 
 from baracuda import roles
-from baracuda.check import flag, integer, real
 from baracuda.dispatch import Dispatch
 from baracuda.errors import value_error
 from baracuda.libraries import A, Array, library_of
 from baracuda.op import op
 from baracuda.shapes import Axes
 from baracuda.spec import Case, Kernel
+from baracuda.values import between, flag, integer
 
 __all__ = [
     "log_softmax",
@@ -35,7 +35,7 @@ _softmax = partial(
     op,
     category="softmax",
     options={"axis": integer, "causal": flag},
-    scalars={"scale": real},
+    scalars={"scale": between(-1e30, 1e30)},
     cases=(
         Case({"b": (3,), "n": 8, "c": ()}, scale=0.7),
         Case({"b": (), "n": 5, "c": (3,)}, axis=0, scale=-1.5),
@@ -109,7 +109,7 @@ def softmax(
     ------
     TypeError
         A dtype that is not floating, a mask that is not boolean; mixed libraries, devices or
-        dtypes; `scale` not a real number.
+        dtypes; `scale` not a number, or above 1e30 in size.
     ValueError
         No such axis; `causal` with an axis other than the last; a mask that does not broadcast.
 

@@ -372,14 +372,14 @@ _CHECKS = (
         "test_errors.py::test_bad_input_says_what_was_expected_and_what_came[numpy-floating index]",
     ),
     mutant(
-        "a bool is no integer", "check.py",
+        "a bool is no integer", "values.py",
         "if not isinstance(value, Integral) or isinstance(value, bool):",
         "if not isinstance(value, Integral):",
         "test_errors.py::test_bad_input_says_what_was_expected_and_what_came[numpy-boolean axis]",
     ),
     mutant(
-        "infinity is no finite number", "check.py",
-        "math.inf if inf else float_info.max", "math.inf",
+        "infinity is no finite number", "values.py",
+        "Number(text, (0.0, float_info.max), zero", "Number(text, (0.0, math.inf), zero",
         "test_errors.py::test_bad_input_says_what_was_expected_and_what_came[numpy-infinite base]",
     ),
     mutant(
