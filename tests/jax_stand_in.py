@@ -56,7 +56,7 @@ def install(monkeypatch: pytest.MonkeyPatch, eager: bool = False) -> list[str]:
     from baracuda.backends.cuda import launch, runner, steps, xla
     from baracuda.libraries.jax import Jax
 
-    listener = SimpleNamespace(address=0, state=memoryview(bytearray(4)).cast("I"))
+    listener = SimpleNamespace(address=0, state=memoryview(bytearray(4)).cast("I"), ahead=set())
     facts = steps.DeviceFacts(0, "sm_90", 132, 232448)
     if eager:
         describe = Jax.describe

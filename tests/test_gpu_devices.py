@@ -145,6 +145,7 @@ def stays(call: Callable[[], Any]) -> list[bool]:
 @pytest.mark.usefixtures("at_first")
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_context_of_the_callers_own_stays(library: str) -> None:
-    x = floats(MAKE[library], 4, 16)
+    with torch.cuda.device(0):
+        x = floats(MAKE[library], 4, 16)
     # Where XLA itself leaves a context behind, it does so for whatever JAX computes.
     assert stays(lambda: bc.swiglu(x))[0] or (library == "jax" and not stays(lambda: x + 1)[0])

@@ -110,6 +110,13 @@ def pointer(x: Any) -> int:
     return int(x.block_until_ready().unsafe_buffer_pointer())
 
 
+def settle(ordinal: int) -> None:
+    """Wait until all that was called so far has run on a device: XLA launches when it likes."""
+    devices = jax.local_devices(backend=PLATFORM)
+    with jax.default_device(next(d for d in devices if d.local_hardware_id == ordinal)):
+        jnp.zeros(()).block_until_ready()
+
+
 class JaxRunner(CudaRunner):
     """Runs one problem; what its index has out of range is dropped where JAX traces."""
 
@@ -117,6 +124,7 @@ class JaxRunner(CudaRunner):
         self, problem: Problem, facts: DeviceFacts, arrays: Any, variant: str = ""
     ) -> None:
         super().__init__(problem, facts, arrays, variant, listens=not problem.mode)
+        self._listener.ahead.add(settle)
 
     def shortest(self) -> Runner:
         """As a jitted function."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from cuda.bindings import driver
@@ -40,6 +40,8 @@ class Listener:
         Of one element, 0 while nothing was reported.
     address : int
         Where kernels write.
+    ahead : set of callable
+        What sees to it that all is launched on a device: libraries with launching threads add it.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -52,6 +54,7 @@ class Listener:
         raw = (ctypes.c_uint32 * 1).from_address(self.address)
         self.state = memoryview(raw).cast("B").cast("I")
         self._guard = Guard()
+        self.ahead: set[Callable[[int], None]] = set()
 
     def raise_pending(self) -> None:
         """Raise what was reported, and listen again.
@@ -71,6 +74,8 @@ class Listener:
 
     def wait(self) -> None:
         """Wait for the device, then raise what was reported."""
+        for settle in tuple(self.ahead):
+            settle(self._ordinal)
         with on_primary(self._ordinal):
             checked(driver.cuCtxSynchronize())
         self.raise_pending()

@@ -70,7 +70,7 @@ HD f32 logarithm2(f32 x) {
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  return log2f(x);
+  return log2f(fabsf(x) < 1.17549435e-38f ? 0.0f : x);
 #endif
 }
 HD f64 logarithm2(f64 x) { return log2(x); }

@@ -85,7 +85,9 @@ def _norm(call: Call, p: float, backward: bool) -> tuple[str, list[float]]:
     if not backward:
         low, high, last = -1.5 * bits, 2 * bits, 2 * bits + 6
         cells = [2.0 ** max(-last, min(last, e / p)) for e in (low, high)]
-        return functor, [p, 1 / p, 2.0**low, 2.0**high, *cells, -low]
+        # The logarithm of the coarse power takes subnormal cells for 0: sums show what that loses.
+        lost = bits * 2 + 6
+        return functor, [p, 1 / p, 2.0**low, 2.0**high, *cells, min(-low, lost * p - 24)]
     # The reciprocal needs its argument normal.
     reach = min(bits / max(abs(p - 1), 1e-9), 2 * bits + 2)
     return functor, [p, 1 / p, 2.0**-reach, 2.0**reach]
