@@ -29,8 +29,10 @@ def partner(spec: OpSpec) -> tuple[OpSpec | None, bool]:
         if not found:
             return None, False
         first, second = spec, found[0]
-    cotangents = {f"d{p.name}" for form in first.signatures for p in form.outputs}
-    linear = set(second.arrays) - second.discrete <= cotangents
+    results = {p.name for form in first.signatures for p in form.outputs}
+    cotangents = {f"d{name}" for name in results}
+    # What a result says of the inputs, even as an index, is no linear thing.
+    linear = set(second.arrays) - second.discrete <= cotangents and not results & {*second.arrays}
     if second is spec:
         return (first if linear else None), linear
     return second, linear

@@ -111,7 +111,7 @@ def described_problem(
         mode,
         axes,
         inputs,
-        _outputs(spec, signature, axes, known, dtype),
+        _outputs(spec, signature, axes, known, dtype, library),
         options,
         choices,
     )
@@ -231,6 +231,7 @@ def _outputs(
     axes: Axes,
     known: Mapping[str, Operand],
     dtype: str,
+    library: Library,
 ) -> tuple[Operand, ...]:
     """The outputs, dense: in C order, or as their primal where the op is elementwise."""
     out = []
@@ -242,8 +243,10 @@ def _outputs(
             order = layouts.dense_order(primal.shape, primal.strides)
             if order is not None:
                 strides = layouts.canonical(extents, layouts.in_order(extents, order))
-        same = known.get(spec.role(pattern.name).typed_as)
-        out.append(Operand(pattern.name, same.dtype if same else dtype, extents, strides))
+        role = spec.role(pattern.name)
+        same = known.get(role.typed_as)
+        own = library.held_as(role.dtype) if role.dtype else same.dtype if same else dtype
+        out.append(Operand(pattern.name, own, extents, strides))
     return tuple(out)
 
 

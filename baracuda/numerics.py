@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -269,6 +270,11 @@ def traced(value: object) -> bool:
     Elsewhere a body looks, so that a program which is made for one value has no more in it.
     """
     return _unread.get() and hasattr(value, "dtype")
+
+
+def words(seed: Any) -> tuple[Any, Any]:
+    """The low and the high 32 bits of a 64-bit integer, or of a pair of words that is traced."""
+    return (seed[0], seed[1]) if traced(seed) else (seed & 0xFFFFFFFF, seed >> 32)
 
 
 def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:

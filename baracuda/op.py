@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
-from baracuda import check, declarations, hints, records
+from baracuda import check, declarations, hints, records, values
 from baracuda.cache import plan_cache
 from baracuda.dispatch import DEFAULT, NAMES, current
 from baracuda.dtypes import FLOATS
@@ -104,12 +104,7 @@ class Op(Generic[P, R]):
         self._least = sum(p.kind is p.POSITIONAL_ONLY and p.default is p.empty for p in own)
         self._required = {p.name for p in own if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
         self._keywords = {*spec.options, *spec.scalars, *NAMES}
-        # Options that are a number for each axis, or one for all.
-        self._lists = [
-            (p.name, str(p.annotation).partition("tuple")[2].count("int"))
-            for p in own
-            if str(p.annotation).startswith("int | tuple")
-        ]
+        self._in_graphs = values.in_graphs(own, spec)
 
     def __repr__(self) -> str:
         return f"<op {self.spec.name}>"
@@ -198,9 +193,9 @@ class Op(Generic[P, R]):
     def as_operator(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
         """The call as torch's graphs, modes and subclasses see it: one operator."""
         _operators("torch")
-        for name, count in self._lists:
+        for name, form in self._in_graphs.items():
             if isinstance(options.get(name), int):
-                options = {**options, name: (options[name],) * count}
+                options = {**options, name: form(options[name])}
         if isinstance(options.get("sku"), KernelSku):
             options = {**options, "sku": options["sku"].to_json()}
         return getattr(torch.ops.baracuda, self._name)(*arrays, **options)
@@ -391,6 +386,7 @@ def op(
     located: Mapping[str, str] | None = None,
     batches: tuple[str, ...] | None = None,
     elementwise: bool = False,
+    numbered: bool = False,
     composite: bool = False,
     inplace: bool = False,
     packed: Packed | None = None,
@@ -434,6 +430,7 @@ def op(
             located=dict(located or {}),
             batches=batches,
             elementwise=elementwise,
+            numbered=numbered,
             composite=composite,
             inplace=inplace,
             packed=packed,

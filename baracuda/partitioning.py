@@ -25,8 +25,10 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     for which the whole extent counts. Groups are batches, or what `OpSpec.batches` says. Of single
     axes, those along which
     positions are given, those of which every index is looked up on its own, and those of
-    elementwise ops where no array holds two halves.
+    elementwise ops where no array holds two halves. None, where elements are numbered.
     """
+    if spec.numbered:
+        return frozenset()
     given, terms = set(form.names), [t for p in (*form.inputs, *form.outputs) for t in p.terms]
     packed = {t.name for t in terms if t.factor != 1}
     counted = {axis for name, axis in spec.counted.items() if name in given}
@@ -58,6 +60,8 @@ def added_up(spec: OpSpec, form: Signature) -> frozenset[str]:
     given = {p.name for p in form.inputs}
     others = [p for p in form.outputs if not spec.adjoint_of and p.name[1:] not in given]
     terms = [t for p in form.outputs for t in p.terms]
+    if spec.numbered:
+        return frozenset()
     apart = frozenset(t.name for t in terms if spec.batch(t) or spec.elementwise)
     whole = apart.intersection(*[p.names for p in others], *_cotangents(spec, form))
     return whole - frozenset.intersection(*[p.names for p in form.outputs])

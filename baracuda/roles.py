@@ -39,6 +39,8 @@ class Role:
         others that may: float32 parameters beside 16-bit activations.
     typed_as : str
         Of a result: the input whose dtype it has; that of the primal by default.
+    dtype : str
+        Of a result: the dtype it has whatever the inputs have, such as "int64" of positions.
     """
 
     kind: Kind = "value"
@@ -50,6 +52,7 @@ class Role:
     alike: str = ""
     wide: bool = False
     typed_as: str = ""
+    dtype: str = ""
 
 
 VALUE = Role()
@@ -69,6 +72,11 @@ def parameter(low: float | None = None, high: float | None = None) -> Role:
 def typed_as(name: str) -> Role:
     """A result that has the dtype of the input `name`."""
     return Role(typed_as=name)
+
+
+def positions() -> Role:
+    """A result of int64, of 32 bits where the library holds no more; nothing flows back from it."""
+    return Role("integer", dtype="int64")
 
 
 def like(name: str) -> Role:

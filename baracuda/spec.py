@@ -103,6 +103,9 @@ class OpSpec:
         The axes and groups along which a problem falls apart into smaller ones; None: all groups.
     elementwise : bool
         Outputs keep the layout of a dense input.
+    numbered : bool
+        An element depends on its number in the whole array, in C order, so that no part stands for
+        itself. The functor of a kernel is given the number.
     composite : bool
         The body is made of other ops: it takes arrays as they are, and rounds by itself.
     """
@@ -123,6 +126,7 @@ class OpSpec:
     located: Mapping[str, str] = field(default_factory=dict)
     batches: tuple[str, ...] | None = None
     elementwise: bool = False
+    numbered: bool = False
     composite: bool = False
     inplace: bool = False
     packed: Packed | None = None
@@ -215,6 +219,11 @@ class OpSpec:
         """The forms for these options, those not given at their defaults."""
         options = {**self.defaults, **given}
         return tuple(s for s in self.signatures if s.allowed(options))
+
+    @cached_property
+    def codes(self) -> str:
+        """How kernels get the run-time values, in order, as `struct` has it."""
+        return "".join(getattr(normalise, "code", "d") for normalise in self.scalars.values())
 
     @cached_property
     def floors(self) -> tuple[tuple[str, str], ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from inspect import Parameter
 from numbers import Integral, Real
 from sys import float_info
-from typing import Any
+from typing import Any, ClassVar
 
 from baracuda.errors import shown, type_error, value_error
 from baracuda.spec import Normaliser, OpSpec
@@ -23,13 +25,17 @@ _RANGES = {
 _ALWAYS = (0.0, math.inf, -math.inf)
 
 
+def _integral(op: str, name: str, value: Any) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise type_error(op, name, "an integer", shown(value))
+    return int(value)
+
+
 def integer(op: str, name: str, value: Any) -> int:
     """An integer, of Python or NumPy, or an extent of a graph that is not known yet."""
     if type(value).__name__ == "SymInt":
         return value  # type: ignore[no-any-return]
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise type_error(op, name, "an integer", shown(value))
-    number = int(value)
+    number = _integral(op, name, value)
     if not -_TOP <= number < _TOP:
         raise value_error(op, name, "an integer of 64 bits", shown(value))
     return number
@@ -48,6 +54,8 @@ class Number:
 
     Attributes
     ----------
+    code : str
+        How kernels get it, as `struct` has it.
     text : str
         What is expected.
     bounds : tuple of float or None
@@ -62,6 +70,7 @@ class Number:
         An option of the same op that it may not lie below.
     """
 
+    code: ClassVar[str] = "d"
     text: str = "a real number"
     bounds: tuple[float, float] | None = None
     zero: bool = True
@@ -84,6 +93,36 @@ class Number:
                 raise value_error(op, name, self.text, shown(value))
         return number
 
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A run-time value that is an integer of 64 bits, which kernels get as one.
+
+    Attributes
+    ----------
+    least, largest : int
+        Both included.
+    code : str
+        "q", or "Q" for one without a sign: then a negative number is what its bits stand for.
+    """
+
+    least: int
+    largest: int
+    code: str = "q"
+
+    def __call__(self, op: str, name: str, value: Any) -> int:
+        number = _integral(op, name, value)
+        if not self.least <= number <= self.largest:
+            expected = f"an integer from {self.least} to {self.largest}"
+            raise value_error(op, name, expected, shown(value))
+        return number % (2 * _TOP) if self.code == "Q" else number
+
+
+seed = Whole(-_TOP, 2 * _TOP - 1, "Q")
+"""Any 64 bits."""
+
+counting = Whole(1, _TOP - 1)
+"""An integer from 1 on, such as the number of a step."""
 
 real = Number()
 """Any real number, infinities and NaN included."""
@@ -160,6 +199,25 @@ def shape(op: str, name: str, value: Any) -> tuple[int, ...]:
     if math.prod([n for n in extents if type(n) is int]) >= _TOP:
         raise value_error(op, name, "a shape of fewer than 2**63 elements", extents)
     return extents
+
+
+def in_graphs(parameters: Sequence[Parameter], spec: OpSpec) -> dict[str, Callable[[int], Any]]:
+    """How an integer goes into torch's graphs, by name of the option.
+
+    They take a number for each axis, none for all of them, and no integer without a sign.
+    """
+    axes = {p.name: str(p.annotation).partition("int | tuple")[2].count("int") for p in parameters}
+    out: dict[str, Callable[[int], Any]] = {n: partial(_repeated, k) for n, k in axes.items() if k}
+    words = zip(spec.scalars, spec.codes, strict=True)
+    return out | {name: _signed for name, code in words if code == "Q"}
+
+
+def _repeated(count: int, value: int) -> tuple[int, ...]:
+    return (value,) * count
+
+
+def _signed(value: int) -> int:
+    return value - 2 * _TOP if value >= _TOP else value
 
 
 def within(spec: OpSpec, compute: str, values: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ import math
 import mmap
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -185,7 +186,8 @@ def run(
             continue
         words = [every[slot].ctypes.data + offset for slot, offset in step.front]
         front = np.asarray(words, np.uint64).tobytes()
-        front += np.asarray(scalars[: step.scalars], np.float64).tobytes()
+        if step.scalars:
+            front += struct.pack(f"<{step.scalars}", *scalars)
         arguments = ctypes.create_string_buffer(front + step.arguments[len(front) :])
         sizes = (*step.grid, step.threads, step.shared)
         getattr(built, step.entry.symbol)(arguments, *sizes, seed)

@@ -5,17 +5,23 @@ They are registered while a test asks for them, and gone afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from baracuda import roles
 from baracuda.dispatch import Dispatch
+from baracuda.errors import value_error
 from baracuda.libraries import A, Array, library_of
-from baracuda.numerics import scatter_add
+from baracuda.numerics import scatter_add, words
 from baracuda.op import op, registry
-from baracuda.spec import Case
-from baracuda.values import choice, shape
+from baracuda.shapes import Axes
+from baracuda.spec import Case, Kernel
+from baracuda.values import Number, between, choice, counting, positive, real, seed, shape, sizes
 
 BOUNDS = {"bounds": choice("raise", "drop")}
 LOOKED_UP = {"ids": roles.index("n", policy="bounds")}
@@ -71,17 +77,144 @@ def wrong_look_up(
     return xp.reshape(rows, (*ids.shape, table.shape[1]))
 
 
+_SOURCE = str(Path(__file__).with_name("new_ops.cu"))
+_TOP, _TURNS = 2**32 - 1, (13, 15, 26, 6, 17, 29, 16, 24)
+_RATE = Number("a number from 0 to below 1", (0.0, 1 - 2.0**-24))
+PLACES = (Case({"s": (4, 9)}), Case({"s": (33,)}, p=0.25, seed=2**64 - 3), Case({"s": ()}))
+
+
+def _random(x: Array, seed: Any) -> Array:
+    """For each element a number from 0 to below 1 of float32: Threefry-2x32 of its place."""
+    library = library_of(x)
+    xp, word = library.xp, library.dtype("uint32" if library.name == "jax" else "int64")
+    there = {"dtype": word, "device": library.device_of(x)}
+    number = xp.reshape(xp.arange(math.prod(x.shape), **there), x.shape)
+    low, high, top, odd = (xp.asarray(k, **there) for k in (*words(seed), _TOP, 0x1BD11BDA))
+    keys = low, high, odd ^ low ^ high
+    a, b = (number + keys[0]) & top, (0 * number + keys[1]) & top
+    for i in range(20):
+        a, by = (a + b) & top, _TURNS[i % 8]
+        b = (((b << by) | (b >> (32 - by))) & top) ^ a
+        if i % 4 == 3:
+            a = (a + keys[(i // 4 + 1) % 3]) & top
+            b = (b + keys[(i // 4 + 2) % 3] + (i // 4 + 1)) & top
+    return xp.astype(a >> 8, library.dtype("float32")) * 2.0**-24
+
+
+def dropout(
+    x: A, /, *, seed: int = 0, p: float = 0.5, **dispatch: Unpack[Dispatch]
+) -> A:  # fmt: skip
+    """Elements that a seed and their places leave there, larger for those that are gone."""
+    xp = library_of(x).xp
+    return xp.where(_random(x, seed) >= p, x * (1 / (1 - p)), xp.zeros_like(x))
+
+
+def dropout_backward(
+    dy: A, /, *, seed: int = 0, p: float = 0.5, **dispatch: Unpack[Dispatch]
+) -> A:  # fmt: skip
+    """Of the same elements the gradient."""
+    xp = library_of(dy).xp
+    return xp.where(_random(dy, seed) >= p, dy * (1 / (1 - p)), xp.zeros_like(dy))
+
+
+def adamw_step(
+    p: A, g: A, m: Array, v: Array, /, *, lr: float = 1e-3, beta1: float = 0.9,
+    beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01, step: int = 1,
+    **dispatch: Unpack[Dispatch],
+) -> tuple[A, Array, Array]:  # fmt: skip
+    """A parameter and its moments, one step on."""
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * (g * g)
+    first, second = m / (1 - beta1**step), v / (1 - beta2**step)
+    root = library_of(p).xp.sqrt(second)
+    return (1 - lr * weight_decay) * p - lr * (first / (root + eps)), m, v
+
+
+def max_pool2d(
+    x: A, /, *, kernel_size: int | tuple[int, int], **dispatch: Unpack[Dispatch]
+) -> tuple[Array, Array]:
+    """The largest of each window, and where it is in its plane."""
+    library, (kh, kw), (h, w) = library_of(x), kernel_size, x.shape[-2:]
+    xp, oh, ow = library.xp, h // kh, w // kw
+    there = {"dtype": library.dtype(library.held_as("int64")), "device": library.device_of(x)}
+    corner = kh * w * xp.arange(oh, **there)[:, None] + kw * xp.arange(ow, **there)
+    y = at = None
+    for i, j in itertools.product(range(kh), range(kw)):
+        cell = x[..., i : oh * kh : kh, j : ow * kw : kw]
+        place = xp.broadcast_to(corner + (i * w + j), cell.shape)
+        if y is None:
+            y, at = cell, place
+            continue
+        more = (cell > y) | (xp.isnan(cell) & ~xp.isnan(y))
+        y, at = xp.where(more, cell, y), xp.where(more, place, at)
+    return y, at
+
+
+def max_pool2d_backward(
+    dy: A, where: Array, /, *, x_shape: tuple[int, ...], kernel_size: int | tuple[int, int],
+    **dispatch: Unpack[Dispatch],
+) -> A:  # fmt: skip
+    """To the cells that were the largest, what came for their windows."""
+    xp, (*b, h, w) = library_of(dy).xp, x_shape
+    flat = [xp.reshape(x, (*b, math.prod(x.shape[-2:]))) for x in (dy, where)]
+    return xp.reshape(scatter_add(*flat, len(b), (*b, h * w)), x_shape)
+
+
+def _counts(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
+    h, w = options["kernel_size"]
+    if axes["h"] < h or axes["w"] < w:
+        raise value_error(op, "kernel_size", "at most the plane", options["kernel_size"])
+    return {"oh": axes["h"] // h, "ow": axes["w"] // w}
+
+
 def _made(function: Any, text: str, **more: Any) -> Any:
-    declared = op(text, category="lookup", roles=LOOKED_UP, cases=CASES, **more)(function)
-    if function.__name__ != "look_up":
-        del registry[function.__name__]
+    if "category" not in more:
+        more = {"category": "lookup", "roles": LOOKED_UP, "cases": CASES, **more}
+    declared = op(text, **more)(function)
+    _MADE.append(function.__name__)
     return declared
 
 
+_MADE: list[str] = []
 look_up = _made(look_up, "ids[*i], table[n d] -> y[*i d]", options=BOUNDS)
 look_up_backward = _made(
     look_up_backward, "dy[*i d], ids[*i], table_shape(n d) -> dtable[n d]",
     options={**BOUNDS, "table_shape": shape}, adjoint_of="look_up",
 )  # fmt: skip
-del registry["look_up"]
 wrong_look_up = _made(wrong_look_up, "ids[*i], table[n d] -> y[*i d]", options=BOUNDS)
+_random_mask = partial(
+    _made,
+    category="random",
+    scalars={"seed": seed, "p": _RATE},
+    elementwise=True,
+    numbered=True,
+    inplace=True,
+    cases=PLACES,
+    kernel=Kernel(_SOURCE, "Dropout", schedule="elementwise"),
+)
+dropout = _random_mask(dropout, "x[*s] -> y[*s]")
+dropout_backward = _random_mask(dropout_backward, "dy[*s] -> dx[*s]", adjoint_of="dropout")
+adamw_step = _made(
+    adamw_step, "p[*s], g[*s], m[*s], v[*s] -> q[*s], r[*s], t[*s]", category="optimiser",
+    scalars={"lr": real, "beta1": between(0, 1), "beta2": between(0, 1), "eps": positive(),
+             "weight_decay": real, "step": counting},
+    roles={"m": roles.parameter(), "v": roles.parameter(0.0, 1.0), "r": roles.typed_as("m"),
+           "t": roles.typed_as("v")},
+    elementwise=True, inplace=True, kernel=Kernel(_SOURCE, "AdamwStep", schedule="elementwise"),
+    cases=(Case({"s": (4, 9)}, step=3), Case({"s": (33,)}, eps=1e-3, lr=0.5)),
+)  # fmt: skip
+_pool = partial(
+    _made, category="pooling", options={"kernel_size": sizes(2)}, resolve=_counts,
+    derived=("oh", "ow"),
+    cases=(Case({"b": (2,), "h": 6, "w": 9}, kernel_size=(2, 3)),
+           Case({"b": (), "h": 5, "w": 4}, kernel_size=2)),
+)  # fmt: skip
+max_pool2d = _pool(
+    max_pool2d, "x[*b h w] -> y[*b oh ow], where[*b oh ow]", roles={"where": roles.positions()}
+)
+max_pool2d_backward = _pool(
+    max_pool2d_backward, "dy[*b oh ow], where[*b oh ow], x_shape(*b h w) -> dx[*b h w]",
+    options={"kernel_size": sizes(2), "x_shape": shape}, roles={"where": roles.integer()},
+    adjoint_of="max_pool2d",
+)  # fmt: skip
+for _name in _MADE:
+    del registry[_name]

@@ -16,7 +16,7 @@ from baracuda.backends.cuda import xla
 _CREATE = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 ERROR = 0xE44
 STREAM = 77
-F32, F64, S32 = xla.DTYPES["float32"], xla.DTYPES["float64"], xla.DTYPES["int32"]
+F32, S64, S32 = xla.DTYPES["float32"], xla.DTYPES["int64"], xla.DTYPES["int32"]
 
 
 class Xla:
@@ -68,7 +68,7 @@ class Xla:
     def group(self, count: int, kinds: Sequence[int], each: Sequence[int]) -> bytes:
         return struct.pack("<QQqQQ", 40, 0, count, self.kinds(*kinds), self.words(*each))
 
-    def attributes(self, values: Sequence[float], dtype: int = F64, kind: int = 1) -> bytes:
+    def attributes(self, values: Sequence[float], dtype: int = S64, kind: int = 1) -> bytes:
         if not values:
             return struct.pack("<QQqQQQ", 48, 0, 0, 0, 0, 0)
         data = self.put(struct.pack(f"<{len(values)}d", *values))
@@ -104,7 +104,7 @@ def handler(launches: Launches) -> xla.Handler:
     def launch(words: list[int], scalars: Sequence[float], stream: int) -> None:
         launches.append((words, list(scalars), stream))
 
-    return xla.Handler(["float32", "int32"], ["float32"], 2, launch)
+    return xla.Handler(["float32", "int32"], ["float32"], "dd", launch)
 
 
 def call(handler: xla.Handler, frame: int) -> int:
@@ -159,7 +159,7 @@ WRONG = {
     "no result": (lambda s: {"results": s.buffers([])}, "1 results, got 0"),
     "no buffers": (lambda s: {"operands": s.buffers([F32, S32], 7)}, r"type 1 \(buffer\)"),
     "another dtype": (lambda s: {"operands": s.buffers([F32, 5])}, r"got \[11, 5\]"),
-    "a wider result": (lambda s: {"results": s.buffers([F64])}, r"results of dtypes \[11\]"),
+    "a wider result": (lambda s: {"results": s.buffers([S64])}, r"results of dtypes \[11\]"),
     "no attribute": (lambda s: {"attributes": s.attributes([])}, "1 attributes, got 0"),
     "one value": (lambda s: {"attributes": s.attributes([1.0])}, "2 values.*got 1"),
     "three values": (lambda s: {"attributes": s.attributes([1.0] * 3)}, "2 values.*got 3"),
@@ -183,7 +183,7 @@ def test_another_frame_is_an_error_and_launches_nothing(
 
 def test_an_attribute_that_nobody_takes_is_an_error(launches: Launches) -> None:
     side = Xla()
-    plain = xla.Handler(["float32", "int32"], ["float32"], 0, lambda *_: launches.append(_))
+    plain = xla.Handler(["float32", "int32"], ["float32"], "", lambda *_: launches.append(_))
     assert call(plain, side.frame()) == ERROR
     assert "expected 0 attributes, got 1" in side.errors[0][1]
     assert call(plain, side.frame(attributes=side.attributes([]))) == 0
@@ -196,7 +196,7 @@ def test_what_is_raised_is_the_error_of_the_program(error: type[BaseException]) 
         raise error("no such luck")
 
     side = Xla()
-    assert call(xla.Handler(["float32", "int32"], ["float32"], 2, launch), side.frame()) == ERROR
+    assert call(xla.Handler(["float32", "int32"], ["float32"], "dd", launch), side.frame()) == ERROR
     assert side.errors == [(xla.INTERNAL_ERROR, f"{error.__name__}: no such luck")]
 
 
@@ -215,7 +215,7 @@ def test_an_interrupt_is_one_for_who_called() -> None:
         time.sleep(0)
 
     side = Xla()
-    handler = xla.Handler(["float32", "int32"], ["float32"], 2, launch)
+    handler = xla.Handler(["float32", "int32"], ["float32"], "dd", launch)
     returned = []
 
     def caller() -> None:

@@ -187,3 +187,8 @@ def test_a_fake_lies_as_a_result_does() -> None:
         with FakeTensorMode() as mode:
             fake = bc.relu(mode.from_tensor(view))
         assert (fake.shape, fake.stride()) == (real.shape, real.stride())
+    # A parameter's gradient has its own dtype.
+    given = torch.ones(3, 4).bfloat16(), torch.ones(3, 4).bfloat16(), torch.ones(4)
+    with FakeTensorMode() as mode:
+        fakes = bc.rms_norm_backward(*map(mode.from_tensor, given))
+    assert [x.dtype for x in fakes] == [x.dtype for x in bc.rms_norm_backward(*given)]

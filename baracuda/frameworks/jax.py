@@ -39,7 +39,7 @@ from baracuda.numerics import unread
 from baracuda.op import Op, registry, routes
 from baracuda.plan import Plan
 from baracuda.spec import Runner
-from baracuda.values import Number
+from baracuda.values import Number, Whole
 
 Function: TypeAlias = Callable[..., tuple[Array, ...]]
 
@@ -166,10 +166,15 @@ def device_call(plan: Plan, scalars: Mapping[str, Any]) -> Function:
 
 def _number(op: Op[Any, Any], name: str, x: Array) -> Array:
     """A run-time value of which only the program will know what it is."""
+    takes, got = op.spec.scalars[name], f"{x.dtype} of shape {x.shape}"
+    if isinstance(takes, Whole) and takes.code == "Q":
+        if x.shape != (2,) or x.dtype != jnp.uint32:
+            expected = "two words of uint32, the low one first"
+            raise type_error(op.spec.name, name, expected, got)
+        return x
     if x.shape or not jnp.issubdtype(x.dtype, jnp.floating):
-        got = f"{x.dtype} of shape {x.shape}"
         raise type_error(op.spec.name, name, "a real number, or a floating array of no axes", got)
-    if not isinstance(op.spec.scalars[name], Number):
+    if not isinstance(takes, Number):
         raise type_error(op.spec.name, name, "a Python value", "an array that JAX traces")
     return x
 
@@ -181,7 +186,9 @@ def _by_body(plan: Plan, scalars: Mapping[str, Any], traced: Sequence[str]) -> F
 
     def call(*args: Array) -> tuple[Array, ...]:
         given, values = args[: len(problem.given)], args[len(problem.given) :]
-        named = zip(traced, [jnp.asarray(x, dtype) for x in values], strict=True)
+        # A seed keeps its words.
+        some = [x if x.shape else jnp.asarray(x, dtype) for x in values]
+        named = zip(traced, some, strict=True)
         with unread() if traced else nullcontext():
             return body.of_given(problem, run, {**scalars, **dict(named)})(*map(jnp.asarray, given))
 

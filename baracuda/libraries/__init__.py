@@ -115,6 +115,10 @@ class Library:
         """The library's dtype object called `name`; AttributeError where it has none."""
         return getattr(self.xp, name)
 
+    def held_as(self, name: str) -> str:
+        """The dtype that new arrays have which are to be of dtype `name`."""
+        return name
+
     def view(self, x: Array, dtype: str) -> Array:
         """The bytes of `x` as elements of another dtype of the same size."""
         return x.view(self.dtype(dtype))

@@ -84,6 +84,9 @@ class Jax(Library):
         # XLA leaves out a cast and its way back, where nothing stands between them.
         return jax.lax.optimization_barrier(x.astype(dtype)).astype(x.dtype)
 
+    def held_as(self, name: str) -> str:
+        return str(jax.dtypes.canonicalize_dtype(name).name)
+
     def _widely(self, a: Array, b: Array) -> Array:
         wide = self.dtype(named(name_of(a.dtype)).accumulate)
         return jnp.matmul(a, b, preferred_element_type=wide)

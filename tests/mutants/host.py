@@ -300,7 +300,7 @@ _CHECKS = (
     ),
     mutant(
         "the gradient of a parameter has its dtype", "check.py",
-        "same.dtype if same else dtype", "dtype",
+        "else same.dtype if same else dtype", "else dtype",
         "test_mixed.py::test_gradients_are_added_into_float32_buffers",
     ),
     mutant(
@@ -569,15 +569,33 @@ _FRAMEWORKS = (
     ),
     mutant(
         "fakes have the layout of results", "frameworks/torch/operators.py",
-        "like.new_empty_strided(x.shape, x.strides) if x.strides else like.new_empty(x.shape)",
-        "like.new_empty(x.shape)",
+        "like.new_empty_strided(x.shape, x.strides, dtype=dtype)",
+        "like.new_empty(x.shape, dtype=dtype)",
         "test_torch_graphs.py::test_a_fake_lies_as_a_result_does",
     ),
     mutant(
+        "fakes have the dtype of results", "frameworks/torch/operators.py",
+        "        dtype = problem.library.dtype(x.dtype)\n", "        dtype = like.dtype\n",
+        "test_torch_graphs.py::test_a_fake_lies_as_a_result_does",
+    ),
+    mutant(
+        "seeds of 64 bits have no sign", "values.py",
+        "return number % (2 * _TOP) if self.code == \"Q\" else number", "return number",
+        "test_new_ops.py::test_a_mask_follows_from_the_seed_and_the_places_alone",
+    ),
+    mutant(
+        "numbered elements are not divided", "partitioning.py",
+        "    if spec.numbered:\n        return frozenset()\n    given,", "    given,",
+        "test_new_ops.py::test_an_array_that_would_be_cut_into_blocks_has_one_mask",
+    ),
+    mutant(
+        "what a result says is not linear", "adjoint.py",
+        " and not results & {*second.arrays}", "",
+        "test_new_ops.py::test_positions_are_those_of_torch_and_gradients_go_there",
+    ),
+    mutant(
         "fakes have the shape of results", "frameworks/torch/operators.py",
-        "like.new_empty_strided(x.shape, x.strides) if x.strides else like.new_empty(x.shape)",
-        "like.new_empty_strided(x.shape, x.strides) if x.strides else "
-        "like.new_empty((*x.shape, 1))",
+        "like.new_empty(x.shape, dtype=dtype)", "like.new_empty((*x.shape, 1), dtype=dtype)",
         "test_torch_graphs.py::test_a_fake_lies_as_a_result_does",
     ),
     mutant(

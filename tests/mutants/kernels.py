@@ -14,7 +14,23 @@ _GATHER = "test_emulated.py::test_gather_moves_what_is_asked_for"
 _ENTROPY = "test_emulated_cross_entropy.py"
 _TURNS = "test_functors.py::test_pairs_turn"
 
+_NUMBERS = "test_new_ops.py::test_a_kernel_numbers_elements_as_they_lie_in_the_whole"
+_STATES = "test_new_ops.py::test_a_kernel_reads_and_writes_states_as_they_are"
+
 MUTANTS = (
+    mutant(
+        "elements of a vector are numbered one by one", "cuda_src/common/elementwise.cuh",
+        "u64(at[ALL - 1]) + i);", "u64(at[ALL - 1]));", f"{_NUMBERS}[float32-dense]",
+    ),
+    mutant(
+        "elements are numbered as in C order", "backends/cuda/schedules/elementwise.py",
+        "Operand(-1, 0, contiguous(shape))", "Operand(-1, 0, operands[0].strides)",
+        f"{_NUMBERS}[float32-padded]",
+    ),
+    mutant(
+        "wide states are read in pieces", "cuda_src/common/elementwise.cuh",
+        "load<WIDTH>(p + j * WIDTH)", "load<WIDTH>(p)", f"{_STATES}[bfloat16-float32-1024]",
+    ),
     mutant(
         "the gradient of a gate has its sign", "cuda_src/gated.cu",
         "d[1] = dy * a * v.second;", "d[1] = -(dy * a * v.second);",

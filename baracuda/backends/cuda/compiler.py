@@ -82,9 +82,15 @@ def flattened(file: str) -> str:
             return ""
         seen.add(path)
         inner = path.read_text(encoding="utf-8").replace("#pragma once\n", "")
-        return _INCLUDE.sub(lambda match: text((path.parent / match[1]).resolve()), inner)
+        return _INCLUDE.sub(lambda match: text(_beside(path, match[1])), inner)
 
     return text((SOURCES / file).resolve())
+
+
+def _beside(path: Path, name: str) -> Path:
+    """The file that `path` includes as `name`: one of its own folder, or one of the package."""
+    own = (path.parent / name).resolve()
+    return own if own.is_file() else (SOURCES / name).resolve()
 
 
 def cache_directory() -> Path | None:

@@ -121,6 +121,12 @@ class Packer:
         self._values += [0] * count
         return self
 
+    def scalars(self, codes: str) -> Packer:
+        """Leave room for run-time values, which every call fills in."""
+        self._codes += codes
+        self._values += [0] * len(codes)
+        return self
+
     def indices(self, *values: int) -> Packer:
         """Append signed indices or offsets."""
         self._codes += self.index * len(values)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -175,7 +176,7 @@ class Program:
         self._usual, workspaces = runner.program(WIDEST)
         self.results = (*[(x.shape, x.dtype) for x in problem.outputs], *workspaces)
         self._dtypes = [x.dtype for x in problem.given], [dtype for _, dtype in self.results]
-        self._handlers = [Handler(*self._dtypes, len(problem.spec.scalars), self.launch)]
+        self._handlers = [Handler(*self._dtypes, problem.spec.codes, self.launch)]
         self._register(name)
         self._late: Callable[..., Any] | None = None
 
@@ -218,7 +219,7 @@ class Program:
 
             operands, results = self._dtypes
             marked = [*operands, "int32"]
-            self._handlers.append(Handler(marked, results, 0, launch, replayed=False))
+            self._handlers.append(Handler(marked, results, "", launch, replayed=False))
             self._register(name)
             program = jax.jit(lambda *given: _one_or_many(self.foreign(name, given)))
 
@@ -323,7 +324,8 @@ class _Call:
         problem = self._problem
         shares = Shares(problem, added_up(problem.spec, problem.signature))
         values = dict(zip(problem.spec.scalars, scalars, strict=True))
-        attributes = {"scalars": np.asarray(scalars, np.float64)} if scalars else {}
+        bits = np.frombuffer(struct.pack(f"<{problem.spec.codes}", *scalars), np.int64)
+        attributes = {"scalars": bits} if scalars else {}
 
         def kernel(*given: Array) -> tuple[Array, ...]:
             return self._program.foreign(self._program.name, given, **attributes)

@@ -46,13 +46,16 @@ class DeviceFacts(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One kernel launch of a call; blocks may have fewer threads than the entry allows."""
+    """One kernel launch of a call; blocks may have fewer threads than the entry allows.
+
+    A call fills in the pointers of `front`, then the run-time values, as `struct` has `scalars`.
+    """
 
     entry: Entry
     grid: tuple[int, int]
     arguments: bytes
     front: Front
-    scalars: int = 0
+    scalars: str = ""
     shared: int = 0
     fewer: int = 0
 

@@ -61,7 +61,10 @@ def fastest(
             continue
         if limit is None or runner.steps.workspace_size <= limit:
             runners[name] = runner
-    scalars = dict.fromkeys(problem.spec.scalars, 0.5)
+    scalars = {
+        name: 0.5 if code == "d" else 1
+        for name, code in zip(problem.spec.scalars, problem.spec.codes, strict=True)
+    }
     tasks = {n: lambda r=r: r(given, None, False, scalars) for n, r in runners.items()}
     with while_capturing(), stopwatch(facts.ordinal, arrays, stream) as timer:
         return least(tasks, timer)

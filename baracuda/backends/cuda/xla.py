@@ -85,8 +85,8 @@ class Handler:
     ----------
     operands, results : sequence of str
         Their dtypes.
-    scalars : int
-        How many float64 values the only attribute holds, an array; 0 for no attribute.
+    scalars : str
+        What the only attribute holds, an array of 64 bits each, as `struct` has it; "" for none.
     launch : callable
         What to do; an exception becomes the error of the program.
     replayed : bool, optional
@@ -102,13 +102,13 @@ class Handler:
         self,
         operands: Sequence[str],
         results: Sequence[str],
-        scalars: int,
+        scalars: str,
         launch: LaunchAll,
         replayed: bool = True,
     ) -> None:
         self._operands, self._results = _Buffers("operands", operands), _Buffers("results", results)
-        self._count = scalars
-        self._scalars = struct.Struct(f"<{scalars}d").unpack_from
+        self._count = len(scalars)
+        self._scalars = struct.Struct(f"<{scalars}").unpack_from
         self._launch, self._traits = launch, COMMAND_BUFFER_COMPATIBLE * replayed
         self._free: list[_StreamGet] = []
         self._function = _HANDLER(self._call)
@@ -145,9 +145,9 @@ class Handler:
         if kind != IS_ARRAY:
             raise Malformed(f"expected an attribute of type {IS_ARRAY} (array), got {kind}")
         dtype, size, data = _array(_memory, _word(_memory, values)[0])
-        if (dtype, size) != (DTYPES["float64"], self._count):
+        if (dtype, size) != (DTYPES["int64"], self._count):
             raise Malformed(
-                f"expected {self._count} values of dtype {DTYPES['float64']} (float64),"
+                f"expected {self._count} values of dtype {DTYPES['int64']} (int64),"
                 f" got {size} of dtype {dtype}"
             )
         return self._scalars(_memory, data)

@@ -2,7 +2,9 @@
 //
 // A functor F<A> declares `inputs` and `outputs` and maps x[inputs] to y[outputs]; its members are
 // the op's run-time values. A thread has DEPTH vectors of V elements of every input in flight. The
-// inputs whose bits are set in ONE have one element for all, of which each gets a `share`.
+// inputs whose bits are set in ONE have one element for all, of which each gets a `share`. The
+// inputs, then outputs, whose bits are set in WIDE hold the accumulate type. The functor of a
+// NUMBERED op also takes the number of its element in the whole array, in C order.
 #pragma once
 #include "index.cuh"
 #include "vec.cuh"
@@ -15,12 +17,32 @@ template <> struct Share<true> {
   f64 share;
 };
 
+// N elements of each of K arrays of A, in accesses as wide as those of N elements of T.
+template <class A, class T, int K, int N, bool THERE> struct Pieces {};
+template <class A, class T, int K, int N> struct Pieces<A, T, K, N, true> {
+  static constexpr int WIDTH = greater(N * int(sizeof(T)) / int(sizeof(A)), 1);
+  Vec<A, WIDTH> at[K][N / WIDTH];
+
+  DEVICE void fetch(int k, const A* p) {
+    UNROLL for (int j = 0; j < N / WIDTH; ++j) at[k][j] = load<WIDTH>(p + j * WIDTH);
+  }
+  DEVICE A get(int k, int i) const { return at[k][i / WIDTH].get(i % WIDTH); }
+  template <bool ADD> static DEVICE void put_all(A* p, const A (&x)[N]) {
+    UNROLL for (int j = 0; j < N / WIDTH; ++j) {
+      A part[WIDTH];
+      UNROLL for (int i = 0; i < WIDTH; ++i) part[i] = x[j * WIDTH + i];
+      put<ADD>(p + j * WIDTH, part);
+    }
+  }
+};
+
 template <
-    template <class> class F, class T, int V, int DEPTH, int DIMS, class I, bool ADD, int ONE = 0>
+    template <class> class F, class T, int V, int DEPTH, int DIMS, class I, bool ADD, int ONE = 0,
+    int WIDE = 0, bool NUMBERED = false>
 struct Elementwise {
   using A = Acc<T>;
   using Functor = F<A>;
-  static constexpr int IN = Functor::inputs, OUT = Functor::outputs;
+  static constexpr int IN = Functor::inputs, OUT = Functor::outputs, ALL = IN + OUT + NUMBERED;
   // Narrow elements bring more arithmetic per byte, which takes more warps to hide: exact geglu
   // in bf16 on an H200 has 0.88 of the copy ceiling with 4 blocks and 0.99 with 8, its backward
   // 0.98 with 4 and 1.00 with 6, gelu 0.90 with 6 and 0.95 with 8. 64-bit offsets leave no
@@ -30,35 +52,48 @@ struct Elementwise {
   static constexpr int RESIDENT = (FEW ? 4 : IN == 2 || IN * OUT == 1 ? 8 : 6) * (IN > 1 ? 2 : 1);
   // Where no more is read than written, blocks ask the L2 for what later ones will read: loads that
   // wait behind stores hold up both.
-  static constexpr bool EARLY = IN - ones(ONE) <= OUT && DIMS == 1 && !ADD;
+  static constexpr bool EARLY = IN - ones(ONE) <= OUT && DIMS == 1 && !ADD && !WIDE;
 
   struct Args : Operands<T, IN, OUT>, Functor, Share<ONE != 0> {
     I items, tail;  // vectors, and the elements left over behind them
     I ahead, pad;   // vectors from what a thread loads to what it prefetches
-    Walk<DIMS, IN + OUT, I> walk;
+    Walk<DIMS, ALL, I> walk;
   };
 
   static HD constexpr bool one(int k) { return ONE >> k & 1; }
+  static HD constexpr bool wide(int k) { return WIDE >> k & 1; }
 
+  template <int N> using Wide = Pieces<A, T, IN, N, WIDE != 0>;
   template <int N> struct Batch {
     Vec<T, N> x[IN];
+    Wide<N> wide;
   };
 
   template <int N>
-  static DEVICE void fetch(const Args& args, const I (&at)[IN + OUT], Batch<N>& batch) {
+  static DEVICE void fetch(const Args& args, const I (&at)[ALL], Batch<N>& batch) {
     UNROLL for (int k = 0; k < IN; ++k) {
+      if constexpr (WIDE != 0) {
+        if (wide(k)) {
+          batch.wide.fetch(k, reinterpret_cast<const A*>(args.in[k]) + at[k]);
+          continue;
+        }
+      }
       if (!one(k)) batch.x[k] = load<N>(args.in[k] + at[k]);
     }
   }
 
   template <int N>
-  static DEVICE void finish(const Args& args, const I (&at)[IN + OUT], const Batch<N>& batch) {
+  static DEVICE void finish(const Args& args, const I (&at)[ALL], const Batch<N>& batch) {
     const Functor& f = args;
     A x[IN][N], y[OUT][N];
     UNROLL for (int k = 0; k < IN; ++k) {
       if constexpr (ONE != 0) {
         const A all = one(k) ? widen(args.in[k][0]) * A(args.share) : A(0);
         UNROLL for (int i = 0; i < N; ++i) x[k][i] = one(k) ? all : widen(batch.x[k], i);
+      } else if constexpr (WIDE != 0) {
+        UNROLL for (int i = 0; i < N; ++i) {
+          x[k][i] = wide(k) ? batch.wide.get(k, i) : widen(batch.x[k], i);
+        }
       } else {
         widen(batch.x[k], x[k]);
       }
@@ -66,16 +101,26 @@ struct Elementwise {
     UNROLL for (int i = 0; i < N; ++i) {
       A from[IN], to[OUT];
       UNROLL for (int k = 0; k < IN; ++k) from[k] = x[k][i];
-      evaluate<T>(f, from, to);
+      if constexpr (NUMBERED) f(from, to, u64(at[ALL - 1]) + i);
+      else evaluate<T>(f, from, to);
       UNROLL for (int k = 0; k < OUT; ++k) y[k][i] = to[k];
     }
-    UNROLL for (int k = 0; k < OUT; ++k) put<ADD>(args.out[k] + at[IN + k], y[k]);
+    UNROLL for (int k = 0; k < OUT; ++k) {
+      if constexpr (WIDE != 0) {
+        if (wide(IN + k)) {
+          A* const out = reinterpret_cast<A*>(args.out[k]);
+          Wide<N>::template put_all<ADD>(out + at[IN + k], y[k]);
+          continue;
+        }
+      }
+      put<ADD>(args.out[k] + at[IN + k], y[k]);
+    }
   }
 
   static DEVICE void run(const Args& args) {
     const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
     const I step = I(blockDim.x);
-    I at[DEPTH][IN + OUT];
+    I at[DEPTH][ALL];
     Batch<V> batch[DEPTH];
     if constexpr (EARLY) {
       UNROLL for (int d = 0; d < DEPTH; ++d) {
@@ -99,9 +144,9 @@ struct Elementwise {
         finish<V>(args, at[d], batch[d]);
       } else if (DIMS == 1 && V > 1 && item < args.items + args.tail) {
         // What does not fill a vector: the same code for one element, by the threads that follow.
-        I one[IN + OUT];
+        I one[ALL];
         Batch<1> rest;
-        UNROLL for (int k = 0; k < IN + OUT; ++k) one[k] = args.items * (V - 1) + item;
+        UNROLL for (int k = 0; k < ALL; ++k) one[k] = args.items * (V - 1) + item;
         fetch<1>(args, one, rest);
         finish<1>(args, one, rest);
       }

@@ -109,10 +109,13 @@ def _fake(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
     """Tensors of the right shapes and layouts, without values."""
     problem = problem_of(op, arrays, plain(keywords))
     like = arrays[0]
-    results = [
-        like.new_empty_strided(x.shape, x.strides) if x.strides else like.new_empty(x.shape)
-        for x in problem.outputs
-    ]
+    results = []
+    for x in problem.outputs:
+        dtype = problem.library.dtype(x.dtype)
+        if x.strides:
+            results.append(like.new_empty_strided(x.shape, x.strides, dtype=dtype))
+        else:
+            results.append(like.new_empty(x.shape, dtype=dtype))
     return tuple(results) if len(results) > 1 else results[0]
 
 

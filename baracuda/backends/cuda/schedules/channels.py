@@ -39,7 +39,7 @@ class Lie(NamedTuple):
 
 def plan(call: Call) -> Steps:
     """One kernel, and one more where the parameter has a gradient."""
-    form, scalars = call.problem.signature, len(call.problem.spec.scalars)
+    form, scalars = call.problem.signature, call.problem.spec.codes
     *loads, weight = [call.view(p.name) for p in form.inputs]
     whole, *sums = [call.out(i) for i in range(len(form.outputs))]
     labels = [label.name for label in form.outputs[0].labels(call.problem.axes)]
@@ -67,7 +67,7 @@ def plan(call: Call) -> Steps:
         channels * count(over.dims), reach(over.dims) + (channels - 1) * max(map(abs, steps))
     ))  # fmt: skip
     slots = [*(v.slot for v in (*loads, weight, whole)), *[call.workspace()] * len(sums)]
-    packer.pointers(len(slots)).add("d", *[0.0] * scalars)
+    packer.pointers(len(slots)).scalars(scalars)
     packer.extents(fast, tiles, code="I").add("i", max(lanes, 1).bit_length() - 1, runs)
     packer.indices(over.items, over.tail, each * rounds, channels, *steps, *[0] * (len(steps) % 2))
     packer.walk(split(over.dims, over.width), len(views), over.kind)

@@ -55,8 +55,8 @@ def plan(call: Call, loads: list[View], outs: list[View], axis: int) -> Steps | 
     threads = -(-rows * lanes // _WARP) * _WARP
     tiles = -(-vectors // lanes)
 
-    scalars = len(call.problem.spec.scalars)
-    packer = Packer(True).pointers(len(views)).add("d", *[0.0] * scalars).add("q", *steps)
+    scalars = call.problem.spec.codes
+    packer = Packer(True).pointers(len(views)).scalars(scalars).add("q", *steps)
     packer.add("i", n, inner, lanes.bit_length() - 1, 0).extents(tiles, code="I")
     arguments = packer.walk(around, len(views)).done()
     schedule = (

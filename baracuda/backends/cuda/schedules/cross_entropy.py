@@ -180,7 +180,7 @@ def _rows(
     problem, how = call.problem, over.how
     options, count = problem.options, _count(call)
     n = call.view("logits").shape[options["axis"]]
-    scalars = len(problem.spec.scalars)
+    scalars = problem.spec.codes
     packer = Packer(True).pointers(len(front)).add("d", *[0.0] * _SCALARS)
     packer.add("Q", call.listener).add("q", n, call.ignored, count, *over.steps)
     packer.add("i", n, how.lanes.bit_length() - 1, over.rounds, over.kept, parts)

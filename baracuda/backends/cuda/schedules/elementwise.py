@@ -31,7 +31,8 @@ from baracuda.backends.cuda.steps import (
     flag,
     strides_of,
 )
-from baracuda.layouts import Shape
+from baracuda.dtypes import named
+from baracuda.layouts import Shape, contiguous
 from baracuda.reductions import parts
 from baracuda.spec import OpSpec, Problem
 
@@ -113,6 +114,7 @@ class _Form(NamedTuple):
     integer: str
     add: bool
     ones: int
+    wider: int
     threads: int
 
 
@@ -120,29 +122,35 @@ def plan(call: Call) -> Steps:
     """One kernel over all views."""
     shape, inputs, outputs = operands_of(call)
     operands, itemsize = [*inputs, *outputs], call.itemsize
-    over = way(call, shape, operands)
+    every = (*call.problem.given, *call.problem.outputs)
+    numbers = [Operand(-1, 0, contiguous(shape))] if call.problem.spec.numbered else []
+    over = way(call, shape, [*operands, *numbers])
     _, kind, width, items, tail = over
-    variant, scalars = call.variant or variants(call)[0], len(call.problem.spec.scalars)
+    variant, scalars = call.variant or variants(call)[0], call.problem.spec.codes
     depth = int(variant.removeprefix("depth "))
     packer = over.packer()
     read, written = sum([not o.one for o in inputs]), len(outputs)
+    wider = sum([
+        (every[o.slot].dtype != call.problem.dtype) << k for k, o in enumerate(operands)
+    ])  # fmt: skip
     early = read <= written and kind == 1 and not call.add and call.nbytes > PAST_CACHES
     ahead = _AHEAD // (width * itemsize) if early else items
-    packer.pointers(len(operands)).add("d", *[0.0] * scalars)
+    packer.pointers(len(operands)).scalars(scalars)
     ones = sum([o.one << k for k, o in enumerate(inputs)])
     if ones:
         packer.add("d", share(call.problem, shape))
     packer.indices(items, tail, ahead, 0)
     arguments = over.pack(packer)
-    named = call.problem.options.items()
+    given = call.problem.options.items()
     chosen = call.problem.spec.conditions
-    options = tuple([v for k, v in named if isinstance(v, str) and k not in chosen])
+    options = tuple([v for k, v in given if isinstance(v, str) and k not in chosen])
     threads = _SEVERAL if len(inputs) > 1 else THREADS
     form = _Form(
-        call.functor, options, call.type, width, depth, kind, packer.type, call.add, ones, threads
-    )
+        call.functor, options, call.type, width, depth, kind, packer.type, call.add, ones,
+        wider, threads,
+    )  # fmt: skip
     entry = _entry(call.problem.spec, form, len(arguments))
-    front = [(o.slot, o.offset * itemsize) for o in operands]
+    front = [(o.slot, o.offset * named(every[o.slot].dtype).itemsize) for o in operands]
     grid = blocks(items + tail, depth, threads), 1
     shared = _reserved(call.facts) if early and read < written else 0
     return Steps((Step(entry, grid, arguments, front, scalars, shared),), variant=variant)
@@ -152,15 +160,18 @@ def plan(call: Call) -> Steps:
 def _entry(spec: OpSpec, form: _Form, nbytes: int) -> Entry:
     """The kernel of a form; new shapes ask for the same ones again and again."""
     # The options that choose among functors are named ones other than "none".
-    functor, options, dtype, width, depth, kind, integer, add, ones, threads = form
+    functor, options, dtype, width, depth, kind, integer, add, ones, wider, threads = form
     names = [name.title() for name in options if name != "none"]
-    schedule = (
-        f"Elementwise<{functor}{''.join(names)}, {dtype}, {width}, {depth}, {kind}, {integer}, "
-        f"{flag(add)}{f', {ones}' if ones else ''}>"
-    )
+    more = [ones, wider, flag(spec.numbered)]
+    while more and more[-1] in (0, "false"):
+        more.pop()
+    arguments = (f"{functor}{''.join(names)}", dtype, width, depth, kind, integer, flag(add), *more)
+    schedule = f"Elementwise<{', '.join(map(str, arguments))}>"
     tags = (*names, LAYOUTS[kind], f"v{width}", f"d{depth}", integer, *["add"] * add)
     if ones:
         tags += ("one",)
+    if wider:
+        tags += (f"wide{wider}",)
     return entry_of(spec, dtype, schedule, nbytes, *tags, threads=threads)
 
 

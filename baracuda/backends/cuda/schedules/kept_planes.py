@@ -129,6 +129,6 @@ def _step(
     front = [(slot, 0) for slot in slots]
     blocks = -(-of.number // turns) * how.cluster
     return Step(
-        entry, (blocks, 1), arguments, front, len(call.problem.spec.scalars), shared,
+        entry, (blocks, 1), arguments, front, call.problem.spec.codes, shared,
         threads(how.parts, how.resident),
     )  # fmt: skip

@@ -138,8 +138,8 @@ def plan(call: Call, of: Operands, kind: Kind, how: Kept, lie: Lie, lines: int) 
     """One kernel, of which so many blocks or clusters leave a line of sums each."""
     n, rows = of.loads[0].shape[of.axis], count(lie.dims)
     pointers = [v.slot for v in (*of.loads, *of.columns, *of.outs)] + [call.workspace()]
-    scalars = len(call.problem.spec.scalars)
-    packer = Packer(True).pointers(len(pointers)).add("d", *[0.0] * scalars, *kind.numbers)
+    scalars = call.problem.spec.codes
+    packer = Packer(True).pointers(len(pointers)).scalars(scalars).add("d", *kind.numbers)
     packer.add("q", rows).add("i", n, 0).add("q", *lie.steps)
     arguments = packer.walk(lie.dims, len(lie.walked)).done()
     functor = f"{call.functor}<{call.accumulate}, {kind.number}>, {call.type}, {how.held}"

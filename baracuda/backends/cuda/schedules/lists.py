@@ -103,7 +103,7 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
     )
     front = [(slot, 0) for slot in (*lists, index.slot, values.slot)]
     shared, grid = 4 * _words(call, slots), (blocks << shift, 1)
-    invert = Step(entry, grid, arguments.done(), front, 0, shared)
+    invert = Step(entry, grid, arguments.done(), front, "", shared)
 
     groups = (slots // _ROWS) << shift
     long = pieces * min(width, 2) * chunks

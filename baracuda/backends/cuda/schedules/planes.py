@@ -241,7 +241,7 @@ def _join(call: Call, of: Sets, moments: Moments) -> Step:
     items = max(moments.lines * moments.parts // _JOINED, of.channels) * beside
     threads = min(-(-max(items, 1) // _WARP) * _WARP, _MOST)
     front = [(slot, 0) for slot in slots]
-    scalars = len(call.problem.spec.scalars)
+    scalars = call.problem.spec.codes
     return Step(entry, (-(-of.number // beside), 1), arguments, front, scalars, fewer=threads)
 
 
@@ -274,7 +274,7 @@ def _mapped(call: Call, of: Sets) -> Mapped:
 
 def _map(call: Call, of: Sets, over: Mapped) -> Step:
     views, lie, same, down, _ = over
-    arrays, width, scalars = len(views), WIDEST // call.itemsize, len(call.problem.spec.scalars)
+    arrays, width, scalars = len(views), WIDEST // call.itemsize, call.problem.spec.codes
     # Of what is read once one vector a thread is enough: 198 us for 203 with four.
     held = 1 if over.told and same else _held(call, lie)
     vectors = -(-of.c * of.s // width)
@@ -288,7 +288,7 @@ def _map(call: Call, of: Sets, over: Mapped) -> Step:
     slots = [*(v.slot for v in views), *(told.slots if told else [call.workspace()])]
     packer, given = Packer(True).pointers(len(slots)), ""
     if told:
-        told.numbers(packer.add("d", *[0.0] * scalars))
+        told.numbers(packer.scalars(scalars))
         given = f", true, {told.given}"
     packer.add("q", of.c if of.groups else 0)
     packer.add("i", of.c * of.s, of.n, items, rounds, apart).extents(vectors, of.s, code="I")
@@ -301,4 +301,4 @@ def _map(call: Call, of: Sets, over: Mapped) -> Step:
     tags += ["told", str(told.given)] if told else []
     entry = call.entry(schedule, len(arguments), *tags)
     front, grid = [(slot, 0) for slot in slots], (blocks(items, 1 if down else held), 1)
-    return Step(entry, grid, arguments, front, scalars if told else 0)
+    return Step(entry, grid, arguments, front, scalars if told else "")

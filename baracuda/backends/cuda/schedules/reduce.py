@@ -28,8 +28,8 @@ def plan(call: Call) -> Steps:
     work = over.items + over.tail
     rounds = max(_ROUNDS, -(-work // (each * MOST)))
     blocks = -(-work // (each * rounds))
-    scalars, itemsize = len(problem.spec.scalars), call.itemsize
-    packer = over.packer().pointers(len(inputs) + 1).add("d", *[0.0] * scalars)
+    scalars, itemsize = problem.spec.codes, call.itemsize
+    packer = over.packer().pointers(len(inputs) + 1).scalars(scalars)
     packer.indices(over.items, over.tail, rounds, 0)
     arguments, integer = over.pack(packer), packer.type
     schedule = (

@@ -351,7 +351,7 @@ def _rows(
     ahead: int,
     planes: Planes | None = None,
 ) -> Step:
-    problem, scalars = call.problem, len(call.problem.spec.scalars)
+    problem, scalars = call.problem, call.problem.spec.codes
     walked, steps, dims, access = lie
     n, outer = of.loads[0].shape[of.axis], without(of.loads[0].shape, of.axis)
     causal = bool(problem.options.get("causal"))
@@ -364,7 +364,7 @@ def _rows(
     if of.costs:
         pointers.append((of.labels or of.loads)[0].slot)
         pointers.append(call.workspace() if of.added else of.costs[0].slot)
-    packer = Packer(True).pointers(len(pointers)).add("d", *[0.0] * scalars, *kind.numbers)
+    packer = Packer(True).pointers(len(pointers)).scalars(scalars).add("d", *kind.numbers)
     if of.costs:
         part = elementwise.share(problem, outer) if of.outs else 1.0
         flags = _WIDE_LABELS * (problem.index_dtype == "int64") + _REDUCED * of.reduced
