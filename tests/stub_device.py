@@ -38,6 +38,8 @@ class StubDevice:
 
     loaded: list[Any] = field(default_factory=list)
     launched: list[Any] = field(default_factory=list)
+    cleared: list[int] = field(default_factory=list)
+    """Bytes of each array that was filled with zeros."""
     times: dict[str, float] = field(default_factory=dict)
     """Seconds that a kernel takes, by a part of its symbol."""
     measured: int = 0
@@ -50,6 +52,10 @@ class StubDevice:
 
     def launch(self, function: Any, *rest: Any) -> tuple[int]:
         self.launched.append(function)
+        return (0,)
+
+    def clear(self, address: int, value: int, nbytes: int, stream: Any) -> tuple[int]:
+        self.cleared.append(nbytes)
         return (0,)
 
     @contextmanager
@@ -83,7 +89,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
     class Arrays:
         """What the runner asks of torch, on the CPU."""
 
-        POINTER, EMPTY = arrays.POINTER, "{like}.new_empty_strided({shape}, {strides})"
+        POINTER = arrays.POINTER
+        EMPTY = WORKSPACE = "{like}.new_empty_strided({shape}, {strides}, dtype={dtype})"
         names, pointer = staticmethod(arrays.names), arrays.pointer
         ordinal_of = current_device = current_stream = staticmethod(lambda *where: 0)
 
@@ -108,6 +115,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
     monkeypatch.setattr(launch, "loaded", device.load)
     for module in (launch, hot):
         monkeypatch.setattr(module, "launch_kernel", device.launch)
+        monkeypatch.setattr(module, "clear", device.clear)
     monkeypatch.setattr(hot, "_binder", lru_cache(hot._binder.__wrapped__))
     monkeypatch.setattr(tune, "while_capturing", nullcontext)
     monkeypatch.setattr(runner.reports, "listener", lambda ordinal: listener)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,12 +27,13 @@ from baracuda import body, check
 from baracuda.backends import cuda
 from baracuda.backends.cuda import BACKEND, compiler, geometry, unavailable
 from baracuda.backends.cuda.schedules import plan
-from baracuda.backends.cuda.steps import Call, DeviceFacts, strides_of
+from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, Zero, strides_of
 from baracuda.dispatch import DEFAULT
+from baracuda.dtypes import named
 from baracuda.layouts import Shape
 from baracuda.libraries.torch import _materialised
 from baracuda.op import registry
-from baracuda.spec import Misfit, Refusal
+from baracuda.spec import Misfit, Problem, Refusal
 
 torch = pytest.importorskip("torch")
 INSTALL = "pip install 'baracuda[cuda]'"
@@ -678,7 +681,7 @@ def test_atomics_are_refused_where_determinism_is_asked_for() -> None:
 def test_arrays_aligned_less_are_no_business_of_a_plan(
     op: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the short way of one kernel, and by the way of several."""
+    """By the short way of one kernel, and by that of several."""
     device = stub_device.install(monkeypatch)
     shapes = [(4, 8)] if op == "swiglu" else [(4, 8), (4, 8), (8,)]
     run = BACKEND.prepare(on_gpu(op, *shapes)).run
@@ -689,6 +692,153 @@ def test_arrays_aligned_less_are_no_business_of_a_plan(
     with pytest.raises(Misfit):
         run(arrays, None, False, dict.fromkeys(registry[op].spec.scalars, 0.5))
     assert len(device.launched) == launched > 0
+
+
+def several(what: str) -> tuple[Problem, list[Any]]:
+    """Calls that launch more than one kernel: the problem and its arrays."""
+    x, dy = torch.randn(64, 128), torch.randn(64, 128)
+    index = torch.zeros(2000, dtype=torch.int64)
+    scatters = [torch.ones(2000), index], {"axis": 0, "src_shape": (90000,)}
+    halves = [dy.bfloat16(), x.bfloat16(), torch.ones(128)]
+    images = [torch.randn(4, 8, 6, 6), torch.ones(8), None]
+    op, (arrays, options) = {
+        "workspaces": ("cross_entropy", ([x, index[:64]], {})),
+        "two kernels": ("huber_loss", ([x, dy], {})),
+        "three outputs": ("batch_norm", (images, {})),
+        "two dtypes": ("rms_norm_backward", (halves, {})),
+        "zeros": ("gather_backward", scatters),
+        "zeros in workspaces": ("gather_backward", scatters),
+    }[what]
+    problem = check.problem(registry[op].spec, arrays, options, DEFAULT)
+    if what == "zeros in workspaces":
+        problem = replace(problem, choices=replace(problem.choices, deterministic=True))
+    return problem, arrays
+
+
+SEVERAL = ["workspaces", "two kernels", "three outputs", "two dtypes", "zeros",
+           "zeros in workspaces"]  # fmt: skip
+
+
+@dataclass
+class Calls:
+    """What reaches the device, what goes the general way, and where the thread is."""
+
+    made: list[tuple[str, int, list[int]]] = field(default_factory=list)
+    """Of each launch the symbol, its stream and its pointers; of zeros the address."""
+    fronts: dict[str, Any] = field(default_factory=dict)
+    general: list[Any] = field(default_factory=list)
+    device: int = 0
+    failing: int = -1
+    """The launch that fails, of all that are made."""
+
+    def launch(self, entry: Any, *rest: Any) -> tuple[int]:
+        *_, stream, pointer, _ = rest
+        address = ctypes.c_void_p.from_address(pointer).value or 0
+        words = list((ctypes.c_uint64 * len(self.fronts[entry.symbol])).from_address(address))
+        return self._noted(entry.symbol, int(stream), words)
+
+    def clear(self, address: int, value: int, nbytes: int, stream: Any) -> tuple[int]:
+        assert value == 0
+        return self._noted(f"zeros {nbytes}", int(stream), [address])
+
+    def _noted(self, what: str, stream: int, words: list[int]) -> tuple[int]:
+        self.made.append((what, stream, words))
+        return (int(len(self.made) - 1 == self.failing),)
+
+
+@pytest.fixture(params=SEVERAL)
+def short(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A runner of several launches, its short way, the arrays of a call and what is made of it."""
+    stub_device.install(monkeypatch)
+    from baracuda.backends.cuda import hot, launch, runner
+
+    calls, arrays = Calls(), cuda._arrays("torch")
+    for module in (launch, hot):
+        monkeypatch.setattr(module, "launch_kernel", calls.launch)
+        monkeypatch.setattr(module, "clear", calls.clear)
+    monkeypatch.setattr(arrays, "current_device", staticmethod(lambda: calls.device))
+    monkeypatch.setattr(arrays, "current_stream", staticmethod(lambda ordinal: 7))
+    problem, given = several(request.param)
+    general = runner.CudaRunner(problem, launch.device_facts(0), arrays)
+    calls.fronts = {step.entry.symbol: step.front for step in general.steps.kernels}
+    assert len(general.steps.steps) > 1
+    whole = runner.CudaRunner.__call__
+
+    def entered(self: Any, *given: Any) -> Any:
+        calls.general.append(given)
+        return whole(self, *given)
+
+    monkeypatch.setattr(runner.CudaRunner, "__call__", entered)
+    names = registry[problem.spec.name].spec.usual
+    scalars = {name: names[name] for name in problem.spec.scalars}
+    return general, general.shortest(), calls, given, scalars
+
+
+def follows(steps: Steps, made: list[Any], arrays: list[Any], results: Any) -> None:
+    """Each step was launched in turn, on these arrays and on workspaces that lie apart."""
+    results = results if isinstance(results, tuple) else (results,)
+    known = [x.data_ptr() for x in (*arrays, *results) if x is not None]
+    works: dict[int, int] = {}
+    for step, (what, stream, words) in zip(steps.steps, made, strict=True):
+        zeros = isinstance(step, Zero)
+        assert what == (f"zeros {step.nbytes}" if zeros else step.entry.symbol)
+        assert stream == 7
+        front = [(step.slot, 0)] if zeros else step.front
+        for word, (slot, offset) in zip(words, front, strict=True):
+            base = word - offset
+            assert base == (
+                known[slot] if slot < len(known) else works.setdefault(slot - len(known), base)
+            )
+    assert sorted(works) == list(range(len(steps.workspaces)))
+    room = sorted(
+        (works[i], works[i] + named(dtype).itemsize * math.prod(shape))
+        for i, (shape, dtype) in enumerate(steps.workspaces)
+    )
+    assert all(base % 16 == 0 for base, _ in room)
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(room))
+
+
+def test_several_launches_go_the_short_way(short: Any) -> None:
+    general, run, calls, arrays, scalars = short
+    for way, times in ((run, 0), (general, 1), (run, 1)):
+        calls.made.clear()
+        results = way(arrays, None, False, scalars)
+        assert len(calls.general) == times
+        follows(general.steps, calls.made, arrays, results)
+        made = results if isinstance(results, tuple) else (results,)
+        for x, planned in zip(made, general.problem.outputs, strict=True):
+            assert (str(x.dtype), x.shape) == (f"torch.{planned.dtype}", planned.shape)
+
+
+@pytest.mark.parametrize("why", ["addresses", "out", "device", "error"])
+def test_what_is_not_as_planned_goes_the_general_way(
+    why: str, short: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    general, run, calls, arrays, scalars = short
+    outs = None
+    if why == "addresses":
+        room = torch.empty(arrays[0].numel() + 1, dtype=arrays[0].dtype)
+        arrays = [room[1:].view(arrays[0].shape), *arrays[1:]]
+    elif why == "out":
+        outs = tuple([torch.empty(x.shape, dtype=getattr(torch, x.dtype))
+                      for x in general.problem.outputs])  # fmt: skip
+    elif why == "device":
+        calls.device = 1
+    else:
+        general._state[0] = 2
+    monkeypatch.setattr(type(general), "__call__", lambda *given: given[1:])
+    assert run(arrays, outs, False, scalars) == (arrays, outs, False, scalars)
+    assert calls.made == []
+
+
+def test_a_call_of_which_a_launch_fails_begins_again(short: Any) -> None:
+    general, run, calls, arrays, scalars = short
+    for failing in range(len(general.steps.steps)):
+        calls.made.clear()
+        calls.failing = failing
+        results = run(arrays, None, False, scalars)
+        assert len(calls.general) == failing + 1
+        follows(general.steps, calls.made[failing + 1 :], arrays, results)
 
 
 def test_outputs_of_another_layout_are_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:

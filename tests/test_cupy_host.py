@@ -186,6 +186,28 @@ def test_kernels_get_the_addresses_and_the_stream(launched: list[Any]) -> None:
     assert bc.glu(x.T, axis=0).strides == (4, 16)
 
 
+@pytest.mark.parametrize("capturing", [False, True])
+def test_workspaces_of_a_graph_are_memory_of_it(
+    capturing: bool, launched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def malloc(size: int) -> Any:
+        asked.append(size)
+        return memory_of(aligned(size, dtype=np.uint8))
+
+    monkeypatch.setattr(cupy.cuda, "malloc_async", malloc)
+    stream = SimpleNamespace(ptr=7, is_capturing=lambda: capturing)
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda ordinal: stream)
+    logits, target = on_device(aligned(64, 128)), on_device(aligned(64, dtype=np.int64))
+    plan = bc.cross_entropy.plan(logits, target)
+    assert plan(logits, target).dtype == np.float32
+    assert len(launched) > 1
+    # One for all of them.
+    assert len(asked) == capturing
+    assert not capturing or asked[0] >= plan.workspace_size > 0
+
+
 def test_a_view_off_the_widest_access_has_a_plan_of_its_own(launched: list[Any]) -> None:
     room = on_device(aligned(33))
     x, off = room[:32].reshape(4, 8), room[1:].reshape(4, 8)

@@ -263,6 +263,26 @@ _CALLS = (
         "test_cuda_host.py::test_the_next_call_raises_what_a_kernel_reported",
     ),
     mutant(
+        "workspaces of one allocation lie apart", "backends/cuda/hot.py",
+        "begins.append(size)", "begins.append(0)",
+        "test_cuda_host.py::test_several_launches_go_the_short_way[workspaces]",
+    ),
+    mutant(
+        "the short way makes each output in its dtype", "backends/cuda/hot.py",
+        "dtype=dtype(x.dtype)", "dtype=dtype(problem.dtype)",
+        "test_cuda_host.py::test_several_launches_go_the_short_way[two dtypes]",
+    ),
+    mutant(
+        "a launch that fails ends the short way", "backends/cuda/hot.py",
+        "stream, struct[1], 0)[0]:", "stream, struct[1], 0) is None:",
+        "test_cuda_host.py::test_a_call_of_which_a_launch_fails_begins_again[workspaces]",
+    ),
+    mutant(
+        "zeros that fail end the short way", "backends/cuda/hot.py",
+        "nbytes{i}, stream)[0]:", "nbytes{i}, stream) is None:",
+        "test_cuda_host.py::test_a_call_of_which_a_launch_fails_begins_again[zeros]",
+    ),
+    mutant(
         "a call raises what was reported", "backends/cuda/runner.py",
         "        if self._state[0]:\n            self._listener.raise_pending()\n", "",
         "test_cuda_host.py::test_the_next_call_raises_what_a_kernel_reported",

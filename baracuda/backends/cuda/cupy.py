@@ -17,12 +17,13 @@ from baracuda.libraries.cupy import empty as new
 
 # As expressions, for code that is written out for one plan.
 POINTER = "{}.data.ptr"
-EMPTY = "new({shape}, {strides}, dtype)"
+EMPTY = "new({shape}, {strides}, {dtype})"
+WORKSPACE = "workspace({shape}, 'uint8', ordinal)"
 
 
-def names(dtype: str) -> dict[str, Any]:
-    """What these expressions refer to, for new arrays of this dtype."""
-    return {"new": new, "dtype": numpy_dtype(dtype)}
+def names() -> dict[str, Any]:
+    """What these expressions refer to."""
+    return {"new": new, "workspace": workspace}
 
 
 pointer: Callable[[Array], int] = attrgetter("data.ptr")

@@ -1,28 +1,36 @@
-"""The shortest way from arrays to a launch, written out for one kind of plan.
+"""The shortest way from arrays to launches, written out for one kind of plan.
 
-A call of a planned kernel is some attribute reads, one allocation and one launch. Loops over
-operands would cost as much as the launch does, so the code for a plan's number of operands is
-generated, as `dataclasses` generates an `__init__`, once for all plans of its kind. It holds for
-fresh outputs and for addresses as aligned as planned; everything else goes the general way.
+A call of a planned op is some attribute reads, an allocation for each result, one for all
+workspaces, and the launches. Loops over operands would cost as much as a launch does, so the code
+for a plan's number of operands and launches is generated, as `dataclasses` generates an `__init__`,
+once for all plans of its kind. It holds for fresh outputs and for addresses as aligned as planned;
+everything else goes the general way. So does a call of which a launch fails: into new outputs it
+may begin again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
-from baracuda.backends.cuda.launch import GEOMETRY, STREAMS, Launch, launch_kernel, stream_of
+from baracuda.backends.cuda.launch import (
+    GEOMETRY,
+    STREAMS,
+    Clear,
+    Launch,
+    clear,
+    launch_kernel,
+    stream_of,
+)
+from baracuda.backends.cuda.steps import strides_of
+from baracuda.dtypes import named
 from baracuda.layouts import Shape
-from baracuda.spec import Runner
+from baracuda.spec import Problem, Runner
 
 _TEMPLATE = """
-def bound(launch, mask, state, ordinal, general, outputs, offsets):
-    pack, free, new_room = launch.pack, launch.free, launch.room
-    function, ({fixed}) = launch.function, launch.fixed
-    {outputs} = outputs
-    {offsets} = offsets
-
+def bound({names}):
     def hot(arrays, outs, accumulate, scalars):
         if outs is not None or accumulate or state[0] or current_device() != ordinal:
             return general(arrays, outs, accumulate, scalars)
@@ -32,27 +40,36 @@ def bound(launch, mask, state, ordinal, general, outputs, offsets):
         if ({either}) & mask:
             return general(arrays, None, False, scalars)
         stream = current_stream(ordinal)
-        room = free.pop() if free else new_room()
-        pack(room[0], 0, {words})
-        if launch_kernel(
-            function, {fixed}, streams.get(stream) or stream_of(stream), room[1], 0
-        )[0]:
-            return general(arrays, None, False, scalars)
-        free.append(room)
+        stream = streams.get(stream) or stream_of(stream)
+        {room}
+{launches}
         return {results}
 
     return hot
 """
+_LAUNCH = """
+        struct = free{i}.pop() if free{i} else new{i}()
+        pack{i}(struct[0], 0, {words})
+        if launch_kernel(function{i}, {fixed}, stream, struct[1], 0)[0]:
+            return general(arrays, None, False, scalars)
+        free{i}.append(struct)
+"""
+_CLEAR = """
+        if clear({words}, 0, nbytes{i}, stream)[0]:
+            return general(arrays, None, False, scalars)
+"""
+# Bytes that the beginning of a workspace is a multiple of, as what an allocator gives is.
+_APART = 256
+
+Step = tuple[tuple[tuple[int, bool], ...], bool, bool]
+"""The pointers of a launch (slot, whether it is moved), whether it takes scalars, or clears."""
 
 
 def compiled(
-    launch: Launch,
-    front: Sequence[tuple[int, int]],
-    scalars: tuple[str, ...],
-    present: tuple[bool, ...],
-    outputs: Sequence[tuple[Shape, Shape]],
+    launches: Sequence[tuple[Launch | Clear, Sequence[tuple[int, int]], bool]],
+    workspaces: Sequence[tuple[Shape, str]],
+    problem: Problem,
     arrays: Any,
-    dtype: str,
     alignment: int,
     state: Any,
     ordinal: int,
@@ -62,19 +79,13 @@ def compiled(
 
     Parameters
     ----------
-    launch : Launch
-    front : sequence of (int, int)
-        The kernel's pointers: slot, and bytes into it.
-    scalars : tuple of str
-        Run-time values behind the pointers.
-    present : tuple of bool
-        Which of the arrays of a call are there.
-    outputs : sequence of (tuple of int, tuple of int)
-        Shapes and strides of what is allocated.
+    launches : sequence of (Launch or Clear, sequence of (int, int), bool)
+        What to launch in turn; its pointers: slot, and bytes into it; whether it takes scalars.
+    workspaces : sequence of (tuple of int, str)
+        Shape and dtype of each.
+    problem : Problem
     arrays : module
         `backends.cuda.torch`.
-    dtype : str
-        Of the outputs.
     alignment : int
         What all addresses are multiples of.
     state : sequence of int
@@ -83,45 +94,84 @@ def compiled(
         The device.
     general : Runner
     """
-    pointers = tuple([(slot, offset != 0) for slot, offset in front])
-    bind = _binder(pointers, scalars, present, len(outputs), arrays, dtype)
-    offsets = [offset for _, offset in front]
-    return bind(launch, alignment - 1, state, ordinal, general, outputs, offsets)
+    values = {"mask": alignment - 1, "state": state, "ordinal": ordinal, "general": general}
+    dtype = problem.library.dtype
+    for i, x in enumerate(problem.outputs):
+        values |= _numbered(i, shape=x.shape, strides=strides_of(x), dtype=dtype(x.dtype))
+    slots, size = len(problem.given) + len(problem.outputs), 0
+    begins = [0] * slots
+    for shape, name in workspaces:
+        begins.append(size)
+        size += -(-prod(shape) * named(name).itemsize // _APART) * _APART
+    if workspaces:
+        values |= _numbered("_w", shape=(size,), strides=(1,), dtype=dtype("uint8"))
+    steps: list[Step] = []
+    for i, (launch, front, takes) in enumerate(launches):
+        offsets = [offset + begins[slot] for slot, offset in front]
+        values |= {f"o{i}_{j}": offset for j, offset in enumerate(offsets) if offset}
+        # All workspaces are the one array behind the outputs.
+        which = [min(slot, slots) for slot, _ in front]
+        clears = isinstance(launch, Clear)
+        steps.append((tuple(zip(which, map(bool, offsets), strict=True)), takes, clears))
+        if isinstance(launch, Clear):
+            values |= _numbered(i, nbytes=launch.nbytes)
+        else:
+            values |= _numbered(i, pack=launch.pack, free=launch.free, new=launch.room)
+            values |= _numbered(i, function=launch.function)
+            values |= {f"g{i}_{j}": number for j, number in enumerate(launch.fixed)}
+    present = tuple([x is not None for x in problem.inputs])
+    kind = tuple(steps), tuple(problem.spec.scalars), present, len(problem.outputs)
+    return _binder(tuple(values), *kind, bool(workspaces), arrays)(**values)
+
+
+def _numbered(number: object, **values: Any) -> dict[str, Any]:
+    return {f"{name}{number}": value for name, value in values.items()}
 
 
 @lru_cache(maxsize=256)
 def _binder(
-    front: tuple[tuple[int, bool], ...],
+    names: tuple[str, ...],
+    steps: tuple[Step, ...],
     scalars: tuple[str, ...],
     present: tuple[bool, ...],
     outputs: int,
+    works: bool,
     arrays: Any,
-    dtype: str,
 ) -> Callable[..., Runner]:
-    """Binds the code for this number of operands to what differs from plan to plan."""
+    """Binds the code for such operands and launches to `names`: what differs among plans."""
     given = [f"a{i}" for i, there in enumerate(present) if there]
     made = [f"y{i}" for i in range(outputs)]
-    names = [*given, *made]
-    words = [f"p_{names[slot]}" + f" + o{i}" * moved for i, (slot, moved) in enumerate(front)]
+    every = [*given, *made, "w"]
+
+    def new(expression: str, number: object) -> str:
+        parts = {name: f"{name}{number}" for name in ("shape", "strides", "dtype")}
+        return expression.format(like=given[0], **parts)
+
+    def written(i: int, step: Step) -> str:
+        front, takes, clears = step
+        words = [
+            f"p_{every[slot]}" + f" + o{i}_{j}" * moved for j, (slot, moved) in enumerate(front)
+        ]
+        words += [f"scalars[{name!r}]" for name in scalars if takes]
+        fixed = ", ".join(f"g{i}_{j}" for j in range(GEOMETRY))
+        return (_CLEAR if clears else _LAUNCH).format(i=i, words=", ".join(words), fixed=fixed)
+
     text = _TEMPLATE.format(
-        outputs=", ".join(f"(shape{i}, strides{i})" for i in range(outputs)) + ",",
-        offsets=", ".join(f"o{i}" for i in range(len(front))) + ",",
+        names=", ".join(names),
         arrays="; ".join(f"a{i} = arrays[{i}]" for i, there in enumerate(present) if there),
-        make="; ".join(
-            f"{y} = {arrays.EMPTY.format(like=given[0], shape=f'shape{i}', strides=f'strides{i}')}"
-            for i, y in enumerate(made)
-        ),
-        pointers="; ".join(f"p_{x} = {arrays.POINTER.format(x)}" for x in names),
-        either=" | ".join(f"p_{x}" for x in names),
-        words=", ".join([*words, *(f"scalars[{name!r}]" for name in scalars)]),
-        fixed=", ".join(f"g{i}" for i in range(GEOMETRY)),
+        make="; ".join(f"{y} = {new(arrays.EMPTY, i)}" for i, y in enumerate(made)),
+        pointers="; ".join(f"p_{x} = {arrays.POINTER.format(x)}" for x in every[:-1]),
+        either=" | ".join(f"p_{x}" for x in every[:-1]),
+        room=f"w = {new(arrays.WORKSPACE, '_w')}; p_w = {arrays.POINTER.format('w')}" * works,
+        launches="".join(written(i, step) for i, step in enumerate(steps)),
         results=made[0] if len(made) == 1 else f"({', '.join(made)})",
     )
     scope = {
-        **arrays.names(dtype),
+        **arrays.names(),
         "current_device": arrays.current_device,
         "current_stream": arrays.current_stream,
         "launch_kernel": launch_kernel,
+        "clear": clear,
         "streams": STREAMS,
         "stream_of": stream_of,
     }

@@ -27,6 +27,7 @@ _NO_CONTEXT = (
     driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
 )
 launch_kernel = driver.cuLaunchKernel
+clear = driver.cuMemsetD8Async
 # Dynamic shared memory that any kernel may take: of 48 KiB, what is static is left out.
 _FIXED_SHARED = 47 * 1024
 GEOMETRY = 7
@@ -208,13 +209,13 @@ def _packer(front: str) -> Callable[..., None]:
 class Clear:
     """Zeros into an array: `words` are its address."""
 
-    __slots__ = ("_nbytes",)
+    __slots__ = ("nbytes",)
 
     def __init__(self, nbytes: int) -> None:
-        self._nbytes = nbytes
+        self.nbytes = nbytes
 
     def __call__(self, stream: Any, words: Sequence[Any]) -> None:
-        checked(driver.cuMemsetD8Async(words[0], 0, self._nbytes, stream))
+        checked(clear(words[0], 0, self.nbytes, stream))
 
 
 STREAMS: dict[int, Any] = {}

@@ -140,17 +140,13 @@ class CudaRunner:
         return [self.arrays.empty(*made, self._ordinal) for made in self._made]
 
     def shortest(self) -> Runner:
-        """This runner, with the way of most calls written out where one kernel is all there is."""
-        if self._empty or len({x.dtype for x in self.problem.outputs}) > 1:
-            return self
+        """This runner, with the way of most calls written out where anything is launched."""
         launches, workspaces = self._program(self._usual)
-        launch, front, _ = launches[0]
-        if len(launches) > 1 or workspaces or not isinstance(launch, Launch):
+        if not launches:
             return self
         return hot.compiled(
-            launch, front, tuple(self.problem.spec.scalars),
-            tuple([x is not None for x in self.problem.inputs]), self._outputs, self.arrays,
-            self.problem.dtype, self._alignment, self._state, self._ordinal, self,
+            launches, workspaces, self.problem, self.arrays, self._alignment, self._state,
+            self._ordinal, self,
         )  # fmt: skip
 
     def program(self, alignment: int) -> _Program:

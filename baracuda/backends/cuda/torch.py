@@ -15,16 +15,16 @@ from baracuda.libraries import Array
 # with takes half the time of the fastest way through the dispatcher, which stands in for it.
 POINTER = "{}.data_ptr()"
 _direct = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
-EMPTY = (
-    "empty_strided({shape}, {strides}, dtype)"
+EMPTY = WORKSPACE = (
+    "empty_strided({shape}, {strides}, {dtype})"
     if _direct
-    else "{like}.new_empty_strided({shape}, {strides})"
+    else "{like}.new_empty_strided({shape}, {strides}, dtype={dtype})"
 )
 
 
-def names(dtype: str) -> dict[str, Any]:
-    """What these expressions refer to, for new arrays of this dtype."""
-    return {"empty_strided": _direct, "dtype": getattr(torch, dtype)}
+def names() -> dict[str, Any]:
+    """What these expressions refer to."""
+    return {"empty_strided": _direct}
 
 
 pointer: Callable[[Array], int] = torch.Tensor.data_ptr
