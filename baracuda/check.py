@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from numbers import Real
@@ -57,6 +57,23 @@ def scalars(
     out = arguments(spec, names if without else spec.scalars, given, whole)
     values.within(spec, compute, out)
     return out
+
+
+def reader(spec: OpSpec, compute: str) -> Callable[..., dict[str, Any]]:
+    """`scalars` of one problem; the defaults alone, as in most calls, are read once."""
+    usual: dict[str, Any] | None = None
+
+    def read(
+        given: Mapping[str, Any], whole: bool = True, without: Collection[str] = ()
+    ) -> dict[str, Any]:
+        nonlocal usual
+        if given or without or not whole:
+            return scalars(spec, compute, given, whole, without)
+        if usual is None:
+            usual = scalars(spec, compute, given)
+        return usual
+
+    return read
 
 
 def problem(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from baracuda import backends, check, layouts
@@ -99,7 +98,7 @@ class Plan(Generic[R]):
         self._owner = owner
         self._sku: KernelSku | None = None
         self._facts = facts
-        self.scalars = partial(check.scalars, problem.spec, problem.compute_dtype)
+        self.scalars = check.reader(problem.spec, problem.compute_dtype)
         self.run: Runner = ranged(prepared.run, lambda: str(self.sku))
 
     def __repr__(self) -> str:
