@@ -841,6 +841,22 @@ def test_a_call_of_which_a_launch_fails_begins_again(short: Any) -> None:
         follows(general.steps, calls.made[failing + 1 :], arrays, results)
 
 
+def test_a_chunk_of_a_composite_goes_the_short_way(
+    apart: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = stub_device.install(monkeypatch)
+    from baracuda.backends.cuda import runner
+
+    arrays = torch.randn(8, 4), torch.randn(16, 4), torch.randint(0, 16, (8,))
+    bc.linear_cross_entropy(*arrays)
+    monkeypatch.setattr(runner.CudaRunner, "__call__", None)
+    device.launched.clear()
+    bc.linear_cross_entropy(*arrays)
+    # The mean as well is one of kernels.
+    kernels = bc.cross_entropy.plan(arrays[0] @ arrays[1].T, arrays[2]).sku.kernel
+    assert "+".join(entry.symbol for entry in device.launched) == kernels
+
+
 def test_outputs_of_another_layout_are_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     device = stub_device.install(monkeypatch)
     run, x = BACKEND.prepare(on_gpu("relu", (64, 32))).run, torch.ones(64, 32)

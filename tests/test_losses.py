@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import baracuda as bc
+from baracuda.op import Op
 
 REDUCTIONS = ("mean", "sum", "none")
 PAIRS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -282,6 +283,11 @@ def test_bfloat16_is_rounded_once() -> None:
 
 
 LINEAR = ((0.0, 0.0), (0.1, 0.01))
+LINEAR_OPS: tuple[Any, ...] = (
+    bc.linear_cross_entropy,
+    bc.linear_cross_entropy_backward,
+    bc.linear_cross_entropy_with_gradient,
+)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -312,6 +318,52 @@ def test_linear_cross_entropy_is_a_product_and_a_cross_entropy(
         for one, other in zip(unit, explicit, strict=True):
             close(one, other)
     assert bc.linear_cross_entropy.plan(*own, target).sku.kernel == "composite"
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_of_one_chunk_are_those_of_many(dtype: torch.dtype, reduction: str) -> None:
+    torch.manual_seed(0)
+    rows, eps = 512, torch.finfo(dtype).eps * (32 if dtype is torch.float32 else 2)
+    hidden, weight = torch.randn(rows, 8).to(dtype), (torch.randn(64, 8) / 4).to(dtype)
+    target = torch.randint(-1, 64, (rows,))
+    more = {"reduction": reduction, "ignore_index": -1}
+    scale = torch.tensor(0.37, dtype=dtype)
+    for chunk in (None, 200):
+        backward = partial(bc.linear_cross_entropy_backward, **more)
+        with_gradient = partial(bc.linear_cross_entropy_with_gradient, **more)
+        for function, first in ((backward, [scale]), (with_gradient, [])):
+            wide = [x.double() for x in (*first, hidden, weight)]
+            found = function(*first, hidden, weight, target, chunk=chunk)
+            for one, other in zip(found, function(*wide, target), strict=True):
+                room = eps * float(other.abs().max()) + torch.finfo(dtype).tiny
+                assert one.dtype == dtype
+                assert float((one.double() - other).abs().max()) < room
+
+
+def test_a_repeated_chunk_makes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    plan = Op.plan
+
+    def noted(self: Any, *given: Any, **options: Any) -> Any:
+        made.append(self.spec.name)
+        return plan(self, *given, **options)
+
+    monkeypatch.setattr(Op, "plan", noted)
+    arrays = torch.randn(5, 4), torch.randn(7, 4), torch.randint(0, 7, (5,))
+    forward, backward, both = LINEAR_OPS
+    first = True
+    bc.plan_cache.clear()
+    for z in (0.0, 0.1, 0.2):
+        for chunk in (None, 3):
+            more = {"chunk": chunk, "z_loss": z}
+            forward(*arrays, **more)
+            both(*arrays, **more)
+            backward(torch.ones(()), *arrays, **more)
+        # A run-time value is no part of a plan.
+        assert bool(made) is first
+        first = False
+        made.clear()
 
 
 def test_linear_cross_entropy_in_bfloat16_and_under_jit() -> None:

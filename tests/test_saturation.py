@@ -131,3 +131,14 @@ def test_sums_of_slopes_keep_their_digits_in_half_precision(state: float, slope:
     # In a row the gradients of states are as small as float16 has them.
     np.testing.assert_allclose(found[1], want[1], rtol=4e-3)
     np.testing.assert_allclose(found[0], want[0], rtol=4e-3, atol=np.finfo(np.float16).tiny)
+
+
+def test_slopes_of_a_mean_keep_their_digits_in_half_precision() -> None:
+    given = torch.ones(4096, 1).half(), torch.tensor([[-9.0], [0.0]]).half()
+    target, one = torch.ones(4096, dtype=torch.int32), torch.tensor(1.0).half()
+    want = bc.linear_cross_entropy_with_gradient(*[x.double() for x in given], target)
+    for found in (
+        bc.linear_cross_entropy_with_gradient(*given, target)[1:],
+        bc.linear_cross_entropy_backward(one, *given, target),
+    ):
+        np.testing.assert_allclose(found[1], want[2], rtol=4e-3)

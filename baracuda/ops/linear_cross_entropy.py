@@ -12,11 +12,13 @@ from math import prod
 from typing import Any, Literal, NamedTuple, Unpack
 
 from baracuda import roles
-from baracuda.dispatch import Dispatch
+from baracuda.cache import plan_cache
+from baracuda.dispatch import DEFAULT, Dispatch, current
 from baracuda.dtypes import FLOATS, name_of, named
 from baracuda.libraries import A, Array, Library, library_of
 from baracuda.op import op, registry
-from baracuda.spec import Case
+from baracuda.recent import Recent
+from baracuda.spec import Case, Misfit
 from baracuda.values import between, choice, integer, optional, positive, sizes
 
 __all__ = [
@@ -62,19 +64,36 @@ class _Chunk(NamedTuple):
 
 
 class _Rows:
-    """The rows of a problem, cut into chunks."""
+    """The rows of a problem, cut into chunks; `plain` where results may be written to."""
 
     def __init__(self, hidden: Array, weight: Array, target: Array, chunk: int | None) -> None:
         self.library: Library = library_of(hidden)
         self.xp, self.weight, self.shape = self.library.xp, weight, hidden.shape
         self.count, few = prod(target.shape), _LOGITS // max(weight.shape[0], 1)
         self.chunk = chunk or max(few // _ROWS * _ROWS, few, 1)
+        self.plain = self.may_write(hidden, weight, target)
         # Axes that XLA may have spread over devices would be gathered to be one.
         apart = target.ndim > 1 and self.count <= self.chunk and not self.library.writable
-        self.target = target if apart else self.xp.reshape(target, (-1,))
-        self.hidden = self.xp.reshape(hidden, (*self.target.shape, hidden.shape[-1]))
+        self.hidden, self.target = hidden, target
+        if target.ndim != 1 and not apart:
+            self.target = self.xp.reshape(target, (-1,))
+            self.hidden = self.xp.reshape(hidden, (*self.target.shape, hidden.shape[-1]))
         # That in which sums are kept.
         self.wide = self.library.dtype(named(name_of(hidden.dtype)).accumulate)
+
+    def may_write(self, *arrays: Array) -> bool:
+        """Whether nothing records or transforms what is done with the arrays."""
+        state = self.library.state(arrays)
+        return self.library.writable and not (state and state[0])
+
+    @property
+    def whole(self) -> bool:
+        """Whether all plain rows are one chunk, with nothing to add up over chunks."""
+        return self.plain and self.count <= self.chunk
+
+    def logits(self) -> Array:
+        """Of all rows."""
+        return self.library.product(self.hidden, self.xp.matrix_transpose(self.weight))
 
     def chunks(self) -> Iterator[_Chunk]:
         product, across = self.library.product, self.xp.matrix_transpose(self.weight)
@@ -121,22 +140,68 @@ class _Rows:
         return self.narrowed(total)
 
 
-def _with_slopes(chunk: _Chunk, library: Library, options: dict[str, Any]) -> tuple[Array, Array]:
-    """The losses of a chunk and the gradients of its logits, which take their place if they can."""
-    fused, (_, _, logits, target) = registry["cross_entropy_with_gradient"], chunk
-    state = library.state([logits, target])
-    if not library.writable or (state and state[0]):
-        return fused(logits, target, reduction="none", **options)
-    loss = library.empty(target.shape, name_of(logits.dtype), logits, None)
-    plan = fused.plan(logits, target, reduction="none", **options)
-    scalars = {k: v for k, v in options.items() if k in fused.spec.scalars}
-    return plan(logits, target, out=(loss, logits), **scalars)
+_recent = {
+    name: Recent()
+    for name in ("cross_entropy", "cross_entropy_with_gradient", "cross_entropy_backward")
+}
+
+
+def _run(
+    name: str, arrays: tuple[Array, ...], outs: tuple[Array, ...] | None, options: dict[str, Any]
+) -> Any:
+    """An op on plain arrays, and into others, that are ours: they fit and are checked by none."""
+    fused, recent, block = registry[name], _recent[name], current.get()
+    scalars = {key: options[key] for key in fused.spec.scalars}
+    written = tuple([(key, value) for key, value in options.items() if key not in scalars])
+    plan = recent.find(arrays, written) if block is DEFAULT else None
+    if plan is None:
+        generation = plan_cache.generation
+        plan = fused.plan(*arrays, **options)
+        if not plan.provisional:
+            alias = (name, plan.problem.library.state(arrays), None, written, block)
+            recent.remember(plan, generation, alias, arrays)
+    try:
+        return plan.run(arrays, outs, False, scalars)
+    except Misfit:
+        return plan(*arrays, out=outs, **scalars)
+
+
+def _in_place(
+    rows: _Rows, logits: Array, target: Array, reduction: str, options: dict[str, Any]
+) -> tuple[Array, Array]:
+    """The loss and the gradients of logits, which take their place if they can."""
+    options, name = {**options, "reduction": reduction}, "cross_entropy_with_gradient"
+    if not rows.plain:
+        return registry[name](logits, target, **options)
+    shape = target.shape if reduction == "none" else ()
+    loss = rows.library.empty(shape, name_of(logits.dtype), logits, None)
+    return _run(name, (logits, target), (loss, logits), options)
+
+
+def _at_once(
+    rows: _Rows, dloss: Array | None, reduction: str, options: dict[str, Any]
+) -> tuple[Array | None, Array, Array]:
+    """As `_all`, of one chunk: what the loss is multiplied with is already in the slopes."""
+    logits, loss = rows.logits(), None
+    if dloss is None:
+        loss, slopes = _in_place(rows, logits, rows.target, reduction, options)
+    else:
+        options = {**options, "reduction": reduction}
+        given = dloss, logits, rows.target
+        slopes = _run("cross_entropy_backward", given, (logits,), options)
+    back = rows.library.product(slopes, rows.weight)
+    dweight = rows.added(None, slopes, rows.hidden)
+    return loss, rows.xp.reshape(back, rows.shape), rows.narrowed(dweight)
 
 
 def _all(
     rows: _Rows, dloss: Array | None, reduction: str, options: dict[str, Any]
 ) -> tuple[Array, Array, Array]:
     """The loss, and both gradients for a cotangent, of 1 if there is none."""
+    # float16 has no room for slopes of a mean, nor for those of a loss that is scaled up.
+    wide = reduction != "none" and name_of(rows.weight.dtype) != "float16"
+    if rows.whole and wide and (dloss is None or rows.may_write(dloss)):
+        return _at_once(rows, dloss, reduction, options)
     xp, library, each = rows.xp, rows.library, None
     scale = None if dloss is None else rows.widened(dloss)
     if reduction == "mean":
@@ -148,7 +213,7 @@ def _all(
         each, scale = xp.reshape(scale, (*rows.target.shape, 1)), rows.largest(scale)
     losses, dhidden, dweight = [], [], None
     for chunk in rows.chunks():
-        loss, slopes = _with_slopes(chunk, library, options)
+        loss, slopes = _in_place(rows, chunk.logits, chunk.target, "none", options)
         losses.append(loss)
         back, hidden = library.product(slopes, rows.weight), chunk.hidden
         if each is not None:
@@ -221,8 +286,9 @@ def linear_cross_entropy(
     Takes the memory of a chunk's logits, in the dtype of `hidden`, beside its operands. Products
     are those of the caller's library, at its settings, with sums in float32 where it has them for
     16 bits (torch, JAX); NumPy, CuPy and others compute them in float32 from widened copies.
-    float16 and bfloat16 logits are rounded once, and so is the loss of each row; sums are kept in
-    float32. Deterministic where the library's products are, not bit-stable.
+    float16 and bfloat16 logits are rounded once, and so is the loss of each row where there are
+    several chunks; sums are kept in float32. Deterministic where the library's products are, not
+    bit-stable.
 
     Examples
     --------
@@ -231,14 +297,20 @@ def linear_cross_entropy(
     >>> bc.linear_cross_entropy(hidden, weight, np.asarray([0, 1, 1]))
     array(0.69314718)
     """
-    rows = _Rows(hidden, weight, target, chunk)
-    one = partial(
-        registry["cross_entropy"], ignore_index=ignore_index, label_smoothing=label_smoothing,
-        z_loss=z_loss, softcap=softcap, reduction="none", mode=mode,
-    )  # fmt: skip
+    rows, name = _Rows(hidden, weight, target, chunk), "cross_entropy"
+    options = {
+        "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
+        "softcap": softcap, "mode": mode, "reduction": reduction if rows.whole else "none",
+    }  # fmt: skip
+    if rows.whole:
+        loss = _run(name, (rows.logits(), rows.target), None, options)
+        return rows.xp.reshape(loss, rows.shape[:-1]) if reduction == "none" else loss
     losses = []
     for part in rows.chunks():
-        losses.append(one(part.logits, part.target))
+        if rows.plain:
+            losses.append(_run(name, (part.logits, part.target), None, options))
+        else:
+            losses.append(registry[name](part.logits, part.target, **options))
         # Before there are logits of another.
         del part
     return rows.reduced(losses, reduction, ignore_index)
@@ -291,7 +363,7 @@ def linear_cross_entropy_backward(
     -----
     Takes the memory of a chunk's logits, whose gradients take their place, and that of `weight` in
     float32, where its gradient is added up over the chunks. In float16 and bfloat16 the gradients
-    of logits are rounded once, `dhidden` twice, `dweight` once. Deterministic as
+    of logits are rounded once, `dhidden` at most twice, `dweight` once. Deterministic as
     `linear_cross_entropy`.
 
     Examples

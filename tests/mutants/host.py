@@ -438,6 +438,16 @@ _CHECKS = (
 
 _BODIES = (
     mutant(
+        "slopes of a mean keep the range of float16", "ops/linear_cross_entropy.py",
+        'name_of(rows.weight.dtype) != "float16"', "True",
+        "test_saturation.py::test_slopes_of_a_mean_keep_their_digits_in_half_precision",
+    ),
+    mutant(
+        "chunks of a composite are planned once", "ops/linear_cross_entropy.py",
+        "            recent.remember(plan, generation, alias, arrays)\n", "            pass\n",
+        "test_losses.py::test_a_repeated_chunk_makes_no_plan",
+    ),
+    mutant(
         "halves of a packed array are widened", "body.py",
         "narrow = [name not in problem.spec.discrete for name in problem.spec.arrays]",
         "narrow = [x is not None and x.name not in problem.spec.discrete for x in problem.inputs]",
