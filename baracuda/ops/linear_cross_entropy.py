@@ -287,8 +287,8 @@ def linear_cross_entropy(
     are those of the caller's library, at its settings, with sums in float32 where it has them for
     16 bits (torch, JAX); NumPy, CuPy and others compute them in float32 from widened copies.
     float16 and bfloat16 logits are rounded once, and so is the loss of each row where there are
-    several chunks; sums are kept in float32. Deterministic where the library's products are, not
-    bit-stable.
+    several chunks; sums are kept in float32. Deterministic where those products are, but
+    not bit-stable.
 
     Examples
     --------
