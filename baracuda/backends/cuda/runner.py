@@ -70,9 +70,9 @@ class CudaRunner:
         "_listener",
         "_made",
         "_ordinal",
-        "_outputs",
         "_programs",
         "_state",
+        "_strides",
         "_ticket",
         "_usual",
         "_variant",
@@ -92,7 +92,7 @@ class CudaRunner:
     ) -> None:
         self.problem, self.facts, self.arrays = problem, facts, arrays
         self._ordinal = facts.ordinal
-        self._outputs = tuple([(x.shape, strides_of(x)) for x in problem.outputs])
+        self._strides = tuple([strides_of(x) for x in problem.outputs])
         self._made = tuple([(x.shape, strides_of(x), x.dtype) for x in problem.outputs])
         self._listener = reports.listener(facts.ordinal)
         self._state = self._listener.state
@@ -156,9 +156,11 @@ class CudaRunner:
 
     def _layout(self, outs: Sequence[Array]) -> tuple[Shape, ...] | None:
         """The strides of given outputs, None where they are those of new ones."""
-        describe = self.problem.library.strides
+        strides = tuple(map(self.problem.library.strides, outs))
+        if strides == self._strides:
+            return None
         planned = [x.strides for x in self.problem.outputs]
-        have = [layouts.canonical(x.shape, describe(x)) for x in outs]
+        have = [layouts.canonical(x.shape, s) for x, s in zip(outs, strides, strict=True)]
         if have == planned:
             return None
         return tuple(
@@ -172,7 +174,7 @@ class CudaRunner:
 
     def _call(self, key: _Key) -> Call:
         alignment, layout, add = key
-        outs = layout or tuple(strides for _, strides in self._outputs)
+        outs = layout or self._strides
         ticket = self._ticket.number if self._ticket else 0
         address = self._listener.address if self._ticket else 0
         return Call(self.problem, self.facts, outs, add, alignment, address, ticket, self._variant)
