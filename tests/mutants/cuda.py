@@ -368,12 +368,12 @@ _FRAMES = (
     ),
     mutant(
         "run-time values are counted", "backends/cuda/xla.py",
-        "if (dtype, size) != (DTYPES[\"float64\"], self._count):",
-        "if dtype != DTYPES[\"float64\"]:", f"{_WRONG}[one value]",
+        "if (dtype, size) != (DTYPES[\"int64\"], self._count):",
+        "if dtype != DTYPES[\"int64\"]:", f"{_WRONG}[one value]",
     ),
     mutant(
         "run-time values are float64", "backends/cuda/xla.py",
-        "if (dtype, size) != (DTYPES[\"float64\"], self._count):", "if size != self._count:",
+        "if (dtype, size) != (DTYPES[\"int64\"], self._count):", "if size != self._count:",
         f"{_WRONG}[narrow values]",
     ),
     mutant(
