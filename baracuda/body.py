@@ -10,7 +10,7 @@ from baracuda.dispatch import unrecorded
 from baracuda.libraries import TRACED, Array
 from baracuda.numerics import stored_as
 from baracuda.sku import PrecisionGuarantee
-from baracuda.spec import Problem, Runner
+from baracuda.spec import Adds, Problem, Runner, each
 
 
 def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
@@ -82,7 +82,7 @@ def runner(problem: Problem) -> Runner:
     def run(
         arrays: Sequence[Array],
         outs: tuple[Array, ...] | None,
-        accumulate: bool,
+        accumulate: Adds,
         scalars: Mapping[str, Any],
     ) -> Any:
         if checked:
@@ -93,8 +93,9 @@ def runner(problem: Problem) -> Runner:
                 if layouts is not None:
                     results = tuple(map(library.conform, results, layouts))
             else:
-                for out, value in zip(outs, evaluate(arrays, scalars), strict=True):
-                    library.assign(out, value, accumulate)
+                adds = each(accumulate, len(outs))
+                for out, value, add in zip(outs, evaluate(arrays, scalars), adds, strict=True):
+                    library.assign(out, value, add)
                 results = outs
         return results if len(results) > 1 else results[0]
 
@@ -113,7 +114,7 @@ def on_views(run: Runner, view: Callable[[Array], Array], back: Callable[[Array]
     def run_on_views(
         arrays: Sequence[Array],
         outs: tuple[Array, ...] | None,
-        accumulate: bool,
+        accumulate: Adds,
         scalars: Mapping[str, Any],
     ) -> Any:
         given = [x if x is None else view(x) for x in arrays]

@@ -19,8 +19,8 @@ from baracuda.values import integer, positive
 # What parameters, and their gradients, may be beside activations of 16 bits.
 SCALED = {"weight": roles.parameter()}
 AFFINE = {**SCALED, "bias": roles.parameter()}
-SCALED_BACKWARD = {**SCALED, "dweight": roles.typed_as("weight")}
-AFFINE_BACKWARD = {**SCALED_BACKWARD, "dbias": roles.typed_as("weight")}
+SCALED_BACKWARD = {**SCALED, "dweight": roles.total("weight")}
+AFFINE_BACKWARD = {**SCALED_BACKWARD, "dbias": roles.total("weight")}
 
 norm = partial(
     op,

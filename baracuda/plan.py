@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from baracuda import backends, check, layouts
+from baracuda import backends, check, outputs
 from baracuda._version import __version__
-from baracuda.dtypes import name_of, named
 from baracuda.errors import UnsupportedError, type_error, value_error
 from baracuda.forks import import_module
 from baracuda.hints import for_keyword
 from baracuda.instruments import logger, ranged
-from baracuda.libraries import TRACED, Array, Library, compiling, facts_of, unwrapped
+from baracuda.libraries import TRACED, Array, compiling, facts_of, unwrapped
 from baracuda.sku import KernelSku
-from baracuda.spec import Misfit, Operand, Prepared, Problem, Runner
+from baracuda.spec import Adds, Misfit, Prepared, Problem, Runner
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -132,7 +131,11 @@ class Plan(Generic[R]):
         return True
 
     def __call__(
-        self, *arrays: Array, out: Any = None, accumulate: bool = False, **scalars: Any
+        self,
+        *arrays: Array,
+        out: Any = None,
+        accumulate: bool | Sequence[bool] = False,
+        **scalars: Any,
     ) -> R:
         """Run on arrays of the planned shapes, dtypes, library and device.
 
@@ -142,9 +145,11 @@ class Plan(Generic[R]):
             As the op takes them.
         out : array, or tuple of arrays and None, optional
             Where to write, of the outputs' shapes, dtypes, library and device; None for a new
-            array. May be exactly an input where the op is safe in place.
-        accumulate : bool, optional
-            Add into `out` instead, rounding once. For gradients.
+            array. May be exactly an input where the op is safe in place. The gradient of a
+            parameter of 16 bits may be float32: its sum is then stored without rounding.
+        accumulate : bool or sequence of bool, optional
+            Add into `out` instead, rounding once: into all outputs, or one bool for each output.
+            For gradients.
         **scalars
             The op's run-time values, such as `weight`.
 
@@ -157,10 +162,11 @@ class Plan(Generic[R]):
         ------
         ValueError
             For arrays or outputs that do not fit the plan, naming the difference; for an `out`
-            that overlaps an input in part.
+            that overlaps an input in part; for an `accumulate` without an `out`, or of another
+            length than there are outputs.
         NotImplementedError
-            For `out` with arrays that cannot be written to, and for `accumulate` with an op that
-            is no gradient.
+            For `out` with arrays that cannot be written to, and for `accumulate` with an output
+            that is no gradient.
         """
         if (torch := compiling()) is not None:
             return self._in_graph(torch, arrays, out, accumulate, scalars)  # type: ignore[no-any-return]
@@ -174,24 +180,25 @@ class Plan(Generic[R]):
         if not fits and not self._same_facts(arrays):
             arrays = tuple(unwrapped(arrays))
             plan = self._fitting(arrays)
-        outs = None
-        if out is not None or accumulate:
-            outs = plan._outs(arrays, out, accumulate)
+        outs: tuple[Array, ...] | None = None
+        adds: Adds = False
+        if out is not None or accumulate is not False:
+            outs, adds = plan._outs(arrays, out, accumulate)
         try:
-            result = plan.run(arrays, outs, accumulate, scalars)
+            result = plan.run(arrays, outs, adds, scalars)
         except Misfit:
-            result = plan._fitting(arrays).run(arrays, outs, accumulate, scalars)
+            result = plan._fitting(arrays).run(arrays, outs, adds, scalars)
         if outs is not None:
             plan.problem.library.written(outs)
         return result  # type: ignore[no-any-return]
 
     def _in_graph(
-        self, torch: Any, arrays: Sequence[Any], out: Any, accumulate: bool, scalars: dict[str, Any]
+        self, torch: Any, arrays: Sequence[Any], out: Any, accumulate: Any, scalars: dict[str, Any]
     ) -> Any:
         """The call as an operator of a graph of torch's, with the options of the plan."""
         problem, choices = self.problem, self.problem.choices
         op = problem.spec.name
-        if out is not None or accumulate:
+        if out is not None or accumulate is not False:
             raise UnsupportedError(
                 f"{op}: plan: torch.compile and torch.export take no out= or accumulate=: write "
                 f"out.copy_(plan(...)) or out.add_(plan(...))"
@@ -260,99 +267,18 @@ class Plan(Generic[R]):
             return self
         return found
 
+    def _outs(
+        self, arrays: Sequence[Array], out: Any, accumulate: Any
+    ) -> tuple[tuple[Array, ...] | None, Adds]:
+        """The outputs given, checked, and what is added to them."""
+        problem = self.problem
+        adds = outputs.adds(problem, accumulate)
+        return outputs.given(problem, arrays, out, adds), adds
+
     def through(self, run: Runner) -> Plan:
         """This plan with another way to the same results."""
         prepared = self._prepared._replace(run=run)
         return Plan(self.problem, self._backend, prepared, self.why, self._owner, self._facts)
-
-    def _outs(self, arrays: Sequence[Array], out: Any, accumulate: bool) -> tuple[Array, ...]:
-        """The outputs given, checked; nothing has been written when this fails."""
-        problem, op = self.problem, self.problem.spec.name
-        if not isinstance(accumulate, bool):
-            raise type_error(op, "accumulate", "True or False", repr(accumulate))
-        if not problem.library.writable:
-            raise UnsupportedError(f"{op}: out: arrays of {problem.library.name} are immutable")
-        if accumulate and not problem.spec.accumulates:
-            raise UnsupportedError(f"{op}: accumulate: only gradients add into their outputs")
-        if out is None:
-            raise value_error(op, "accumulate", "out= to add into", "none")
-        outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
-        if len(outs) != len(problem.outputs):
-            raise value_error(op, "out", f"{len(problem.outputs)} arrays", len(outs))
-        for x, operand in zip(outs, problem.outputs, strict=True):
-            if x is not None:
-                self._fits(x, operand)
-            elif accumulate:
-                raise value_error(op, f"out ({operand.name})", "an array to add into", "None")
-        like = next(x for x in arrays if x is not None)
-        outs = tuple([
-            problem.library.empty(o.shape, o.dtype, like, o.strides) if x is None else x
-            for x, o in zip(outs, problem.outputs, strict=True)
-        ])  # fmt: skip
-        others = [
-            (x.name, _memory(problem.library, a))
-            for x, a in zip(problem.inputs, arrays, strict=False)
-            if x is not None
-        ]
-        for x in outs:
-            own = _memory(problem.library, x)
-            self._apart(own, others)
-            others.append(("another output", own))
-        return outs
-
-    def _fits(self, x: Array, operand: Operand) -> None:
-        problem, op = self.problem, self.problem.spec.name
-        library, has = check.described(op, f"out ({operand.name})", x)
-        for what, got, want in (
-            ("library", library.name, problem.library.name),
-            ("device", has.device, problem.device),
-            ("dtype", has.dtype, operand.dtype),
-            ("shape", has.shape, operand.shape),
-        ):
-            if got != want:
-                raise value_error(op, f"out ({operand.name})", f"{what} {want}", got)
-        if has.alignment == 0:
-            what = "a lazily conjugated or negated view"
-            raise value_error(op, f"out ({operand.name})", "memory that has the values", what)
-        if library.frozen(x):
-            raise value_error(op, f"out ({operand.name})", "a writable array", "a read-only one")
-        # What the framework differentiates writes for itself, and refuses for itself.
-        if not problem.mode and library.watches(x):
-            raise UnsupportedError(
-                f"{op}: out ({operand.name}): nothing would record that a tensor that requires "
-                f"grad is written to; give out.detach(), or call under torch.no_grad()"
-            )
-
-    def _apart(
-        self, own: layouts.Memory | None, others: Sequence[tuple[str, layouts.Memory | None]]
-    ) -> None:
-        """Outputs may be exactly an input where the op allows it, and overlap nothing else."""
-        spec = self.problem.spec
-        if own is None:
-            return
-        if layouts.overlaps_itself(own):
-            raise value_error(spec.name, "out", "elements apart", "an array that overlaps itself")
-        for name, memory in others:
-            if memory is None or not layouts.overlap(own, memory):
-                continue
-            if memory == own and spec.inplace and name != "another output":
-                continue
-            raise value_error(
-                spec.name,
-                "out",
-                f"memory apart from {name}",
-                "an overlap",
-                None,
-                "this op is safe in place on the whole array" if spec.inplace else "",
-            )
-
-
-def _memory(library: Library, x: Array) -> layouts.Memory | None:
-    place = library.memory(x)
-    if place is None:
-        return None
-    address, strides = place
-    return address, tuple(x.shape), strides, named(name_of(x.dtype)).itemsize
 
 
 def make(

@@ -41,6 +41,9 @@ class Role:
         Of a result: the input whose dtype it has; that of the primal by default.
     dtype : str
         Of a result: the dtype it has whatever the inputs have, such as "int64" of positions.
+    total : bool
+        Of a result: it is a sum over what the inputs have beside it, as gradients of parameters
+        are. A given output may keep it in the accumulate dtype.
     """
 
     kind: Kind = "value"
@@ -53,6 +56,7 @@ class Role:
     wide: bool = False
     typed_as: str = ""
     dtype: str = ""
+    total: bool = False
 
 
 VALUE = Role()
@@ -72,6 +76,11 @@ def parameter(low: float | None = None, high: float | None = None) -> Role:
 def typed_as(name: str) -> Role:
     """A result that has the dtype of the input `name`."""
     return Role(typed_as=name)
+
+
+def total(typed_as: str = "") -> Role:
+    """A result that is a sum, of the dtype of the primal or of the input `typed_as`."""
+    return Role(typed_as=typed_as, total=True)
 
 
 def positions() -> Role:

@@ -143,6 +143,10 @@ class OpSpec:
         """Whether `accumulate=True` may add into given outputs: gradients do."""
         return self.adjoint_of is not None
 
+    def adds_into(self, output: str) -> bool:
+        """Whether a call may add into this given output: into gradients and sums it may."""
+        return self.accumulates or self.role(output).total
+
     @cached_property
     def pointwise(self) -> bool:
         """Whether it is elementwise, and has one form in which all arrays share one shape."""
@@ -391,10 +395,18 @@ def layout_of(given: Sequence[Operand]) -> str:
     return "strided" if "strided" in kinds else "dense" if kinds else "contiguous"
 
 
+Adds: TypeAlias = bool | tuple[bool, ...]
+"""Whether to add into given outputs; one for each where they differ, as `each` reads it."""
+
 Runner: TypeAlias = Callable[
-    [Sequence[Array], "tuple[Array, ...] | None", bool, Mapping[str, Any]], Any
+    [Sequence[Array], "tuple[Array, ...] | None", Adds, Mapping[str, Any]], Any
 ]
 """``(arrays, outs, accumulate, scalars) -> result``; ``outs=None`` allocates."""
+
+
+def each(accumulate: Adds, count: int) -> tuple[bool, ...]:
+    """Whether to add into each of `count` outputs."""
+    return accumulate if isinstance(accumulate, tuple) else (accumulate,) * count
 
 
 class Prepared(NamedTuple):

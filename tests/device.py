@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from baracuda.dtypes import named
+from baracuda.testing.bounds import tolerance
 from baracuda.testing.cases import Call, apart, subjects, to_numpy
-from baracuda.testing.laws import tolerance
 
 MARKS = [
     pytest.mark.gpu,

@@ -19,9 +19,9 @@ from baracuda.dispatch import DEFAULT
 from baracuda.dtypes import named
 from baracuda.op import registry
 from baracuda.spec import Case
+from baracuda.testing.bounds import tolerance
 from baracuda.testing.cases import Call as Trial
 from baracuda.testing.cases import Subject, draw, tried
-from baracuda.testing.laws import tolerance
 
 FACTS = DeviceFacts(0, "sm_90", 4, 232448)
 POINTWISE = [

@@ -21,7 +21,7 @@ from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
 from baracuda.dispatch import DEFAULT
 from baracuda.op import registry
 from baracuda.testing import cases
-from baracuda.testing.laws import tolerance
+from baracuda.testing.bounds import tolerance
 
 FACTS = DeviceFacts(0, "sm_90", 4, 232448)
 # Which axes run backwards: the slowest, the fastest, all.

@@ -21,7 +21,7 @@ FLOORS = [
     {"spec"},
     {"declarations", "hints", "pairing", "partitioning", "values"},
     {"check"},
-    {"body"},
+    {"body", "outputs"},
     {"backends"},
     {"plan"},
     {"cache"},

@@ -14,8 +14,9 @@ from baracuda.__main__ import main
 from baracuda.backends import numpy as numpy_backend
 from baracuda.errors import UnsupportedError
 from baracuda.testing import laws
+from baracuda.testing.bounds import Worst, worst
 from baracuda.testing.cases import Subject, subjects
-from baracuda.testing.laws import LAWS, Worst, worst
+from baracuda.testing.laws import LAWS
 from baracuda.tools.parity import ACCURACY, Result, examine, matrix, summary
 
 SMALL = ["parity", "--device", "cpu", "--libraries", "numpy", "--backends", "numpy"]
@@ -56,6 +57,7 @@ def test_a_law_that_does_not_apply_says_why() -> None:
     assert result.cases == len(list(SUBJECT.calls()))
     assert result.silent == {
         "indices_obey_their_policy": "no input is an index",
+        "sums_may_be_wider": "the dtype is its own accumulate dtype",
         "traces_as_it_runs": "the library traces nothing, or not on this backend",
     }
     forward = examine(replace(SUBJECT, op="lerp"))

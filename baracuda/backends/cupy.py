@@ -17,7 +17,7 @@ from baracuda.check import out_of_range, outside
 from baracuda.dtypes import numpy_dtype
 from baracuda.libraries import Array, adopt, library
 from baracuda.libraries.cupy import CuPy
-from baracuda.spec import OpSpec, Prepared, Problem, Runner
+from baracuda.spec import Adds, OpSpec, Prepared, Problem, Runner
 
 
 class CuPyBackend:
@@ -151,7 +151,7 @@ def _on_views(problem: Problem, run: Runner) -> Runner:
     def run_on_their_stream(
         arrays: Sequence[Array],
         outs: tuple[Array, ...] | None,
-        accumulate: bool,
+        accumulate: Adds,
         scalars: Mapping[str, Any],
     ) -> Any:
         # On one stream nothing has to wait, and memory is given back in order.
@@ -199,7 +199,7 @@ def _reporting(problem: Problem) -> Runner:
     def run_and_look(
         arrays: Sequence[Array],
         outs: tuple[Array, ...] | None,
-        accumulate: bool,
+        accumulate: Adds,
         scalars: Mapping[str, Any],
     ) -> Any:
         if _looks:

@@ -13,7 +13,7 @@ import torch
 from baracuda import body
 from baracuda.errors import UnsupportedError
 from baracuda.libraries import Array, library
-from baracuda.spec import OpSpec, Prepared, Problem, Runner
+from baracuda.spec import Adds, OpSpec, Prepared, Problem, Runner
 
 
 class TorchBackend:
@@ -60,7 +60,7 @@ def _runner(problem: Problem) -> Runner:
     def run_outside_autograd(
         arrays: Sequence[Array],
         outs: tuple[Array, ...] | None,
-        accumulate: bool,
+        accumulate: Adds,
         scalars: Mapping[str, Any],
     ) -> Any:
         with torch.no_grad():

@@ -146,7 +146,10 @@ class Torch(Library):
         return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
     def assign(self, out: Array, value: Array, accumulate: bool) -> None:
-        out.copy_(out.to(value.dtype) + value if accumulate else value)
+        if accumulate and out.dtype == value.dtype:
+            out.add_(value)
+        else:
+            out.copy_(out.to(value.dtype) + value if accumulate else value)
 
     def written(self, outs: Sequence[Array]) -> None:
         # Else autograd would use saved tensors of which a kernel has changed the values.

@@ -102,7 +102,7 @@ def gather(
     adjoint_of="gather",
     dtypes=FLOATS,
     options={"axis": integer, "src_shape": shape, "mode": MODE},
-    roles={"index": roles.index("n")},
+    roles={"index": roles.index("n"), "dsrc": roles.total()},
     kernel=Kernel("indexing.cu", "", schedule="scatter"),
     cases=CASES,
 )

@@ -30,6 +30,9 @@ __all__ = [
 # Logits of a chunk, and of how many rows it is a multiple where it can be.
 _LOGITS, _ROWS = 1 << 28, 128
 
+_ROLES = {"target": roles.index("v", ignored="ignore_index")}
+_SUMMED = {**_ROLES, "dweight": roles.total()}
+
 _linear = partial(
     op,
     category="cross_entropy",
@@ -45,7 +48,7 @@ _linear = partial(
         "z_loss": positive(zero=True),
         "softcap": positive(zero=True),
     },
-    roles={"target": roles.index("v", ignored="ignore_index")},
+    roles=_ROLES,
     composite=True,
     cases=(
         Case({"b": (5,), "d": 4, "v": 9}, chunk=3, z_loss=0.01, softcap=2.0),
@@ -191,13 +194,16 @@ def _at_once(
         slopes = _run("cross_entropy_backward", given, (logits,), options)
     back = rows.library.product(slopes, rows.weight)
     dweight = rows.added(None, slopes, rows.hidden)
-    return loss, rows.xp.reshape(back, rows.shape), rows.narrowed(dweight)
+    return loss, rows.xp.reshape(back, rows.shape), dweight
 
 
 def _all(
     rows: _Rows, dloss: Array | None, reduction: str, options: dict[str, Any]
 ) -> tuple[Array, Array, Array]:
-    """The loss, and both gradients for a cotangent, of 1 if there is none."""
+    """The loss, and both gradients for a cotangent, of 1 if there is none.
+
+    That of the weight is not rounded yet: a given output may keep it as it is.
+    """
     # float16 has no room for slopes of a mean, nor for those of a loss that is scaled up.
     wide = reduction != "none" and name_of(rows.weight.dtype) != "float16"
     if rows.whole and wide and (dloss is None or rows.may_write(dloss)):
@@ -231,7 +237,7 @@ def _all(
         dweight = library.scaled(dweight, scale)
     every = xp.concat(dhidden) if len(dhidden) > 1 else dhidden[0]
     loss = rows.reduced(losses, reduction, options["ignore_index"])
-    return loss, xp.reshape(every, rows.shape), rows.narrowed(dweight)
+    return loss, xp.reshape(every, rows.shape), dweight
 
 
 @_linear(
@@ -322,6 +328,7 @@ def linear_cross_entropy(
     "dloss[], hidden[*b d], weight[v d], target[*b] -> dhidden[*b d], dweight[v d]"
     " if reduction!=none",
     adjoint_of="linear_cross_entropy",
+    roles=_SUMMED,
 )
 def linear_cross_entropy_backward(
     dloss: Array,
@@ -386,6 +393,7 @@ def linear_cross_entropy_backward(
     " if reduction=none",
     "hidden[*b d], weight[v d], target[*b] -> loss[], dhidden[*b d], dweight[v d]"
     " if reduction!=none",
+    roles=_SUMMED,
 )
 def linear_cross_entropy_with_gradient(
     hidden: A,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Unpack
 
+from baracuda import roles
 from baracuda.dispatch import Dispatch
 from baracuda.libraries import A, Array, library_of
 from baracuda.op import op
@@ -94,6 +95,7 @@ def prelu(x: A, weight: Array, /, **dispatch: Unpack[Dispatch]) -> A:
     "dy[n c *s], x[n c *s], weight[c] -> dx[n c *s], dweight[c]",
     "dy[*s], x[*s], weight[one] -> dx[*s], dweight[one]",
     adjoint_of="prelu",
+    roles={"dweight": roles.total()},
     kernel=Kernel("prelu.cu", "PreluBackward", schedule="channels"),
 )
 def prelu_backward(dy: Array, x: A, weight: Array, /, **dispatch: Unpack[Dispatch]) -> tuple[A, A]:

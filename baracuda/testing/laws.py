@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import wraps
 from importlib import import_module
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from baracuda.op import registry
 from baracuda.sku import KernelSku
 from baracuda.spec import Case
 from baracuda.testing import views
+from baracuda.testing.bounds import close, same_bits, tolerance, worst
 from baracuda.testing.cases import (
     Call,
     Subject,
@@ -32,10 +33,6 @@ from baracuda.testing.cases import (
     to_library,
     to_numpy,
 )
-
-# Rounding steps of the accumulate dtype that an evaluation may take beyond the rounding of its
-# inputs; a body is a dozen operations, most of them well conditioned.
-STEPS = 8
 
 LAWS: dict[str, Callable[[Subject], str | None]] = {}
 """Each returns None where it holds, and where it does not apply the reason."""
@@ -58,72 +55,6 @@ def law(function: Callable[[Subject], None]) -> Callable[[Subject], str | None]:
 
     LAWS[function.__name__] = asked
     return asked
-
-
-def tolerance(call: Call) -> list[np.ndarray[Any, Any]]:
-    """How far each output may be from the float64 body, element by element.
-
-    One rounding to the storage dtype, and as much as `STEPS` roundings of the accumulate dtype
-    move the result when they are made to the inputs (its conditioning) or to the output.
-    """
-    spec, dtype = call.subject.spec, call.subject.dtype
-    if spec.moves:
-        return [np.zeros(x.shape) for x in call.reference()]
-    store = named(dtype)  # in which composites round in between, too
-    compute = store if spec.composite else named(store.accumulate)
-    exact = call.reference()
-    moved = [call.reference(noise=compute.eps, seed=seed) for seed in range(3)]
-    out = []
-    for i, value in enumerate(exact):
-        shift = np.max([np.abs(apart(m[i], value)) for m in moved], axis=0)
-        value = np.where(np.isinf(value), 0.0, value)
-        size = np.max(np.abs(value), initial=0.0)
-        rounding = 0.5 * store.eps * np.abs(value) if store is not compute else 0.0
-        smallest = 2.0**-24 if dtype == "float16" else 2.0**-126
-        # An element that cancels has the error of its neighbours' size, not of its own.
-        steps = compute.eps * (STEPS * np.abs(value) + 0.25 * size)
-        out.append(rounding * (1 + store.eps) + steps + STEPS * shift + smallest)
-    return out
-
-
-class Worst(NamedTuple):
-    """The largest error of some results in units of the tolerance, and the case that has it."""
-
-    ratio: float
-    where: str
-
-    def check(self) -> None:
-        """Raise AssertionError beyond the tolerance."""
-        assert self.ratio <= 1, f"{self.where}: {self.ratio:.2f} x the tolerance"
-
-
-def _worst(call: Call, got: Sequence[Array], label: str = "") -> Worst:
-    where, ratios = f"{label} {call.case} {call.form.text}".lstrip(), [0.0]
-    for x, want, most in zip(got, call.reference(), tolerance(call), strict=True):
-        have = to_numpy(x)
-        assert have.shape == want.shape, f"{where}: {have.shape} for {want.shape}"
-        if call.subject.spec.moves:
-            ratios.append(0.0 if np.array_equal(have, want) else np.inf)
-            continue
-        error = np.max(np.abs(apart(have, want)) / most, initial=0.0)
-        ratios.append(np.inf if np.isnan(error) else float(error))
-    return Worst(max(ratios), where)
-
-
-def _close(call: Call, got: Sequence[Array], label: str = "") -> None:
-    _worst(call, got, label).check()
-
-
-def worst(subject: Subject) -> Worst:
-    """The largest error of a subject's results over all cases; infinite for a NaN."""
-    every = (_worst(call, call.run()) for call in subject.calls())
-    return max(every, key=lambda one: one.ratio, default=Worst(0.0, ""))
-
-
-def _same(a: Sequence[Array], b: Sequence[Array], label: str) -> None:
-    for x, y in zip(a, b, strict=True):
-        same = np.array_equal(to_numpy(x), to_numpy(y), equal_nan=to_numpy(x).dtype.kind in "fc")
-        assert same, f"{label}: other bits"
 
 
 @law
@@ -285,7 +216,7 @@ def outputs_may_be_given(subject: Subject) -> None:
                 outs = tuple(views.strided(x, subject.library) for x in outs)
             got = many(plan(*arrays, out=outs if len(outs) > 1 else outs[0], **call.scalars))
             assert all(map(is_, got, outs)), "out is not returned"
-            _close(call, outs, f"{layout} out")
+            close(call, outs, f"{layout} out")
         if not subject.spec.accumulates:
             continue
         outs = tuple(_filled(x, 0.5) for x in want)
@@ -294,6 +225,66 @@ def outputs_may_be_given(subject: Subject) -> None:
             error = np.abs(to_numpy(x).astype(np.float64) - (value + 0.5))
             half = 0.5 * named(subject.dtype).eps * (np.abs(value + 0.5) + 0.5)
             assert np.all(error <= most + half), f"accumulate {call.case} {call.form.text}"
+
+
+@law
+def outputs_are_added_to_one_by_one(subject: Subject) -> None:
+    """`accumulate` with one bool for each output adds to that one, and makes the others anew."""
+    if not adapter(subject.library).writable:
+        raise DoesNotApply("arrays of the library are immutable")
+    for call in subject.calls():
+        arrays, outputs = call.given(), call.form.outputs
+        plan = call.plan(arrays)
+        for number, pattern in enumerate(outputs):
+            if len(outputs) == 1 or not subject.spec.adds_into(pattern.name):
+                continue
+            start = _filled(call.run(arrays)[number], 0.5)
+            outs = tuple([start if i == number else None for i in range(len(outputs))])
+            some = tuple([x is not None for x in outs])
+            got = list(plan(*arrays, out=outs, accumulate=some, **call.scalars))
+            assert got[number] is start, "out is not returned"
+            _added(call, got, some, f"{pattern.name} alone")
+
+
+@law
+def sums_may_be_wider(subject: Subject) -> None:
+    """A declared sum of 16 bits is stored in the accumulate dtype as it is, and added there."""
+    wide = named(subject.dtype).accumulate
+    library = adapter(subject.library)
+    if not library.writable:
+        raise DoesNotApply("arrays of the library are immutable")
+    if wide == subject.dtype:
+        raise DoesNotApply("the dtype is its own accumulate dtype")
+    for call in subject.calls():
+        arrays = call.given()
+        plan, names = call.plan(arrays), [p.name for p in call.form.outputs]
+        sums = tuple([subject.spec.role(name).total for name in names])
+        if not any(sums):
+            continue
+        for adding in (False, True):
+            outs = tuple(
+                [
+                    library.xp.astype(_filled(x, 0.5), library.dtype(wide)) if total else None
+                    for x, total in zip(call.run(arrays), sums, strict=True)
+                ]
+            )
+            added = tuple([adding and total for total in sums])
+            out, flags = (outs, added) if len(outs) > 1 else (outs[0], added[0])
+            got = many(plan(*arrays, out=out, accumulate=flags, **call.scalars))
+            assert all(x is y for x, y in zip(got, outs, strict=True) if y is not None)
+            _added(call, got, added, "wider")
+
+
+def _added(call: Call, got: Sequence[Array], added: Sequence[bool], label: str) -> None:
+    """Whether `got` are the results, and 0.5 more where they were `added` to that."""
+    own, unrounded = tolerance(call), tolerance(call, stored=False)
+    for i, (x, value) in enumerate(zip(got, call.reference(), strict=True)):
+        dtype = library_of(x).describe(x).dtype
+        most = unrounded[i] if dtype != call.subject.dtype else own[i]
+        value = value + 0.5 * added[i]
+        most = most + added[i] * named(dtype).eps * (np.abs(value) + 0.5)
+        error = np.abs(apart(to_numpy(x).astype(np.float64), value))
+        assert np.all(error <= most), f"{label} {call.case} {call.form.text}"
 
 
 def _filled(x: Array, value: float) -> Array:
@@ -323,7 +314,7 @@ def plans_are_reused(subject: Subject) -> None:
             *arrays, **{**call.options, "backend": subject.backend}
         )
         assert same is plan
-        _close(call, many(result), "planned")
+        close(call, many(result), "planned")
 
 
 @law
@@ -358,7 +349,7 @@ def declared_determinism_holds(subject: Subject) -> None:
             continue
         first = many(plan(*arrays, **call.scalars))
         for _ in range(20):
-            _same(first, many(plan(*arrays, **call.scalars)), f"{call.case}")
+            same_bits(first, many(plan(*arrays, **call.scalars)), f"{call.case}")
 
 
 @law
@@ -392,7 +383,7 @@ def traces_as_it_runs(subject: Subject) -> None:
             got = [x[0] for x in batched]
         else:
             raise DoesNotApply("the library traces nothing, or not on this backend")
-        _close(call, got, "traced")
+        close(call, got, "traced")
 
 
 @law
@@ -412,7 +403,7 @@ def indices_obey_their_policy(subject: Subject) -> None:
             ]
             if call.plan(call.given()).sku.precision.deterministic:
                 for other in others:
-                    _same(first, other, f"{name} out of range, {call.case}")
+                    same_bits(first, other, f"{name} out of range, {call.case}")
             for bad in (-1, extent):
                 _refused(call, name, bad)
 
@@ -429,7 +420,7 @@ def _with(call: Call, name: str, bad: int, policy: str) -> Call:
 def _dropped(call: Call, name: str, bad: int) -> tuple[Array, ...]:
     some = _with(call, name, bad, "drop")
     got = some.run()
-    _close(some, got, f"{name} = {bad}, dropped")
+    close(some, got, f"{name} = {bad}, dropped")
     return got
 
 

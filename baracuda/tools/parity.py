@@ -24,8 +24,9 @@ from baracuda.dtypes import FLOATS, named
 from baracuda.errors import UnsupportedError
 from baracuda.forks import cached_property
 from baracuda.testing import report
+from baracuda.testing.bounds import worst
 from baracuda.testing.cases import LIBRARIES, Call, Subject, subjects
-from baracuda.testing.laws import LAWS, worst
+from baracuda.testing.laws import LAWS
 from baracuda.tools import CannotRun, chosen, emit, progress, table
 
 ACCURACY = "matches_the_body_in_float64"

@@ -42,7 +42,7 @@ from baracuda.layouts import Shape
 from baracuda.libraries import TRACED, Array
 from baracuda.libraries.jax import ADAPTER, varies_along
 from baracuda.partitioning import Shares, added_up, batch
-from baracuda.spec import Problem, Runner
+from baracuda.spec import Adds, Problem, Runner
 
 PLATFORM, TARGETS = "cuda", "CUDA"
 # Run-time values are constants of a program; so many of the programs of a plan are kept.
@@ -142,7 +142,7 @@ class JaxRunner(CudaRunner):
         def run(
             arrays: Sequence[Array],
             outs: tuple[Array, ...] | None,
-            accumulate: bool,
+            accumulate: Adds,
             scalars: Mapping[str, Any],
         ) -> Any:
             if state[0]:

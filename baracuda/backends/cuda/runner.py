@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from baracuda import layouts
+from baracuda import layouts, outputs
 from baracuda.backends.cuda import hot, reports
 from baracuda.backends.cuda.launch import Clear, Launch, as_before, stream_of
 from baracuda.backends.cuda.schedules import plan, variants
 from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, Step, Steps, strides_of
+from baracuda.dtypes import name_of
 from baracuda.errors import UnsupportedError
 from baracuda.forks import Guard
 from baracuda.layouts import Shape
 from baracuda.libraries import Array
-from baracuda.spec import Misfit, Problem, Refusal, Runner
+from baracuda.spec import Adds, Misfit, Problem, Refusal, Runner
 
-_Key: TypeAlias = tuple[int, tuple[Shape, ...] | None, bool]
+_Key: TypeAlias = tuple[int, tuple[Shape, ...] | None, Adds, tuple[bool, ...]]
 _Launch: TypeAlias = tuple[Any, Sequence[tuple[int, int]], bool]
 _Program: TypeAlias = tuple[list[_Launch], Sequence[tuple[Shape, str]]]
 
@@ -73,6 +74,7 @@ class CudaRunner:
         "_programs",
         "_state",
         "_strides",
+        "_sums",
         "_ticket",
         "_usual",
         "_variant",
@@ -102,14 +104,15 @@ class CudaRunner:
         self._programs: dict[_Key, _Program] = {}
         self._guard = Guard()
         self._alignment = min([x.alignment for x in problem.given], default=WIDEST)
-        self._usual: _Key = (self._alignment, None, False)
+        self._sums = any(outputs.may_have(problem, x)[1:] for x in problem.outputs)
+        self._usual: _Key = (self._alignment, None, False, ())
         self.steps = self._plan(self._usual)
 
     def __call__(
         self,
         arrays: Sequence[Array],
         outs: tuple[Array, ...] | None,
-        accumulate: bool,
+        accumulate: Adds,
         scalars: Mapping[str, Any],
     ) -> Any:
         if self._state[0]:
@@ -118,17 +121,20 @@ class CudaRunner:
             with as_before(), self.arrays.on_device(self._ordinal):
                 return self(arrays, outs, accumulate, scalars)
         pointer, layout = self.arrays.pointer, None
+        wide: tuple[bool, ...] = ()
         if outs is None:
             results: Sequence[Array] = self._allocate()
         else:
             results, layout = outs, self._layout(outs)
+            if self._sums:
+                wide = self._wide(outs)
         if self._empty:
             return results[0] if len(results) == 1 else tuple(results)
         words = [pointer(x) for x in arrays if x is not None]
         if aligned(words) < self._alignment:
             raise Misfit
         words += [pointer(x) for x in results]
-        key = (min(aligned(words), self._alignment), layout, accumulate)
+        key = (min(aligned(words), self._alignment), layout, accumulate, wide)
         launches, workspaces = self._programs.get(key) or self._program(key)
         held = [self.arrays.workspace(*each, self._ordinal) for each in workspaces]
         words += [pointer(x) for x in held]
@@ -151,7 +157,7 @@ class CudaRunner:
 
     def program(self, alignment: int) -> _Program:
         """The launches into new outputs, for addresses that are multiples of `alignment`."""
-        key = (min(alignment, self._alignment), None, False)
+        key = (min(alignment, self._alignment), None, False, ())
         return self._programs.get(key) or self._program(key)
 
     def _layout(self, outs: Sequence[Array]) -> tuple[Shape, ...] | None:
@@ -168,16 +174,26 @@ class CudaRunner:
             for s, x in zip(have, self.problem.outputs, strict=True)
         )
 
+    def _wide(self, outs: Sequence[Array]) -> tuple[bool, ...]:
+        """Which of given outputs are wider than theirs, () where none is."""
+        planned = self.problem.outputs
+        wide = tuple([name_of(x.dtype) != o.dtype for x, o in zip(outs, planned, strict=True)])
+        return wide if any(wide) else ()
+
     def variants(self) -> tuple[str, ...]:
         """What there is to choose from for most calls, the rule's choice first."""
         return () if self._empty else variants(self._call(self._usual))
 
     def _call(self, key: _Key) -> Call:
-        alignment, layout, add = key
+        alignment, layout, add, wide = key
         outs = layout or self._strides
         ticket = self._ticket.number if self._ticket else 0
         address = self._listener.address if self._ticket else 0
-        return Call(self.problem, self.facts, outs, add, alignment, address, ticket, self._variant)
+        some = add if isinstance(add, tuple) else ()
+        return Call(
+            self.problem, self.facts, outs, add is True, alignment, address, ticket,
+            self._variant, wide, some,
+        )  # fmt: skip
 
     def _plan(self, key: _Key) -> Steps:
         if self._empty:

@@ -124,6 +124,10 @@ class Call(NamedTuple):
         Under what number.
     variant : str
         Which of the schedule's variants to plan; "" leaves it to the schedule's rule.
+    wide : tuple of bool
+        The outputs that have the accumulate dtype where theirs is narrower; () for none.
+    some : tuple of bool
+        The outputs that are added to, where that is not the same for all; () where it is.
     """
 
     problem: Problem
@@ -134,6 +138,8 @@ class Call(NamedTuple):
     listener: int = 0
     ticket: int = 0
     variant: str = ""
+    wide: tuple[bool, ...] = ()
+    some: tuple[bool, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -212,6 +218,21 @@ class Call(NamedTuple):
         x = self.problem.outputs[number]
         return View(len(self.problem.given) + number, 0, x.shape, self.outs[number])
 
+    @property
+    def sum_type(self) -> str:
+        """The last argument of kernels whose one output has the accumulate type instead."""
+        return f", {self.accumulate}" if any(self.wide) else ""
+
+    @property
+    def adds(self) -> tuple[bool, ...]:
+        """Whether to add into each output."""
+        return self.some or (self.add,) * len(self.outs)
+
+    def how(self, numbers: Sequence[int]) -> int:
+        """How the outputs that are sums are delivered, as `deliver` in common/vec.cuh reads it."""
+        adds, wide = self.adds, self.wide or (False,) * len(self.outs)
+        return sum([adds[i] << 2 * k | wide[i] << 2 * k + 1 for k, i in enumerate(numbers)])
+
     def workspace(self, number: int = 0) -> int:
         """The slot of a workspace."""
         return len(self.problem.given) + len(self.problem.outputs) + number
@@ -258,6 +279,22 @@ def strides_of(x: Operand) -> Shape:
 def flag(value: Any) -> str:
     """A C++ bool."""
     return "true" if value else "false"
+
+
+def bits(values: Sequence[bool]) -> int:
+    """Bools as the bits of a number, the first one the lowest."""
+    return sum([value << i for i, value in enumerate(values)])
+
+
+def added(values: Sequence[bool]) -> list[str]:
+    """What names kernels that add into outputs: all of them, or those of some bits."""
+    return ["add" if all(values) else f"add{bits(values)}"] if any(values) else []
+
+
+def delivered(how: int, many: int) -> list[str]:
+    """What names kernels that deliver `many` sums so: added to all, or as the bits of `how` say."""
+    every = sum([1 << 2 * k for k in range(many)])
+    return ["add"] if how == every else [f"how{how}"] if how else []
 
 
 def blocks(items: int, per_thread: int = 1, threads: int = THREADS) -> int:

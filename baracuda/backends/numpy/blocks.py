@@ -22,7 +22,7 @@ from baracuda.forks import Guard
 from baracuda.libraries import Array
 from baracuda.partitioning import independent, located
 from baracuda.shapes import Label, Pattern
-from baracuda.spec import Prepared, Problem, Runner
+from baracuda.spec import Adds, Prepared, Problem, Runner, each
 
 # Elements per block. Temporaries of 512 KiB fit a core's own cache, and the interpreter's cost per
 # block (some 50 us) stays small: a quarter of it costs 10% on swiglu_backward, 80% on pooling.
@@ -175,13 +175,15 @@ def _runner(problem: Problem, form: _Form, steps: Mapping[str, tuple[int, int]])
     def run(
         arrays: Sequence[Array],
         outs: tuple[Array, ...] | None,
-        accumulate: bool,
+        accumulate: Adds,
         scalars: Mapping[str, Any],
     ) -> Any:
         results = outs or tuple(
             library.empty(x.shape, x.dtype, arrays[0], x.strides) for x in problem.outputs
         )
         inputs, targets = form.arrays(arrays), form.outs(results)
+        # The halves of a packed output are its own.
+        adds = each(accumulate, len(targets))
 
         def block(cut: Cut) -> None:
             parts = [
@@ -189,9 +191,9 @@ def _runner(problem: Problem, form: _Form, steps: Mapping[str, tuple[int, int]])
                 for take, x in zip(takes, inputs, strict=True)
             ]
             values = evaluate(parts, scalars)
-            for put, target, value in zip(puts, targets, values, strict=True):
+            for put, target, value, add in zip(puts, targets, values, adds, strict=True):
                 view = put(cut, target)
-                view[...] = view.astype(compute) + value if accumulate else value
+                view[...] = view.astype(compute) + value if add else value
 
         on_threads(block, _cuts(steps))
         return results if len(results) > 1 else results[0]

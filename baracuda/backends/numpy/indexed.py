@@ -11,7 +11,7 @@ from baracuda import body
 from baracuda.check import out_of_range, outside
 from baracuda.libraries import Array, near
 from baracuda.sku import PrecisionGuarantee
-from baracuda.spec import Operand, Prepared, Problem
+from baracuda.spec import Adds, Operand, Prepared, Problem
 
 # Entries per bincount: its bins, twice as wide as float32, stay in the cache.
 _ENTRIES = 1 << 14
@@ -62,7 +62,7 @@ def gather(problem: Problem) -> Prepared:
     def run(
         arrays: Sequence[Array],
         outs: tuple[Array, ...] | None,
-        accumulate: bool,
+        accumulate: Adds,
         scalars: Mapping[str, Any],
     ) -> Any:
         src, at = arrays
@@ -99,7 +99,7 @@ def scatter(problem: Problem) -> Prepared:
     def run(
         arrays: Sequence[Array],
         outs: tuple[Array, ...] | None,
-        accumulate: bool,
+        accumulate: Adds,
         scalars: Mapping[str, Any],
     ) -> Array:
         values, at = arrays
@@ -112,7 +112,7 @@ def scatter(problem: Problem) -> Prepared:
                 result[...] = 0
         region = near(at.shape, axis)
         with np.errstate(all="ignore"):
-            adds(problem, values, at, result[region], axis, accumulate)
+            adds(problem, values, at, result[region], axis, bool(accumulate))
         return result
 
     return Prepared(

@@ -2,9 +2,10 @@
 //
 // A functor F<A> declares `inputs` and `outputs` and maps x[inputs] to y[outputs]; its members are
 // the op's run-time values. A thread has DEPTH vectors of V elements of every input in flight. The
-// inputs whose bits are set in ONE have one element for all, of which each gets a `share`. The
-// inputs, then outputs, whose bits are set in WIDE hold the accumulate type. The functor of a
-// NUMBERED op also takes the number of its element in the whole array, in C order.
+// inputs whose bits are set in ONE have one element for all, of which each gets a `share`; the
+// outputs whose bits are set in ADD are added to. The inputs, then outputs, whose bits are set in
+// WIDE hold the accumulate type. The functor of a NUMBERED op also takes the number of its element in
+// the whole array, in C order.
 #pragma once
 #include "index.cuh"
 #include "vec.cuh"
@@ -37,7 +38,7 @@ template <class A, class T, int K, int N> struct Pieces<A, T, K, N, true> {
 };
 
 template <
-    template <class> class F, class T, int V, int DEPTH, int DIMS, class I, bool ADD, int ONE = 0,
+    template <class> class F, class T, int V, int DEPTH, int DIMS, class I, int ADD, int ONE = 0,
     int WIDE = 0, bool NUMBERED = false>
 struct Elementwise {
   using A = Acc<T>;
@@ -106,14 +107,17 @@ struct Elementwise {
       UNROLL for (int k = 0; k < OUT; ++k) y[k][i] = to[k];
     }
     UNROLL for (int k = 0; k < OUT; ++k) {
+      const bool adds = ADD >> k & 1;
       if constexpr (WIDE != 0) {
         if (wide(IN + k)) {
-          A* const out = reinterpret_cast<A*>(args.out[k]);
-          Wide<N>::template put_all<ADD>(out + at[IN + k], y[k]);
+          A* const out = reinterpret_cast<A*>(args.out[k]) + at[IN + k];
+          if (adds) Wide<N>::template put_all<true>(out, y[k]);
+          else Wide<N>::template put_all<false>(out, y[k]);
           continue;
         }
       }
-      put<ADD>(args.out[k] + at[IN + k], y[k]);
+      if (adds) put<true>(args.out[k] + at[IN + k], y[k]);
+      else put<false>(args.out[k] + at[IN + k], y[k]);
     }
   }
 

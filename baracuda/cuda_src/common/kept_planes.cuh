@@ -15,10 +15,11 @@
 namespace baracuda {
 
 template <
-    class F, class T, int GIVEN, bool ACROSS, int CLUSTER, int HELD, Access ACCESS, bool ADD>
+    class F, class T, int GIVEN, bool ACROSS, int CLUSTER, int HELD, Access ACCESS, bool ADD,
+    int HOW = 0>
 struct KeptPlanes {
   using A = Acc<T>;
-  using Of = PlaneSets<F, T, GIVEN, ACROSS, ADD>;
+  using Of = PlaneSets<F, T, GIVEN, ACROSS, HOW>;
   static constexpr int RESIDENT = 1, V = 16 / sizeof(T), IN = F::inputs, M = F::sums;
   // Elements of a part.
   static constexpr int PART = 32 * HELD * V;

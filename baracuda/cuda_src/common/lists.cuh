@@ -9,9 +9,9 @@
 
 namespace baracuda {
 
-template <class T> struct RowsArgs : Lists {
+template <class T, class R> struct RowsArgs : Lists {
   const T* values;
-  T* target;
+  R* target;
   Acc<T>* parts;
   Dealt dealt;
   i32 step_values, step_target, step_parts;  // from a row to the next, in bytes
@@ -23,12 +23,13 @@ template <class T> struct RowsArgs : Lists {
 
 // A warp takes the short lists of ROWS slots: as one stream of elements, ONCE of them under way,
 // whatever list they belong to. Some take a chunk of positions first, of it what belongs to long
-// lists, in vectors of half the width: the few rows that are frequent must not be the last.
-template <class T, int V, int ROWS, int ONCE, bool ADD> struct SumLists {
+// lists, in vectors of half the width: the few rows that are frequent must not be the last. R is
+// the type of the sums in memory: that of the values, or the accumulate type.
+template <class T, int V, int ROWS, int ONCE, bool ADD, class R = T> struct SumLists {
   static constexpr int RESIDENT = 8, HALF = greater(V / 2, 1), TWO = V / HALF, MANY = 8;
   static constexpr u32 SPAN = 16;
   static constexpr int STEP = lesser(HALF, 16 / int(sizeof(Acc<T>)));
-  using Args = RowsArgs<T>;
+  using Args = RowsArgs<T, R>;
 
   static DEVICE void run(const Args& args) {
     const u32 lane = threadIdx.x & 31;
@@ -70,7 +71,7 @@ template <class T, int V, int ROWS, int ONCE, bool ADD> struct SumLists {
     u32 empty = __ballot_sync(~0u, !ADD && lane < ROWS && length == 0 && row < args.dealt.rows);
     ROLLED for (; empty; empty &= empty - 1) {
       const u32 to = __shfl_sync(~0u, row, __ffs(int(empty)) - 1);
-      if (there) put<false>(row_of(args.target, to, args.step_target) + column, x);
+      if (there) put_total<T, false>(row_of(args.target, to, args.step_target) + column, x);
     }
     // Where the short lists end in the stream; from there to their elements in `order`.
     u32 end = elements;
@@ -104,8 +105,8 @@ template <class T, int V, int ROWS, int ONCE, bool ADD> struct SumLists {
           }
           fresh = lasts >> (i + j) & 1;
           if (!fresh) continue;
-          T* target = row_of(args.target, __shfl_sync(~0u, to, i + j), args.step_target);
-          if (there) put<ADD>(target + column, x);
+          R* target = row_of(args.target, __shfl_sync(~0u, to, i + j), args.step_target);
+          if (there) put_total<T, ADD>(target + column, x);
         }
       }
     }
@@ -196,7 +197,7 @@ template <class T, int V, int ROWS, int ONCE, bool ADD> struct SumLists {
     }
     const u32 team = slot / args.dealt.slots;
     const u32 row = args.dealt.row(team, slot - team * args.dealt.slots);
-    if (there) put<ADD>(row_of(args.target, row, args.step_target) + column, x);
+    if (there) put_total<T, ADD>(row_of(args.target, row, args.step_target) + column, x);
   }
 };
 

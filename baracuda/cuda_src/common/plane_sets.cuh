@@ -54,7 +54,8 @@ enum Given { WEIGHT = 1, BIAS = 2, PULLS = 4 };
 // A set is a channel of all n (ACROSS), or some channels of one of the n, and a block joins its
 // moments, or those of BESIDE sets: every so many threads are of one. `Parts` says how many parts
 // there are, and which.
-template <class F, class T, int GIVEN, bool ACROSS, bool ADD, int BESIDE = 1> struct PlaneSets {
+// What is found is left as HOW says to `deliver`.
+template <class F, class T, int GIVEN, bool ACROSS, int HOW, int BESIDE = 1> struct PlaneSets {
   using A = Acc<T>;
   using State = Several<A, 4>;
   using Meet = Rooms<State, BESIDE>;
@@ -153,8 +154,7 @@ template <class F, class T, int GIVEN, bool ACROSS, bool ADD, int BESIDE = 1> st
   static DEVICE void leave(const Args& args, const Joined<A>& of, u32 set) {
     if (threadIdx.x >= BESIDE) return;
     UNROLL for (int k = 0; k < 2; ++k) {
-      A one[1] = {of.found[k]};
-      put<ADD>(args.found[k] + set * args.found_step[k], one);
+      deliver<HOW>(k, args.found[k], set * args.found_step[k], of.found[k]);
     }
   }
 

@@ -14,10 +14,10 @@ namespace baracuda {
 
 // A block for each BESIDE sets, whose moments lie beside each other where they are several. Without
 // MOMENTS the statistics are given and nothing is summed.
-template <class F, class T, int GIVEN, bool ACROSS, bool MOMENTS, bool ADD, int BESIDE>
+template <class F, class T, int GIVEN, bool ACROSS, bool MOMENTS, int HOW, int BESIDE>
 struct JoinMoments {
   using A = Acc<T>;
-  using Of = PlaneSets<F, T, GIVEN, ACROSS, ADD, BESIDE>;
+  using Of = PlaneSets<F, T, GIVEN, ACROSS, HOW, BESIDE>;
   static_assert(ACROSS || BESIDE == 1, "one set leaves shares of its planes");
   static constexpr int RESIDENT = 1;
 
@@ -78,7 +78,7 @@ template <
     int GIVEN = 0>
 struct MapPlanes {
   using A = Acc<T>;
-  using Of = PlaneSets<F, T, GIVEN, true, false>;
+  using Of = PlaneSets<F, T, GIVEN, true, 0>;
   static constexpr int V = 16 / sizeof(T), READS = F::reads, K = READS + 1;
   static constexpr int RESIDENT = ACCESS == VECTORS && SAME ? 4 : 2;
 

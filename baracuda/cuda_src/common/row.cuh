@@ -85,6 +85,13 @@ DEVICE void put(T* p, i64 step, i32 e, i32 end, Acc<T> (&y)[V]) {
   }
 }
 
+// The same where only a constant says whether to add.
+template <Access ACCESS, int V, class T>
+DEVICE void put_or_add(bool add, T* p, i64 step, i32 e, i32 end, Acc<T> (&y)[V]) {
+  if (add) put<ACCESS, true>(p, step, e, end, y);
+  else put<ACCESS, false>(p, step, e, end, y);
+}
+
 // First elements of a row that tell its centre: as many as two registers take.
 template <class T> constexpr int FRONT = sizeof(T) == 2 ? 4 : 2;
 

@@ -13,6 +13,7 @@
 // A thread holds HELD vectors of 16 bytes of each input; which elements, alignment does not say,
 // but in the longest rows. Rows of a few vectors take some lanes of a warp (LANES), others a block
 // (BLOCK); what a block does not hold it reads again (LONG).
+// The outputs whose bits are set in ADD are added to.
 // Where rows are some planes each, columns are the channels' own, and a row leaves sums of its own.
 #pragma once
 #include "policy.cuh"
@@ -25,7 +26,7 @@
 namespace baracuda {
 
 template <
-    class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, bool ADD, int BY = BY_ELEMENTS,
+    class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, int ADD, int BY = BY_ELEMENTS,
     bool LOSSES = false, class C = T>
 struct Rows {
   using A = Acc<T>;
@@ -234,9 +235,8 @@ struct Rows {
         return pass(args.out[0] + row.at[LOADS] + e, v);
       }
     }
-    UNROLL for (int k = 0; k < OUT; ++k) {
-      put<ACCESS, ADD>(args.out[k] + row.at[LOADS + k], args.step[LOADS + k], e, row.written, y[k]);
-    }
+    UNROLL for (int k = 0; k < OUT; ++k) put_or_add<ACCESS>(
+        ADD >> k & 1, args.out[k] + row.at[LOADS + k], args.step[LOADS + k], e, row.written, y[k]);
   }
 
   // The outputs of a vector, and its share of the sums.

@@ -67,7 +67,8 @@ template <class T, class P, int DEPTH, class I> struct ScatterAtomic {
 
 // Few elements per row of the last axis, many bins: whoever writes a vector of V bins adds what
 // points there, in the order of the elements, so that zeros and sums are one stream of writes.
-template <class T, class P, int V, int DEPTH, class I, bool ADD> struct ScatterFew {
+// R is the type of the sums: that of the values, or the accumulate type.
+template <class T, class P, int V, int DEPTH, class I, bool ADD, class R = T> struct ScatterFew {
   using A = Acc<T>;
   using U = typename Unsigned<I>::type;
   static constexpr int RESIDENT = 4;
@@ -75,7 +76,7 @@ template <class T, class P, int V, int DEPTH, class I, bool ADD> struct ScatterF
   struct Args {
     const T* values;
     const P* index;
-    T* target;
+    R* target;
     Report* listener;
     i64 extent;
     u32 ticket, length;  // elements per row
@@ -109,7 +110,7 @@ template <class T, class P, int V, int DEPTH, class I, bool ADD> struct ScatterF
           }
         }
       }
-      put<ADD>(args.target + at[2] + begin, x);
+      put_total<T, ADD>(args.target + at[2] + begin, x);
     }
   }
 };

@@ -7,8 +7,8 @@
 namespace baracuda {
 
 // Adds up what each block of `Rows` left of OUT sums of n elements, in their order,
-// and rounds once.
-template <class T, int OUT, bool ADD> struct SumRows {
+// and rounds once. HOW: as `deliver` reads it.
+template <class T, int OUT, int HOW> struct SumRows {
   using A = Acc<T>;
   static constexpr int RESIDENT = 1;
 
@@ -35,12 +35,13 @@ template <class T, int OUT, bool ADD> struct SumRows {
     // A warp joins the parts of a column, one in each lane.
     for (int c = warp; c < 32; c += warps) {
       const Several<A, 1> own{lane < warps ? lines.at[lane * 33 + c] : A(0)};
-      A total[1] = {join_lanes(own, 32, Added<A, 1>{}).at[0]};
+      const A total = join_lanes(own, 32, Added<A, 1>{}).at[0];
       const i64 at = i64(blockIdx.x) * 32 + c;
       if (lane == 0 && at < width) {
         UNROLL for (int k = 0; k < OUT; ++k) {
-          if (at / args.n == k) put<ADD>(
-              args.out[k] + (at - i64(k) * args.n) * args.step[k], total);
+          if (at / args.n == k) {
+            deliver<HOW>(k, args.out[k], (at - i64(k) * args.n) * args.step[k], total);
+          }
         }
       }
     }

@@ -157,5 +157,32 @@ template <bool ADD, int N, class T> DEVICE void put(T* p, Acc<T> (&x)[N]) {
   store<N>(p, v);
 }
 
+// The same where the array may be of the accumulate type beside others of T: its address is a
+// multiple of as many bytes as N elements of T have.
+template <class T, bool ADD, int N, class R> DEVICE void put_total(R* p, Acc<T> (&x)[N]) {
+  if constexpr (sizeof(R) == sizeof(T)) {
+    put<ADD>(p, x);
+  } else {
+    constexpr int STEP = greater(N / 2, 1);
+    UNROLL for (int i = 0; i < N; i += STEP) {
+      Acc<T> part[STEP];
+      UNROLL for (int j = 0; j < STEP; ++j) part[j] = x[i + j];
+      put<ADD>(p + i, part);
+    }
+  }
+}
+
+// How each of several sums is delivered, two bits for each: added to what is there; in the
+// accumulate type.
+enum : int { ADDED = 1, WIDENED = 2 };
+template <int HOW, class T> DEVICE void deliver(int k, T* p, i64 at, Acc<T> total) {
+  const int how = HOW >> 2 * k & 3;
+  Acc<T> x[1] = {total};
+  if (how == 0) put<false>(p + at, x);
+  if (how == ADDED) put<true>(p + at, x);
+  if (how == WIDENED) put<false>(reinterpret_cast<Acc<T>*>(p) + at, x);
+  if (how == (ADDED | WIDENED)) put<true>(reinterpret_cast<Acc<T>*>(p) + at, x);
+}
+
 }  // namespace baracuda
 #endif

@@ -20,7 +20,7 @@ from baracuda.libraries import Array
 from baracuda.libraries.torch import ADAPTER, is_batch
 from baracuda.op import registry
 from baracuda.plan import Plan
-from baracuda.spec import Misfit, OpSpec, Problem, Runner
+from baracuda.spec import Adds, Misfit, OpSpec, Problem, Runner
 
 
 def watched(problem: Problem) -> Callable[[Runner], Runner] | None:
@@ -43,7 +43,7 @@ def _differentiable(problem: Problem, partner: OpSpec, run: Runner) -> Runner:
     def run_watched(
         arrays: Sequence[Array],
         outs: tuple[Array, ...] | None,
-        accumulate: bool,
+        accumulate: Adds,
         scalars: Mapping[str, Any],
     ) -> Any:
         # What the gradient has no cotangent for is a constant to it.

@@ -71,18 +71,18 @@ def plan(call: Call) -> Steps:
     packer.extents(fast, tiles, code="I").add("i", max(lanes, 1).bit_length() - 1, runs)
     packer.indices(over.items, over.tail, each * rounds, channels, *steps, *[0] * (len(steps) % 2))
     packer.walk(split(over.dims, over.width), len(views), over.kind)
-    arguments, integer = packer.done(), packer.type
+    arguments, integer, add = packer.done(), packer.type, call.adds[0]
     schedule = (
         f"Channels<{call.functor}, {call.type}, {width}, {depth}, {flag(lanes)}, {over.kind}, "
-        f"{integer}, {flag(call.add)}>"
+        f"{integer}, {flag(add)}>"
     )
-    tags = ("beside" if lanes else LAYOUTS[over.kind], f"v{width}", integer, *["add"] * call.add)
+    tags = ("beside" if lanes else LAYOUTS[over.kind], f"v{width}", integer, *["add"] * add)
     entry = call.entry(schedule, len(arguments), *tags)
     step = Step(entry, (grid, 1), arguments, [(slot, 0) for slot in slots], scalars)
     there = (step,) if prod(whole.shape) else ()
     if not sums:
         return Steps(there)
-    last = rows.sum_rows(call, sums, channels, runs if there else 0, call.workspace())
+    last = rows.sum_rows(call, 1, channels, runs if there else 0, call.workspace())
     return Steps((*there, last), (((runs, channels), call.accumulate_dtype),))
 
 

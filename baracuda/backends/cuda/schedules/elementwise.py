@@ -26,9 +26,10 @@ from baracuda.backends.cuda.steps import (
     DeviceFacts,
     Step,
     Steps,
+    added,
+    bits,
     blocks,
     entry_of,
-    flag,
     strides_of,
 )
 from baracuda.dtypes import named
@@ -112,7 +113,7 @@ class _Form(NamedTuple):
     depth: int
     kind: int
     integer: str
-    add: bool
+    adds: tuple[bool, ...]
     ones: int
     wider: int
     threads: int
@@ -133,7 +134,7 @@ def plan(call: Call) -> Steps:
     wider = sum([
         (every[o.slot].dtype != call.problem.dtype) << k for k, o in enumerate(operands)
     ])  # fmt: skip
-    early = read <= written and kind == 1 and not call.add and call.nbytes > PAST_CACHES
+    early = read <= written and kind == 1 and not any(call.adds) and call.nbytes > PAST_CACHES
     ahead = _AHEAD // (width * itemsize) if early else items
     packer.pointers(len(operands)).scalars(scalars)
     ones = sum([o.one << k for k, o in enumerate(inputs)])
@@ -145,8 +146,10 @@ def plan(call: Call) -> Steps:
     chosen = call.problem.spec.conditions
     options = tuple([v for k, v in given if isinstance(v, str) and k not in chosen])
     threads = _SEVERAL if len(inputs) > 1 else THREADS
+    # The halves of a packed output are its own.
+    adds = call.adds if len(outputs) == len(call.outs) else call.adds * len(outputs)
     form = _Form(
-        call.functor, options, call.type, width, depth, kind, packer.type, call.add, ones,
+        call.functor, options, call.type, width, depth, kind, packer.type, adds, ones,
         wider, threads,
     )  # fmt: skip
     entry = _entry(call.problem.spec, form, len(arguments))
@@ -160,14 +163,23 @@ def plan(call: Call) -> Steps:
 def _entry(spec: OpSpec, form: _Form, nbytes: int) -> Entry:
     """The kernel of a form; new shapes ask for the same ones again and again."""
     # The options that choose among functors are named ones other than "none".
-    functor, options, dtype, width, depth, kind, integer, add, ones, wider, threads = form
+    functor, options, dtype, width, depth, kind, integer, adds, ones, wider, threads = form
     names = [name.title() for name in options if name != "none"]
     more = [ones, wider, flag(spec.numbered)]
     while more and more[-1] in (0, "false"):
         more.pop()
-    arguments = (f"{functor}{''.join(names)}", dtype, width, depth, kind, integer, flag(add), *more)
+    arguments = (
+        f"{functor}{''.join(names)}",
+        dtype,
+        width,
+        depth,
+        kind,
+        integer,
+        bits(adds),
+        *more,
+    )
     schedule = f"Elementwise<{', '.join(map(str, arguments))}>"
-    tags = (*names, LAYOUTS[kind], f"v{width}", f"d{depth}", integer, *["add"] * add)
+    tags = (*names, LAYOUTS[kind], f"v{width}", f"d{depth}", integer, *added(adds))
     if ones:
         tags += ("one",)
     if wider:

@@ -117,14 +117,17 @@ def _step(
     packer.extents(parts, how.parts, code="I").walk(sets, len(views))
     arguments = packer.done()
     counted(units, how.parts * how.cluster, of.number + turns)
-    add = call.add
+    add, found = call.adds[0], call.how((1, 2)) if parameters.left else 0
+    last = f", {found}" if found else ""
     schedule = (
         f"KeptPlanes<{call.functor}<{call.accumulate}>, {call.type}, {parameters.given}, "
-        f"{flag(not of.groups)}, {how.cluster}, {held}, {access}, {flag(add)}>"
+        f"{flag(not of.groups)}, {how.cluster}, {held}, {access}, {flag(add)}{last}>"
     )
+    alike = all(x == add for x in call.adds) and not any(call.wide)
+    names = ["add"] * add if alike else [f"add{add:d}", f"how{found}"]
     # In the name where it is not that of the dtype.
     other = [f"h{held}"] * (call.itemsize < 8 and held != _HELD[len(of.loads)])
-    tags = ("kept", parameters.given, how.cluster, access.lower(), *other, *["add"] * add)
+    tags = ("kept", parameters.given, how.cluster, access.lower(), *other, *names)
     entry = call.entry(schedule, len(arguments), *tags, threads=_THREADS, cluster=how.cluster)
     front = [(slot, 0) for slot in slots]
     blocks = -(-of.number // turns) * how.cluster

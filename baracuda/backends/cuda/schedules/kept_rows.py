@@ -144,16 +144,18 @@ def plan(call: Call, of: Operands, kind: Kind, how: Kept, lie: Lie, lines: int) 
     arguments = packer.walk(lie.dims, len(lie.walked)).done()
     functor = f"{call.functor}<{call.accumulate}, {kind.number}>, {call.type}, {how.held}"
     last = "".join(f", {kind}" for kind in call.column_tags)
+    # Sums are delivered by the kernel that adds them up.
+    add = call.adds[0]
     if how.way == "streamed":
-        schedule = f"StreamedRows<{functor}, {how.slots}, {how.parts}, {flag(call.add)}{last}>"
+        schedule = f"StreamedRows<{functor}, {how.slots}, {how.parts}, {flag(add)}{last}>"
         own: tuple[object, ...] = (how.held, how.slots, how.parts)
     else:
         far = flag(how.way == "far")
-        schedule = f"KeptRows<{functor}, {lie.access}, {far}, {flag(call.add)}{last}>"
+        schedule = f"KeptRows<{functor}, {lie.access}, {far}, {flag(add)}{last}>"
         own = (lie.access.lower(),)
     most = _FAR_THREADS if how.way == "far" else _THREADS
     entry = call.entry(
-        schedule, len(arguments), how.way, kind.label, *own, *["add"] * call.add, *call.column_tags,
+        schedule, len(arguments), how.way, kind.label, *own, *["add"] * add, *call.column_tags,
         threads=most, cluster=how.parts,
     )  # fmt: skip
     front, grid = [(slot, 0) for slot in pointers], (lines * how.parts, 1)

@@ -111,14 +111,15 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
     if tasks >= 1 << 31:
         return None
     sum_size = named(accumulate).itemsize
-    steps = (lanes.steps[0] * size, lanes.steps[2] * size, lanes.count * sum_size)
+    target_size = sum_size if any(call.wide) else size
+    steps = (lanes.steps[0] * size, lanes.steps[2] * target_size, lanes.count * sum_size)
     arguments = packer(3).add("i", *steps).add("I", lanes.count, chunks).extents(chunks)
     arguments.add("I", pieces, groups, min(long, groups * chunks), 0)
     front = [(slot, 0) for slot in (*lists, values.slot, target.slot, parts)]
 
     once = _ONCE_ADDING if call.add else _ONCE[size]
-    schedule = f"SumLists<{call.type}, {width}, {_ROWS}, {once}, {flag(call.add)}>"
-    tags = ("lists", f"v{width}", *["add"] * call.add)
+    schedule = f"SumLists<{call.type}, {width}, {_ROWS}, {once}, {flag(call.add)}{call.sum_type}>"
+    tags = ("lists", f"v{width}", *["add"] * call.add, *["wide"] * any(call.wide))
     entry = call.entry(schedule, len(arguments.done()), *tags, threads=_THREADS)
     grid = (-(-tasks * _WARP // _THREADS), 1)
     return Steps((invert, Step(entry, grid, arguments.done(), front)), workspaces, variant=name)

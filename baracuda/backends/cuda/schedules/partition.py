@@ -107,8 +107,10 @@ def _join(call: Call, out: View, bins: int) -> Step:
     dims = merged(out.shape, (layouts.contiguous(out.shape), out.strides))
     packer = Packer(wide(count(dims), reach(dims))).pointers(3).add("I", bins, 0)
     arguments = packer.walk(dims, 2).done()
-    schedule = f"JoinParts<{call.type}, {packer.type}, {flag(call.add)}>"
-    tags = ("join_parts", packer.type, *["add"] * call.add)
+    wide_out = any(call.wide)
+    kind = call.accumulate if wide_out else call.type
+    schedule = f"JoinParts<{kind}, {packer.type}, {flag(call.add)}>"
+    tags = ("join_parts", packer.type, *["add"] * call.add, *["wide"] * wide_out)
     entry = call.entry(schedule, len(arguments), *tags, threads=_JOINERS)
     size = named(named(call.problem.dtype).accumulate).itemsize
     wide_sums = 32 * WIDEST // size

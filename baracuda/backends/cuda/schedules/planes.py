@@ -18,7 +18,7 @@ from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, diviso
 from baracuda.backends.cuda.schedules import kept_planes
 from baracuda.backends.cuda.schedules.plane_sets import Sets, counted, parameters_of, sets_of
 from baracuda.backends.cuda.schedules.rows import Operands, Planes, sum_rows, whole
-from baracuda.backends.cuda.steps import THREADS, WIDEST, Call, Step, Steps, blocks, flag
+from baracuda.backends.cuda.steps import THREADS, WIDEST, Call, Step, Steps, blocks, delivered, flag
 from baracuda.layouts import Shape
 from baracuda.spec import Refusal
 
@@ -117,7 +117,7 @@ def plan(call: Call) -> Steps:
 
 def _shared(call: Call, of: Sets, many: int, workspace: int) -> Step:
     """Adds up what each of the n has left for the gradients of parameters."""
-    return sum_rows(call, [call.out(1), call.out(2)], of.c, many, call.workspace(workspace))
+    return sum_rows(call, 1, of.c, many, call.workspace(workspace))
 
 
 def _on_chip(call: Call, of: Sets) -> Step | None:
@@ -230,13 +230,13 @@ def _join(call: Call, of: Sets, moments: Moments) -> Step:
     packer.add("i", moments.by_lines, of.number)
     packer.extents(moments.parts, code="I")
     arguments = packer.done()
-    add = call.add and parameters.left
+    how = call.how((1, 2)) if parameters.left else 0
     beside = _BESIDE if moments.by_lines and moments.parts == 1 else 1
     schedule = (
         f"JoinMoments<{call.functor}<{call.accumulate}>, {call.type}, {parameters.given}, "
-        f"{flag(not of.groups)}, {flag(of.sums)}, {flag(add)}, {beside}>"
+        f"{flag(not of.groups)}, {flag(of.sums)}, {how}, {beside}>"
     )
-    tags = ["join", parameters.given, *["beside"] * (beside > 1), *["add"] * add]
+    tags = ["join", parameters.given, *["beside"] * (beside > 1), *delivered(how, 2)]
     entry = call.entry(schedule, len(arguments), *tags, threads=_MOST)
     items = max(moments.lines * moments.parts // _JOINED, of.channels) * beside
     threads = min(-(-max(items, 1) // _WARP) * _WARP, _MOST)
@@ -286,7 +286,7 @@ def _map(call: Call, of: Sets, over: Mapped) -> Step:
     items = vectors * (apart if down else of.n)
     counted(items)
     slots = [*(v.slot for v in views), *(told.slots if told else [call.workspace()])]
-    packer, given = Packer(True).pointers(len(slots)), ""
+    packer, given, add = Packer(True).pointers(len(slots)), "", call.adds[0]
     if told:
         told.numbers(packer.scalars(scalars))
         given = f", true, {told.given}"
@@ -295,9 +295,9 @@ def _map(call: Call, of: Sets, over: Mapped) -> Step:
     arguments = packer.walk(lie.lines, arrays).walk(lie.inside, arrays).done()
     schedule = (
         f"MapPlanes<{call.functor}<{call.accumulate}>, {call.type}, {held}, {lie.access}, "
-        f"{flag(same)}, {flag(down)}, {flag(call.add)}{given}>"
+        f"{flag(same)}, {flag(down)}, {flag(add)}{given}>"
     )
-    tags = ["map", lie.access.lower(), *["same"] * same, *["down"] * down, *["add"] * call.add]
+    tags = ["map", lie.access.lower(), *["same"] * same, *["down"] * down, *["add"] * add]
     tags += ["told", str(told.given)] if told else []
     entry = call.entry(schedule, len(arguments), *tags)
     front, grid = [(slot, 0) for slot in slots], (blocks(items, 1 if down else held), 1)

@@ -23,7 +23,17 @@ from baracuda.backends.cuda.geometry import (
     without,
 )
 from baracuda.backends.cuda.schedules import columns, elementwise, kept_rows, reduce
-from baracuda.backends.cuda.steps import PAST_CACHES, THREADS, WIDEST, Call, Step, Steps, flag
+from baracuda.backends.cuda.steps import (
+    PAST_CACHES,
+    THREADS,
+    WIDEST,
+    Call,
+    Step,
+    Steps,
+    added,
+    bits,
+    delivered,
+)
 from baracuda.dtypes import named
 from baracuda.spec import Refusal
 
@@ -243,7 +253,7 @@ def plan(call: Call) -> Steps:
         return Steps(tuple(steps), (((max(blocks, 1),), call.accumulate_dtype),))
     if not of.sums:
         return Steps(tuple(steps))
-    steps.append(sum_rows(call, of.sums, n, blocks, call.workspace()))
+    steps.append(sum_rows(call, len(of.outs), n, blocks, call.workspace()))
     workspace = (max(blocks, 1), len(of.sums), n), call.accumulate_dtype
     return Steps(tuple(steps), (workspace,))
 
@@ -353,6 +363,8 @@ def _rows(
 ) -> Step:
     problem, scalars = call.problem, call.problem.spec.codes
     walked, steps, dims, access = lie
+    # Sums are delivered by the kernel that adds them up.
+    adds = call.adds[: len(of.outs) or 1]
     n, outer = of.loads[0].shape[of.axis], without(of.loads[0].shape, of.axis)
     causal = bool(problem.options.get("causal"))
     left = _CAUSAL * causal + _MASKED * bool(of.masks)
@@ -383,7 +395,7 @@ def _rows(
     last = "".join(f", false, {kind}" for kind in call.column_tags)
     schedule = (
         f"Rows<{functor}, {call.type}, {how.way}, {how.held}, {access}, {left}, "
-        f"{flag(call.add)}, {by}{', true' * len(of.costs)}{last}>"
+        f"{bits(adds)}, {by}{', true' * len(of.costs)}{last}>"
     )
     tags = (how.way.lower(), kind.label, access.lower())
     left_out = [name for bit, name in ((_CAUSAL, "causal"), (_MASKED, "masked")) if left & bit]
@@ -396,7 +408,7 @@ def _rows(
         *left_out,
         *[by.lower()] * (by != "BY_ELEMENTS"),
         *["few"] * (access != "STEPS" and how.held < holds(call, of)),
-        *["add"] * call.add,
+        *added(adds),
         *call.column_tags,
         threads=bound,
     )
@@ -404,13 +416,17 @@ def _rows(
     return Step(entry, (blocks, 1), arguments, front, scalars, fewer=how.threads)
 
 
-def sum_rows(call: Call, sums: list[View], n: int, blocks: int, slot: int) -> Step:
-    """Adds up what `blocks` blocks left in a workspace, sums of `n` elements of each."""
-    many = len(sums)
+def sum_rows(call: Call, first: int, n: int, blocks: int, slot: int) -> Step:
+    """Adds up what `blocks` blocks left in a workspace for the outputs from the `first` on.
+
+    These are sums of `n` elements of each block.
+    """
+    numbers = range(first, len(call.outs))
+    sums, many, how = [call.out(i) for i in numbers], len(numbers), call.how(numbers)
     packer = Packer(True).pointers(1 + many).add("q", *[v.strides[0] for v in sums])
     arguments = packer.add("i", n, blocks).done()
-    schedule = f"SumRows<{call.column_type}, {many}, {flag(call.add)}>"
-    tags = ("sum_rows", many, *["add"] * call.add, *call.column_tags)
+    schedule = f"SumRows<{call.column_type}, {many}, {how}>"
+    tags = ("sum_rows", many, *delivered(how, many), *call.column_tags)
     entry = call.entry(schedule, len(arguments), *tags, threads=_ADDERS)
     front = [(slot, 0), *[(v.slot, 0) for v in sums]]
     return Step(entry, (-(-n * many // _WARP), 1), arguments, front)

@@ -69,7 +69,7 @@ def _rule(call: Call) -> str:
     """The first form that suits new outputs, which are aligned, and fits."""
     outs = tuple(strides_of(x) for x in call.problem.outputs)
     alignment = min(x.alignment for x in call.problem.given)
-    usual = call._replace(outs=outs, add=False, alignment=alignment)
+    usual = call._replace(outs=outs, add=False, alignment=alignment, wide=())
     for name in _names(usual):
         if _affordable(usual, _steps(usual, name)):
             return name
@@ -126,8 +126,9 @@ def _few(call: Call) -> Steps | None:
     packer.indices(rows * per_row, *lanes.steps[:2], 0).extents(per_row).add(packer.unsigned, 0)
     arguments = packer.walk(lanes.outer, 3).done()
     kind = named(call.problem.index_dtype or "").short
-    schedule = f"ScatterFew<{call.type}, {kind}, {width}, {depth}, {packer.type}, {flag(call.add)}>"
-    tags = ("few", kind, f"v{width}", packer.type, *["add"] * call.add)
+    schedule = f"ScatterFew<{call.type}, {kind}, {width}, {depth}, {packer.type}, "
+    schedule += f"{flag(call.add)}{call.sum_type}>"
+    tags = ("few", kind, f"v{width}", packer.type, *["add"] * call.add, *["wide"] * any(call.wide))
     entry = call.entry(schedule, len(arguments), *tags)
     step = Step(entry, (blocks(rows * per_row, depth), 1), arguments, _front(lanes))
     return Steps((step,), variant=FEW)
@@ -176,7 +177,7 @@ def _width(lanes: Lanes, words: int, most: int, pair: int) -> Tiling | None:
 def _tiles(call: Call) -> Steps | None:
     lanes = _lanes(call)
     tiling = _tiling(call, lanes) if lanes is not None else None
-    if lanes is None or tiling is None:
+    if lanes is None or tiling is None or any(call.wide):
         return None
     tiled = packed(call, lanes, tiling)
     if tiled.grid[1] > MOST_ROWS:
@@ -218,7 +219,9 @@ def _takes_turned(call: Call, lanes: Lanes) -> bool:
 def _turned(call: Call) -> Steps | None:
     lanes = _lanes(call)
     bits = _bits(call, lanes.length) if lanes is not None else None
-    return turned.plan(call, lanes, bits, TURNED) if lanes is not None and bits else None
+    if lanes is None or not bits or any(call.wide):
+        return None
+    return turned.plan(call, lanes, bits, TURNED)
 
 
 def _front(lanes: Lanes) -> list[tuple[int, int]]:
@@ -231,11 +234,12 @@ def _front(lanes: Lanes) -> list[tuple[int, int]]:
 def _atomic(call: Call) -> Steps:
     """Additions in the accumulate type, in a workspace where the output is narrower."""
     dout, index, out = call.of_kind("value"), call.of_kind("index"), call.out()
-    wide_sums = call.type == call.accumulate
+    wide_sums = any(call.wide) or call.type == call.accumulate
     contiguous = out.strides == layouts.contiguous(out.shape)
     if wide_sums and (contiguous or call.add):
         add = _atomic_step(call, dout, index, View(out.slot, 0, out.shape, out.strides))
-        nbytes = count(merged(out.shape, (out.strides,))) * call.itemsize
+        size = named(call.accumulate_dtype).itemsize
+        nbytes = count(merged(out.shape, (out.strides,))) * size
         zero = () if call.add else (Zero(out.slot, nbytes),)
         return Steps((*zero, *add), variant=ATOMIC, deterministic=False, stable=False)
     sums = View(call.workspace(), 0, out.shape, layouts.contiguous(out.shape))
@@ -270,12 +274,16 @@ def _settle(call: Call, sums: View, out: View) -> Step:
     dims = merged(out.shape, (sums.strides, out.strides))
     dense = all(s == 1 for d in dims[:1] for s in d.strides)
     numbers = [dims[0].extent if dims else 1, *(s for d in dims[1:] for s in d.strides)]
-    width = divisor(numbers, call.elements()) if dense else 1
+    # Of sums that are as wide as they are here an access has no more bytes.
+    size = named(call.accumulate_dtype).itemsize if any(call.wide) else call.itemsize
+    width = divisor(numbers, call.elements(size)) if dense else 1
     items = count(dims) // width
     packer = Packer(wide(count(dims), reach(dims))).pointers(2).indices(items, 0)
     arguments = packer.walk(split(dims, width), 2).done()
-    schedule = f"Settle<{call.type}, {width}, {packer.type}, {flag(call.add)}>"
-    tags = ("settle", f"v{width}", packer.type, *["add"] * call.add)
+    wide_out = any(call.wide)
+    kind = call.accumulate if wide_out else call.type
+    schedule = f"Settle<{kind}, {width}, {packer.type}, {flag(call.add)}>"
+    tags = ("settle", f"v{width}", packer.type, *["add"] * call.add, *["wide"] * wide_out)
     entry = call.entry(schedule, len(arguments), *tags)
     return Step(entry, (blocks(items), 1), arguments, [(sums.slot, 0), (out.slot, 0)])
 
@@ -305,10 +313,11 @@ def _fixed(call: Call) -> Steps:
     dims = merged(out.shape, (strides, out.strides))
     packer = Packer(wide(size, reach(dims))).pointers(3).add("q", size).add("I", bits, 0)
     arguments = packer.indices(size, 0).walk(dims, 2).done()
-    schedule = f"SettleFixed<{call.type}, {packer.type}, {flag(call.add)}>"
-    entry = call.entry(
-        schedule, len(arguments), "fixed", "settle", packer.type, *["add"] * call.add
-    )
+    wide_out = any(call.wide)
+    kind = call.accumulate if wide_out else call.type
+    schedule = f"SettleFixed<{kind}, {packer.type}, {flag(call.add)}>"
+    tags = ("settle", packer.type, *["add"] * call.add, *["wide"] * wide_out)
+    entry = call.entry(schedule, len(arguments), "fixed", *tags)
     front = [(keys, 0), (sums, 0), (out.slot, 0)]
     steps.append(Step(entry, (blocks(size), 1), arguments, front))
     workspaces = ((out.shape, "int32"), ((words, *out.shape), "int64"))

@@ -1,0 +1,83 @@
+"""How far results may be from the definition in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from baracuda.dtypes import named
+from baracuda.libraries import Array
+from baracuda.testing.cases import Call, Subject, apart, to_numpy
+
+# Rounding steps of the accumulate dtype that an evaluation may take beyond the rounding of its
+# inputs; a body is a dozen operations, most of them well conditioned.
+STEPS = 8
+
+
+def tolerance(call: Call, stored: bool = True) -> list[np.ndarray[Any, Any]]:
+    """How far each output may be from the float64 body, element by element.
+
+    One rounding to the storage dtype, and as much as `STEPS` roundings of the accumulate dtype
+    move the result when they are made to the inputs (its conditioning) or to the output. What is
+    not `stored` in the dtype of the subject goes without that rounding.
+    """
+    spec, dtype = call.subject.spec, call.subject.dtype
+    if spec.moves:
+        return [np.zeros(x.shape) for x in call.reference()]
+    store = named(dtype)  # in which composites round in between, too
+    compute = store if spec.composite else named(store.accumulate)
+    exact = call.reference()
+    moved = [call.reference(noise=compute.eps, seed=seed) for seed in range(3)]
+    out = []
+    for i, value in enumerate(exact):
+        shift = np.max([np.abs(apart(m[i], value)) for m in moved], axis=0)
+        value = np.where(np.isinf(value), 0.0, value)
+        size = np.max(np.abs(value), initial=0.0)
+        rounding = 0.5 * store.eps * np.abs(value) if stored and store is not compute else 0.0
+        smallest = 2.0**-24 if dtype == "float16" else 2.0**-126
+        # An element that cancels has the error of its neighbours' size, not of its own.
+        steps = compute.eps * (STEPS * np.abs(value) + 0.25 * size)
+        out.append(rounding * (1 + store.eps) + steps + STEPS * shift + smallest)
+    return out
+
+
+class Worst(NamedTuple):
+    """The largest error of some results in units of the tolerance, and the case that has it."""
+
+    ratio: float
+    where: str
+
+    def check(self) -> None:
+        """Raise AssertionError beyond the tolerance."""
+        assert self.ratio <= 1, f"{self.where}: {self.ratio:.2f} x the tolerance"
+
+
+def _worst(call: Call, got: Sequence[Array], label: str = "") -> Worst:
+    where, ratios = f"{label} {call.case} {call.form.text}".lstrip(), [0.0]
+    for x, want, most in zip(got, call.reference(), tolerance(call), strict=True):
+        have = to_numpy(x)
+        assert have.shape == want.shape, f"{where}: {have.shape} for {want.shape}"
+        if call.subject.spec.moves:
+            ratios.append(0.0 if np.array_equal(have, want) else np.inf)
+            continue
+        error = np.max(np.abs(apart(have, want)) / most, initial=0.0)
+        ratios.append(np.inf if np.isnan(error) else float(error))
+    return Worst(max(ratios), where)
+
+
+def close(call: Call, got: Sequence[Array], label: str = "") -> None:
+    _worst(call, got, label).check()
+
+
+def worst(subject: Subject) -> Worst:
+    """The largest error of a subject's results over all cases; infinite for a NaN."""
+    every = (_worst(call, call.run()) for call in subject.calls())
+    return max(every, key=lambda one: one.ratio, default=Worst(0.0, ""))
+
+
+def same_bits(a: Sequence[Array], b: Sequence[Array], label: str) -> None:
+    for x, y in zip(a, b, strict=True):
+        same = np.array_equal(to_numpy(x), to_numpy(y), equal_nan=to_numpy(x).dtype.kind in "fc")
+        assert same, f"{label}: other bits"
