@@ -21,7 +21,7 @@ import numpy as np
 from kinds import FIRST
 
 import baracuda.ops  # noqa: F401
-from baracuda import backends, check, layouts
+from baracuda import backends, check, layouts, outputs
 from baracuda.backends.cuda import schedules
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, Steps, strides_of
@@ -342,6 +342,23 @@ def planned(problem: Problem, out: str, device: DeviceFacts) -> Iterator[Entry]:
         others = schedules.variants(usual)[1:] if ALL or alignment == WIDEST else ()
         for variant in ("", *others):
             yield from (s.entry for s in steps(usual._replace(variant=variant)).kernels)
+        if alignment == WIDEST and add == spec.accumulates:
+            for some in delivered(usual):
+                yield from (s.entry for s in steps(some).kernels)
+
+
+def delivered(usual: Call) -> Iterator[Call]:
+    """A call that adds to one output alone, and that keeps sums wider than the rest."""
+    problem, many = usual.problem, len(usual.outs)
+    wide = tuple([bool(outputs.may_have(problem, x)[1:]) for x in problem.outputs])
+    alone = [tuple([i == k for i in range(many)]) for k in range(many)]
+    if many > 1 and problem.spec.accumulates:
+        yield from (usual._replace(some=some) for some in alone)
+    if any(wide):
+        yield usual._replace(wide=wide, add=False)
+        yield usual._replace(wide=wide, some=wide if many > 1 else ())
+        if many > 1:
+            yield usual._replace(wide=wide, some=alone[-1])
 
 
 def dtypes(spec: OpSpec) -> tuple[str, ...]:

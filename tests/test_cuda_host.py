@@ -865,6 +865,28 @@ def test_outputs_of_another_layout_are_planned_for(monkeypatch: pytest.MonkeyPat
         assert layout in device.launched[-1].symbol
 
 
+def test_sums_that_are_wider_or_added_to_are_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of the rows is that of a plain call; the one that adds up knows its outputs."""
+    device = stub_device.install(monkeypatch)
+    arrays = [torch.ones(64, 32).bfloat16()] * 2 + [torch.ones(32).bfloat16()]
+    plan = bc.layer_norm_backward.plan(*arrays)
+    assert plan.sku.backend == "cuda"
+    wide, narrow = torch.ones(32), torch.ones(32).bfloat16()
+    for outs, adds, how in (
+        ((None, None, None), (False, False, False), 0),
+        ((None, wide, None), (False, False, False), 2),
+        ((None, wide, None), (False, True, False), 3),
+        ((None, wide, narrow), (False, True, True), 7),
+        ((None, narrow, wide), (False, False, True), 12),
+        ((None, wide, wide.clone()), (False, True, True), 15),
+    ):
+        plan(*arrays, out=outs, accumulate=adds)
+        rows, sums = device.launched[-2:]
+        assert (rows.symbol, sums.schedule) == (
+            "layer_norm_backward_bf16_lanes_c1_vectors", f"SumRows<bf16, 2, {how}>"
+        )  # fmt: skip
+
+
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The record of a device, in memory of the host."""

@@ -370,8 +370,8 @@ def linear_cross_entropy_backward(
     -----
     Takes the memory of a chunk's logits, whose gradients take their place, and that of `weight` in
     float32, where its gradient is added up over the chunks. In float16 and bfloat16 the gradients
-    of logits are rounded once, `dhidden` at most twice, `dweight` once. Deterministic as
-    `linear_cross_entropy`.
+    of logits are rounded once, `dhidden` at most twice, `dweight` once, and not at all into a
+    float32 `out`. Deterministic as `linear_cross_entropy`.
 
     Examples
     --------

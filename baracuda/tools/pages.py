@@ -286,6 +286,7 @@ def op_page(op: Op[Any, Any]) -> str:
     """All that is known of one op."""
     spec, doc = op.spec, sections(inspect.getdoc(op) or "")
     parameters = inspect.signature(op).parameters
+    totals = ", ".join([f"`{name}`" for name, role in spec.roles.items() if role.total])
     partner = next((o for o in registry.values() if o.spec.adjoint_of == spec.name), None)
     facts = [["family", spec.category]]
     facts += [["form", f"`{form.text}`"] for form in spec.signatures]
@@ -298,8 +299,9 @@ def op_page(op: Op[Any, Any]) -> str:
     facts += [
         ["layout of results", "of a dense first input" if spec.elementwise else "C order"],
         ["`out=` may be an input", "yes" if spec.inplace else "no"],
-        ["`accumulate=True`", "yes" if spec.accumulates else "no"],
+        ["`accumulate=True`", "yes" if spec.accumulates else totals or "no"],
     ]
+    facts += [["may be float32 beside 16 bits, as `out=`", totals]] * bool(totals)
     if spec.kernel:
         k = spec.kernel
         functor = f"`{k.functor}` of " if k.functor else ""

@@ -308,6 +308,11 @@ _CALLS = (
         "test_cuda_host.py::test_outputs_of_another_layout_are_planned_for",
     ),
     mutant(
+        "wider sums have a program of their own", "backends/cuda/runner.py",
+        "return wide if any(wide) else ()", "return ()",
+        "test_cuda_host.py::test_sums_that_are_wider_or_added_to_are_planned_for",
+    ),
+    mutant(
         "a report is raised once", "backends/cuda/reports.py",
         "            record.state = 0\n", "",
         "test_cuda_host.py::test_the_next_call_raises_what_a_kernel_reported",

@@ -134,7 +134,7 @@ _CACHE = (
 _PLANS = (
     mutant(
         "a misfit runs by the plan of its own", "plan.py",
-        "result = plan._fitting(arrays).run(arrays, outs, accumulate, scalars)", "raise",
+        "result = plan._fitting(arrays).run(arrays, outs, adds, scalars)", "raise",
         "test_plans.py::test_a_plan_runs_arrays_that_lie_less_aligned_by_their_own",
     ),
     mutant(
@@ -156,36 +156,60 @@ _PLANS = (
         "test_errors.py::test_a_plan_takes_its_arrays_and_run_time_values_only",
     ),
     mutant(
-        "outputs overlap nothing else", "plan.py",
-        "self._apart(own, others)", "pass",
+        "outputs overlap nothing else", "outputs.py",
+        "_apart(problem, own, others)", "pass",
         "test_errors.py::test_out_may_be_an_input_or_apart_from_it_but_not_overlap_it"
         "[out0-a0-False]",
     ),
     mutant(
-        "an output that overlaps itself is refused", "plan.py",
+        "an output that overlaps itself is refused", "outputs.py",
         "if layouts.overlaps_itself(own):", "if False:",
         "test_plans.py::test_rows_that_interlock_are_apart_where_no_element_is_two"
         "[shape1-strides1-False]",
     ),
     mutant(
-        "only ops that are safe in place take an input as output", "plan.py",
+        "only ops that are safe in place take an input as output", "outputs.py",
         "if memory == own and spec.inplace and", "if memory == own and",
         "test_errors.py::test_an_op_that_is_not_safe_in_place_takes_no_input_as_out[numpy]",
     ),
     mutant(
-        "two outputs lie apart", "plan.py",
+        "two outputs lie apart", "outputs.py",
         "others.append((\"another output\", own))", "pass",
         "test_errors.py::test_when_the_second_out_is_refused_the_first_is_untouched[False-same]",
     ),
     mutant(
-        "read-only outputs are refused", "plan.py",
+        "read-only outputs are refused", "outputs.py",
         "if library.frozen(x):", "if False:",
         "test_errors.py::test_an_out_that_does_not_fit_is_refused_and_untouched",
     ),
     mutant(
-        "only gradients accumulate", "plan.py",
-        "if accumulate and not problem.spec.accumulates:", "if False:",
+        "only gradients accumulate", "outputs.py",
+        "if one and not problem.spec.adds_into(operand.name):", "if False:",
         "test_errors.py::test_only_gradients_accumulate_and_only_into_something",
+    ),
+    mutant(
+        "each output has a flag of its own", "body.py",
+        "adds = each(accumulate, len(outs))", "adds = (bool(accumulate),) * len(outs)",
+        "test_laws.py::test_laws[rms_norm_backward-numpy-numpy-f32]",
+    ),
+    mutant(
+        "only declared sums may be wider", "outputs.py",
+        "total = problem.spec.role(operand.name).total and wide != operand.dtype",
+        "total = wide != operand.dtype",
+        "test_outputs.py::test_only_a_sum_may_be_wider",
+    ),
+    mutant(
+        "there are as many flags as outputs", "outputs.py",
+        "if len(every) != len(outputs):", "if False:",
+        "test_outputs.py::test_what_accumulate_may_not_be",
+    ),
+    mutant(
+        "the sum of a linear layer's weight is not rounded before it is stored",
+        "ops/linear_cross_entropy.py",
+        "xp.reshape(every, rows.shape), dweight", "xp.reshape(every, rows.shape), "
+        "rows.narrowed(dweight)",
+        "test_outputs.py::test_a_float32_buffer_has_digits_that_16_bits_have_not"
+        "[linear_cross_entropy_backward-bfloat16-torch]",
     ),
     mutant(
         "torch is told of outputs that have new values", "plan.py",
@@ -466,7 +490,7 @@ _BODIES = (
     ),
     mutant(
         "blocks add to what is there", "backends/numpy/blocks.py",
-        "view.astype(compute) + value if accumulate else value", "value",
+        "view.astype(compute) + value if add else value", "value",
         "test_plans.py::test_blocks_add_into_what_is_there",
     ),
     mutant(

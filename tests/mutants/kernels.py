@@ -100,6 +100,16 @@ MUTANTS = (
         "test_emulated.py::test_a_form_adds_to_what_is_there[float32-fixed point]",
     ),
     mutant(
+        "an output is added to where its own bit is set", "cuda_src/common/elementwise.cuh",
+        "if (ADD >> k & 1) put<true>", "if (ADD & 1) put<true>",
+        "test_emulated_outputs.py",
+    ),
+    mutant(
+        "a sum is delivered as its own bits say", "cuda_src/common/vec.cuh",
+        "HOW >> 2 * k & 3", "HOW & 3",
+        "test_emulated_outputs.py",
+    ),
+    mutant(
         "16 bits are widened from their own half", "cuda_src/common/vec.cuh",
         "const u16 bits = u16(i % 2 ? pair[i / 2] >> 16 : pair[i / 2]);",
         "const u16 bits = u16(pair[i / 2]);",

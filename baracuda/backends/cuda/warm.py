@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import product
 from typing import Any, NamedTuple
 
-from baracuda import check
+from baracuda import check, outputs
 from baracuda.backends.cuda import compiler, schedules
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, strides_of
@@ -85,17 +85,20 @@ def entries(problem: Problem, devices: Sequence[DeviceFacts]) -> Iterator[Entry]
     """The kernels that calls of a problem launch on any of these devices.
 
     On arrays aligned as they are allocated, and as a view of them may be; into new outputs, and of
-    a gradient also added to given ones.
+    a gradient also added to given ones, or its sums of 16 bits to buffers that are wider.
     """
     outs = tuple(strides_of(x) for x in problem.outputs)
     if any(0 in x.shape for x in problem.outputs):
         return
     alignments = dict.fromkeys((WIDEST, min(named(problem.dtype).itemsize, WIDEST)))
-    adds = (False, True)[: 1 + problem.spec.accumulates]
-    for facts, alignment, add in product(devices, alignments, adds):
+    forms: list[dict[str, Any]] = [{"add": True}] * problem.spec.accumulates
+    wide = tuple([bool(outputs.may_have(problem, x)[1:]) for x in problem.outputs])
+    if any(wide):
+        forms.append({"wide": wide, "add": all(wide), "some": () if all(wide) else wide})
+    for facts, alignment, form in product(devices, alignments, [{}, *forms]):
         # What a schedule refuses is another backend's.
         with suppress(Refusal):
-            call = Call(problem, facts, outs, add, alignment)
+            call = Call(problem, facts, outs, alignment=alignment)._replace(**form)
             yield from (step.entry for step in schedules.plan(call).kernels)
 
 

@@ -30,6 +30,7 @@ from baracuda.backends.cuda.steps import (
     bits,
     blocks,
     entry_of,
+    flag,
     strides_of,
 )
 from baracuda.dtypes import named
@@ -168,16 +169,8 @@ def _entry(spec: OpSpec, form: _Form, nbytes: int) -> Entry:
     more = [ones, wider, flag(spec.numbered)]
     while more and more[-1] in (0, "false"):
         more.pop()
-    arguments = (
-        f"{functor}{''.join(names)}",
-        dtype,
-        width,
-        depth,
-        kind,
-        integer,
-        bits(adds),
-        *more,
-    )
+    functor += "".join(names)
+    arguments = (functor, dtype, width, depth, kind, integer, bits(adds), *more)
     schedule = f"Elementwise<{', '.join(map(str, arguments))}>"
     tags = (*names, LAYOUTS[kind], f"v{width}", f"d{depth}", integer, *added(adds))
     if ones:

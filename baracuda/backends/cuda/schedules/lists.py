@@ -117,7 +117,7 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
     arguments.add("I", pieces, groups, min(long, groups * chunks), 0)
     front = [(slot, 0) for slot in (*lists, values.slot, target.slot, parts)]
 
-    once = _ONCE_ADDING if call.add else _ONCE[size]
+    once = _ONCE_ADDING if call.add or any(call.wide) else _ONCE[size]
     schedule = f"SumLists<{call.type}, {width}, {_ROWS}, {once}, {flag(call.add)}{call.sum_type}>"
     tags = ("lists", f"v{width}", *["add"] * call.add, *["wide"] * any(call.wide))
     entry = call.entry(schedule, len(arguments.done()), *tags, threads=_THREADS)

@@ -1,0 +1,186 @@
+"""Outputs of plans one by one: which is added to, and sums that go into float32 beside 16 bits."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import baracuda as bc
+from baracuda import outputs
+from baracuda.op import registry
+from baracuda.spec import each
+
+RNG = np.random.default_rng(11)
+
+
+def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
+    return [RNG.standard_normal(shape) for shape in shapes]
+
+
+ROWS, ROW, IMAGE = (96, 64), (64,), (12, 8, 5, 5)
+TARGET = RNG.integers(0, 24, 96)
+# Every op with a declared sum, its arrays, and options. Losses have cotangents near 1.
+SUMS: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "rms_norm_backward": (drawn(ROWS, ROWS, ROW), {}),
+    "layer_norm_backward": (drawn(ROWS, ROWS, ROW), {}),
+    "add_rms_norm_backward": (drawn(ROWS, ROWS, ROWS, ROW), {}),
+    "add_layer_norm_backward": (drawn(ROWS, ROWS, ROWS, ROW), {}),
+    "group_norm_backward": (drawn(IMAGE, IMAGE, (8,)), {"num_groups": 2}),
+    "instance_norm_backward": (drawn(IMAGE, IMAGE, (8,)), {}),
+    "batch_norm_backward": (drawn(IMAGE, (8,), (8,), IMAGE, (8,)), {}),
+    "batch_norm_inference_backward": (
+        [*drawn(IMAGE, IMAGE, (8,)), np.abs(drawn((8,))[0]) + 0.5, *drawn((8,))], {}),
+    "prelu_backward": (drawn(IMAGE, IMAGE, (8,)), {}),
+    "gather_backward": (
+        [*drawn((96, 8)), RNG.integers(0, 7, (96, 8))], {"axis": 0, "src_shape": (7, 8)}),
+    "linear_cross_entropy_backward": (
+        [np.asarray(1.0), *drawn((96, 16), (24, 16)), TARGET], {"reduction": "sum", "chunk": 40}),
+    "linear_cross_entropy_with_gradient": (
+        [*drawn((96, 16), (24, 16)), TARGET], {"reduction": "sum", "chunk": 40}),
+}  # fmt: skip
+MADE = {"numpy": np.asarray, "torch": torch.asarray}
+
+
+def test_every_op_with_a_sum_is_tried() -> None:
+    summed = {name for name, op in registry.items() if any(r.total for r in op.spec.roles.values())}
+    assert summed == set(SUMS)
+
+
+def narrow(x: Any, dtype: str, library: str) -> Any:
+    if x.dtype.kind == "i":
+        return MADE[library](x)
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    rounded = x.astype(kind)
+    if library == "numpy":
+        return rounded
+    return torch.asarray(rounded.astype(np.float32)).to(getattr(torch, dtype))
+
+
+def wide(x: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(x.double() if isinstance(x, torch.Tensor) else x, np.float64)
+
+
+@pytest.mark.parametrize("library", MADE)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", SUMS)
+def test_a_float32_buffer_has_digits_that_16_bits_have_not(
+    name: str, dtype: str, library: str
+) -> None:
+    arrays, options = SUMS[name]
+    given = [narrow(x, dtype, library) for x in arrays]
+    plan = registry[name].plan(*given, **options)
+    exact = registry[name](*[x if x.dtype.kind == "i" else wide(y)
+                             for x, y in zip(arrays, given, strict=True)], **options)  # fmt: skip
+    exact = exact if isinstance(exact, tuple) else (exact,)
+    sums = [outputs.may_have(plan.problem, x)[1:] == ("float32",) for x in plan.problem.outputs]
+    assert any(sums)
+    found, usual = [], plan(*given)
+    for start in (0.0, 0.25):
+        outs = tuple(
+            [
+                MADE[library](np.full(x.shape, start, np.float32)) if s else None
+                for x, s in zip(exact, sums, strict=True)
+            ]
+        )
+        adds = tuple([s and start > 0 for s in sums])
+        got = plan(*given, out=outs if len(outs) > 1 else outs[0], accumulate=adds)
+        found.append(got if isinstance(got, tuple) else (got,))
+    usual = usual if isinstance(usual, tuple) else (usual,)
+    for i, total in enumerate(sums):
+        plain, added = wide(found[0][i]), wide(found[1][i])
+        if not total:
+            np.testing.assert_array_equal(plain, wide(usual[i]))
+            np.testing.assert_array_equal(added, wide(usual[i]))
+            continue
+        rounded = np.linalg.norm(wide(usual[i]) - plain) / np.linalg.norm(plain)
+        # One rounding to its dtype apart, and added in float32.
+        assert rounded > 1e-5
+        np.testing.assert_array_equal(added, (plain + 0.25).astype(np.float32))
+        error = np.linalg.norm(plain - exact[i]) / np.linalg.norm(exact[i])
+        # Logits of 16 bits, and their gradients, are rounded in between.
+        assert error < (0.02 if "linear" in name else rounded / 50)
+
+
+def test_an_unrounded_sum_over_many_calls_loses_nothing() -> None:
+    """Small gradients vanish in a bfloat16 buffer, and add up in one of float32."""
+    dy, x = torch.full((4, 8), 2.0**-12).bfloat16(), torch.ones(4, 8).bfloat16()
+    weight = torch.ones(8).bfloat16()
+    plan = bc.rms_norm_backward.plan(dy, x, weight)
+    buffers = torch.ones(8).bfloat16(), torch.ones(8)
+    for _ in range(64):
+        for buffer in buffers:
+            plan(dy, x, weight, out=(None, buffer), accumulate=[False, True])
+    assert (buffers[0] == 1).all()
+    torch.testing.assert_close(buffers[1], torch.full((8,), 1.0625), rtol=1e-6, atol=0)
+
+
+X = np.ones((4, 8), np.float32)
+W = np.ones(8, np.float32)
+HALF = [torch.ones(4, 8).bfloat16(), torch.ones(4, 8).bfloat16(), torch.ones(8).bfloat16()]
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "error", "said"),
+    [
+        ((True,), ValueError, "accumulate: expected one bool for each of dx, dweight, got 1"),
+        ([False] * 3, ValueError, "accumulate: expected one bool for each of dx, dweight, got 3"),
+        ((False, 1), TypeError, "accumulate: expected True or False, or 2 of these, got (False, 1"),
+        (None, TypeError, "accumulate: expected True or False, or 2 of these, got None"),
+        (np.asarray([True, True]), TypeError, "accumulate: expected True or False, or 2 of these"),
+        ((True, False), ValueError, "out (dx): expected an array to add into, got None"),
+    ],
+)
+def test_what_accumulate_may_not_be(accumulate: Any, error: Any, said: str) -> None:
+    plan, total = bc.rms_norm_backward.plan(X, X, W), np.full(8, 7, np.float32)
+    with pytest.raises(error, match=re.escape(f"rms_norm_backward: {said}")):
+        plan(X, X, W, out=(None, total), accumulate=accumulate)
+    assert (total == 7).all()
+
+
+def test_no_flag_that_is_set_needs_no_out() -> None:
+    plan = bc.rms_norm_backward.plan(X, X, W)
+    for none in ((False, False), [False, False]):
+        np.testing.assert_array_equal(plan(X, X, W, accumulate=none)[1], plan(X, X, W)[1])
+    with pytest.raises(ValueError, match="accumulate: expected out= to add into, got none"):
+        plan(X, X, W, accumulate=(False, True))
+
+
+@pytest.mark.parametrize(
+    ("place", "dtype", "said"),
+    [
+        (0, "float32", "out (dx): expected dtype bfloat16, got float32"),
+        (1, "float16", "out (dweight): expected dtype bfloat16 or float32, got float16"),
+        (1, "float64", "out (dweight): expected dtype bfloat16 or float32, got float64"),
+    ],
+)
+def test_only_a_sum_may_be_wider(place: int, dtype: str, said: str) -> None:
+    plan = bc.rms_norm_backward.plan(*HALF)
+    outs: list[Any] = [None, None]
+    outs[place] = torch.zeros((4, 8) if place == 0 else 8, dtype=getattr(torch, dtype))
+    with pytest.raises(ValueError, match=re.escape(f"rms_norm_backward: {said}")):
+        plan(*HALF, out=tuple(outs))
+
+
+def test_of_an_op_that_is_no_gradient_sums_alone_are_added_to() -> None:
+    hidden, weight, target = torch.ones(2, 4), torch.ones(3, 4), torch.zeros(2, dtype=torch.int64)
+    plan = bc.linear_cross_entropy_with_gradient.plan(hidden, weight, target)
+    dweight = torch.ones(3, 4)
+    plan(hidden, weight, target, out=(None, None, dweight), accumulate=(False, False, True))
+    torch.testing.assert_close(dweight, 1 + plan(hidden, weight, target)[2])
+    said = r"accumulate \(loss\): only gradients add into their outputs"
+    with pytest.raises(NotImplementedError, match=said):
+        plan(hidden, weight, target, out=(None, None, dweight), accumulate=True)
+
+
+def test_one_bool_stands_for_all() -> None:
+    assert each(True, 2) == (True, True)
+    assert each((False, True), 2) == (False, True)
+    problem = bc.rms_norm_backward.plan(X, X, W).problem
+    assert outputs.adds(problem, [True, True]) is True
+    assert outputs.adds(problem, (False, False)) is False
+    assert outputs.adds(problem, (False, True)) == (False, True)
