@@ -104,8 +104,7 @@ class OpSpec:
     elementwise : bool
         Outputs keep the layout of a dense input.
     numbered : bool
-        An element depends on its number in the whole array, in C order, so that no part stands for
-        itself. The functor of a kernel is given the number.
+        Elements depend on their number in the whole array, in C order, which functors are given.
     composite : bool
         The body is made of other ops: it takes arrays as they are, and rounds by itself.
     """
@@ -265,10 +264,7 @@ class Operand(NamedTuple):
     @property
     def size(self) -> int:
         """Number of elements."""
-        size = 1
-        for extent in self.shape:
-            size *= extent
-        return size
+        return prod(self.shape)
 
     @property
     def nbytes(self) -> int:

@@ -187,7 +187,7 @@ def _by_body(plan: Plan, scalars: Mapping[str, Any], traced: Sequence[str]) -> F
     def call(*args: Array) -> tuple[Array, ...]:
         given, values = args[: len(problem.given)], args[len(problem.given) :]
         # A seed keeps its words.
-        some = [x if x.shape else jnp.asarray(x, dtype) for x in values]
+        some = [x if jnp.shape(x) else jnp.asarray(x, dtype) for x in values]
         named = zip(traced, some, strict=True)
         with unread() if traced else nullcontext():
             return body.of_given(problem, run, {**scalars, **dict(named)})(*map(jnp.asarray, given))

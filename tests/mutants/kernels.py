@@ -101,7 +101,7 @@ MUTANTS = (
     ),
     mutant(
         "an output is added to where its own bit is set", "cuda_src/common/elementwise.cuh",
-        "if (ADD >> k & 1) put<true>", "if (ADD & 1) put<true>",
+        "const bool adds = ADD >> k & 1;", "const bool adds = ADD & 1;",
         "test_emulated_outputs.py",
     ),
     mutant(
