@@ -269,7 +269,7 @@ _CALLS = (
     ),
     mutant(
         "the short way makes each output in its dtype", "backends/cuda/hot.py",
-        "dtype=dtype(x.dtype)", "dtype=dtype(problem.dtype)",
+        "dtype(x.dtype))", "dtype(problem.dtype))",
         "test_cuda_host.py::test_several_launches_go_the_short_way[two dtypes]",
     ),
     mutant(

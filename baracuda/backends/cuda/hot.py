@@ -30,7 +30,10 @@ from baracuda.layouts import Shape
 from baracuda.spec import Problem, Runner
 
 _TEMPLATE = """
-def bound({names}):
+def bound(mask, state, ordinal, general, news, steps):
+    {news} = news
+    {steps} = steps
+
     def hot(arrays, outs, accumulate, scalars):
         if outs is not None or accumulate or state[0] or current_device() != ordinal:
             return general(arrays, outs, accumulate, scalars)
@@ -94,43 +97,34 @@ def compiled(
         The device.
     general : Runner
     """
-    values = {"mask": alignment - 1, "state": state, "ordinal": ordinal, "general": general}
     dtype = problem.library.dtype
-    for i, x in enumerate(problem.outputs):
-        values |= _numbered(i, shape=x.shape, strides=strides_of(x), dtype=dtype(x.dtype))
-    slots, size = len(problem.given) + len(problem.outputs), 0
+    news = [(x.shape, strides_of(x), dtype(x.dtype)) for x in problem.outputs]
+    slots, size = len(problem.given) + len(news), 0
     begins = [0] * slots
     for shape, name in workspaces:
         begins.append(size)
         size += -(-prod(shape) * named(name).itemsize // _APART) * _APART
     if workspaces:
-        values |= _numbered("_w", shape=(size,), strides=(1,), dtype=dtype("uint8"))
-    steps: list[Step] = []
-    for i, (launch, front, takes) in enumerate(launches):
+        news.append(((size,), (1,), dtype("uint8")))
+    kinds: list[Step] = []
+    steps: list[tuple[Any, ...]] = []
+    for launch, front, takes in launches:
         offsets = [offset + begins[slot] for slot, offset in front]
-        values |= {f"o{i}_{j}": offset for j, offset in enumerate(offsets) if offset}
-        # All workspaces are the one array behind the outputs.
-        which = [min(slot, slots) for slot, _ in front]
         clears = isinstance(launch, Clear)
-        steps.append((tuple(zip(which, map(bool, offsets), strict=True)), takes, clears))
-        if isinstance(launch, Clear):
-            values |= _numbered(i, nbytes=launch.nbytes)
-        else:
-            values |= _numbered(i, pack=launch.pack, free=launch.free, new=launch.room)
-            values |= _numbered(i, function=launch.function)
-            values |= {f"g{i}_{j}": number for j, number in enumerate(launch.fixed)}
+        # All workspaces are the one array behind the outputs.
+        pointers = [
+            (min(slot, slots), at != 0) for (slot, _), at in zip(front, offsets, strict=True)
+        ]
+        kinds.append((tuple(pointers), takes, clears))
+        steps.append((*launch.parts, offsets))
     present = tuple([x is not None for x in problem.inputs])
-    kind = tuple(steps), tuple(problem.spec.scalars), present, len(problem.outputs)
-    return _binder(tuple(values), *kind, bool(workspaces), arrays)(**values)
-
-
-def _numbered(number: object, **values: Any) -> dict[str, Any]:
-    return {f"{name}{number}": value for name, value in values.items()}
+    kind = tuple(kinds), tuple(problem.spec.scalars), present, len(problem.outputs)
+    bind = _binder(*kind, bool(workspaces), arrays)
+    return bind(alignment - 1, state, ordinal, general, news, steps)
 
 
 @lru_cache(maxsize=256)
 def _binder(
-    names: tuple[str, ...],
     steps: tuple[Step, ...],
     scalars: tuple[str, ...],
     present: tuple[bool, ...],
@@ -138,32 +132,35 @@ def _binder(
     works: bool,
     arrays: Any,
 ) -> Callable[..., Runner]:
-    """Binds the code for such operands and launches to `names`: what differs among plans."""
+    """Binds the code for such operands and launches to what differs from plan to plan."""
     given = [f"a{i}" for i, there in enumerate(present) if there]
     made = [f"y{i}" for i in range(outputs)]
     every = [*given, *made, "w"]
 
-    def new(expression: str, number: object) -> str:
+    def new(expression: str, number: int) -> str:
         parts = {name: f"{name}{number}" for name in ("shape", "strides", "dtype")}
         return expression.format(like=given[0], **parts)
 
-    def written(i: int, step: Step) -> str:
-        front, takes, clears = step
+    bound, written = [], []
+    for i, (front, takes, clears) in enumerate(steps):
         words = [
             f"p_{every[slot]}" + f" + o{i}_{j}" * moved for j, (slot, moved) in enumerate(front)
         ]
         words += [f"scalars[{name!r}]" for name in scalars if takes]
         fixed = ", ".join(f"g{i}_{j}" for j in range(GEOMETRY))
-        return (_CLEAR if clears else _LAUNCH).format(i=i, words=", ".join(words), fixed=fixed)
-
+        parts = f"nbytes{i}" if clears else f"pack{i}, free{i}, new{i}, function{i}, ({fixed})"
+        bound.append(f"({parts}, [{', '.join(f'o{i}_{j}' for j in range(len(front)))}]), ")
+        form = _CLEAR if clears else _LAUNCH
+        written.append(form.format(i=i, words=", ".join(words), fixed=fixed))
     text = _TEMPLATE.format(
-        names=", ".join(names),
+        news="".join(f"(shape{i}, strides{i}, dtype{i}), " for i in range(outputs + works)),
+        steps="".join(bound),
         arrays="; ".join(f"a{i} = arrays[{i}]" for i, there in enumerate(present) if there),
         make="; ".join(f"{y} = {new(arrays.EMPTY, i)}" for i, y in enumerate(made)),
         pointers="; ".join(f"p_{x} = {arrays.POINTER.format(x)}" for x in every[:-1]),
         either=" | ".join(f"p_{x}" for x in every[:-1]),
-        room=f"w = {new(arrays.WORKSPACE, '_w')}; p_w = {arrays.POINTER.format('w')}" * works,
-        launches="".join(written(i, step) for i, step in enumerate(steps)),
+        room=f"w = {new(arrays.WORKSPACE, outputs)}; p_w = {arrays.POINTER.format('w')}" * works,
+        launches="".join(written),
         results=made[0] if len(made) == 1 else f"({', '.join(made)})",
     )
     scope = {

@@ -156,7 +156,7 @@ class Launch:
     Attributes
     ----------
     function, fixed, pack, free
-        The parts of a call, for code that is written out.
+        The parts of a call.
     """
 
     __slots__ = ("_arguments", "_ordinal", "fixed", "free", "function", "pack")
@@ -168,6 +168,11 @@ class Launch:
         self.pack = _packer(front)
         self.free: list[tuple[Any, int, Any]] = []
         self._ordinal = facts.ordinal
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What code that is written out makes a call of."""
+        return self.pack, self.free, self.room, self.function, self.fixed
 
     def room(self) -> tuple[Any, int, Any]:
         """An argument struct, and the address of the array that points at it."""
@@ -207,15 +212,15 @@ def _packer(front: str) -> Callable[..., None]:
 
 
 class Clear:
-    """Zeros into an array: `words` are its address."""
+    """Zeros into an array: `words` are its address, `parts` how many bytes."""
 
-    __slots__ = ("nbytes",)
+    __slots__ = ("parts",)
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
+        self.parts = (nbytes,)
 
     def __call__(self, stream: Any, words: Sequence[Any]) -> None:
-        checked(clear(words[0], 0, self.nbytes, stream))
+        checked(clear(words[0], 0, *self.parts, stream))
 
 
 STREAMS: dict[int, Any] = {}
