@@ -41,6 +41,7 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 SCATTERED = {
     "lists": ((300, 72), (40, 72), 0),
+    "long lists": ((300, 40), (2, 40), 0),
     "few a row": ((9, 2), (9, 64), 1),
     "partition": ((4500,), (4000,), 0),
     "fixed point": ((300,), (400,), 0),
@@ -109,11 +110,16 @@ def trials(dtype: str) -> tuple[Trial, ...]:
         rng = np.random.default_rng(len(name))
         dout = emulator.placed(rng.standard_normal(shape).astype(kind))
         index = rng.integers(0, src[axis], shape)
-        if name == "lists":
+        if "lists" in name:
             index = np.broadcast_to(emulator.placed(index[:, :1]), shape)
         options = {"axis": axis, "src_shape": src, "mode": "drop"}
         problem = check.problem(registry["gather_backward"].spec, [dout, index], options, DEFAULT)
-        call = Call(problem, FACTS, tuple(map(strides_of, problem.outputs)), variant=name)
+        call = Call(
+            problem,
+            FACTS,
+            tuple(map(strides_of, problem.outputs)),
+            variant=name.removeprefix("long "),
+        )
         found += [Trial(name, [dout, index], [], one) for one in forms(call)]
     return tuple(found)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from baracuda.backends.cuda.geometry import PROCESSORS, Dim, Packer, View, divisor, merged
 from baracuda.backends.cuda.schedules.plane_sets import counted, parameters_of
-from baracuda.backends.cuda.steps import WIDEST, Call, Step, flag
+from baracuda.backends.cuda.steps import WIDEST, Call, Step, bits, flag
 from baracuda.dtypes import named
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def _step(
         f"KeptPlanes<{call.functor}<{call.accumulate}>, {call.type}, {parameters.given}, "
         f"{flag(not of.groups)}, {how.cluster}, {held}, {access}, {flag(add)}{last}>"
     )
-    alike = all(x == add for x in call.adds) and not any(call.wide)
-    names = ["add"] * add if alike else [f"add{add:d}", f"how{found}"]
+    usual = not parameters.left or found == bits((add, False, add, False))
+    names = ["add"] * add if usual else [f"add{add:d}", f"how{found}"]
     # In the name where it is not that of the dtype.
     other = [f"h{held}"] * (call.itemsize < 8 and held != _HELD[len(of.loads)])
     tags = ("kept", parameters.given, how.cluster, access.lower(), *other, *names)
