@@ -67,11 +67,12 @@ _modules = sys.modules
 
 def _operators(framework: str) -> bool:
     """Have a framework know the ops as operators, which stand for them in its graphs."""
-    import_module(f"baracuda.frameworks.{framework}.operators")
+    folder = f"baracuda.frameworks.{framework}"
+    import_module(f"{folder}.operators").known()
     if f"{framework}.distributed.tensor" in _modules:
-        import_module(f"baracuda.frameworks.{framework}.sharding")
+        import_module(f"{folder}.sharding").known()
     if f"{framework}.utils.flop_counter" in _modules:
-        import_module(f"baracuda.frameworks.{framework}.flops").known()
+        import_module(f"{folder}.flops").known()
     return True
 
 

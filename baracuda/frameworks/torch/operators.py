@@ -18,6 +18,7 @@ import torch
 from baracuda import adjoint, body, check
 from baracuda.dispatch import DEFAULT, NAMES
 from baracuda.dtypes import FLOATS
+from baracuda.forks import Guard
 from baracuda.libraries import Array
 from baracuda.op import Op, registry
 from baracuda.shapes import Signature
@@ -201,5 +202,18 @@ def _define(op: Op[Any, Any]) -> None:
             )
 
 
-for _op in registry.values():
-    _define(_op)
+_defined: set[str] = set()
+_guard = Guard()
+
+
+def known() -> None:
+    """Define the operators of all ops, of those that were declared since too."""
+    if registry.keys() <= _defined:
+        return
+    with _guard.lock:
+        for name in registry.keys() - _defined:
+            _define(registry[name])
+            _defined.add(name)
+
+
+known()

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from baracuda import adjoint
 from baracuda.errors import type_error, value_error
+from baracuda.forks import Guard
 from baracuda.frameworks.torch.operators import NAMESPACE, library, overloads, plain, problem_of
 from baracuda.layouts import Shape, contiguous
 from baracuda.libraries import Array
@@ -221,8 +222,21 @@ def _count(extent: int, places: Sequence[Placement], mesh: Any, like: Array) -> 
     return whole.redistribute(placements=places).to_local()
 
 
-for _op in registry.values():
-    for _name in overloads(_op):
-        torch.library.register_torch_dispatch(
-            f"{NAMESPACE}::{_name}", DTensor, partial(_on_shards, _op), lib=library
-        )
+_defined: set[str] = set()
+_guard = Guard()
+
+
+def known() -> None:
+    """Give the operators of all ops their rule, of those that were declared since too."""
+    if registry.keys() <= _defined:
+        return
+    with _guard.lock:
+        for op in [registry[name] for name in registry.keys() - _defined]:
+            for name in overloads(op):
+                torch.library.register_torch_dispatch(
+                    f"{NAMESPACE}::{name}", DTensor, partial(_on_shards, op), lib=library
+                )
+            _defined.add(op.spec.name)
+
+
+known()
