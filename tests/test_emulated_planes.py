@@ -65,6 +65,19 @@ def positive(one: Trial) -> Trial:
     return one
 
 
+def mixed(op: str, dtype: str) -> Iterator[Trial]:
+    """With parameters wider than what is normalised: rows, columns, kept sets, several kernels."""
+    spec = registry[op].spec
+    form = spec.signatures[-1]
+    for n, c, s, groups in (SIZES[0], SIZES[1], SIZES[4], SIZES[5], SIZES[7]):
+        options = {"num_groups": groups} if "num_groups" in spec.options else {}
+        shapes = {p.name: p.shape({"n": n, "c": c, "s": s}) for p in form.inputs}
+        yield trial(op, shapes, dtype, mixed=True, **options)
+        if spec.accumulates:
+            yield trial(op, shapes, dtype, add=True, mixed=True, **options)
+    yield from kept(op, dtype, mixed=True)
+
+
 def every(op: str, dtype: str) -> Iterator[Trial]:
     spec = registry[op].spec
     for n, c, s, groups in (*SIZES, *EMPTY):
@@ -82,7 +95,7 @@ def every(op: str, dtype: str) -> Iterator[Trial]:
                 yield permuted(trial(op, shapes, dtype, **options), (0, *range(2, 2 + len(s)), 1))
 
 
-def kept(op: str, dtype: str) -> Iterator[Trial]:
+def kept(op: str, dtype: str, mixed: bool = False) -> Iterator[Trial]:
     """Sets that stay on chip, in clusters of every size, two in turn."""
     spec = registry[op].spec
     options = {"num_groups": 2} if "num_groups" in spec.options else {}
@@ -95,13 +108,13 @@ def kept(op: str, dtype: str) -> Iterator[Trial]:
 
         few = patch.multiple(kept_planes, _FEWEST=0, PROCESSORS=1, _TURNS=2, share=share)
         with few, patch.object(planes, "_on_chip", lambda *_: None):
-            for form in spec.signatures:
+            for form in spec.signatures[-1 if mixed else 0 :]:
                 shapes = {p.name: p.shape({"n": 3, "c": 6, "s": (s,)}) for p in form.inputs}
                 whole = form is spec.signatures[-1] and cluster < 8
                 for how in ("dense", "odd", "padded") if whole else ("dense",):
-                    yield trial(op, shapes, dtype, how, **options)
+                    yield trial(op, shapes, dtype, how, mixed=mixed, **options)
                 if spec.accumulates and whole:
-                    yield trial(op, shapes, dtype, add=True, **options)
+                    yield trial(op, shapes, dtype, add=True, mixed=mixed, **options)
 
 
 @cache
@@ -116,6 +129,11 @@ def kept_trials(dtype: str) -> tuple[Trial, ...]:
 
 
 @cache
+def mixed_trials(dtype: str) -> tuple[Trial, ...]:
+    return tuple(positive(one) for op in OPS for one in mixed(op, dtype))
+
+
+@cache
 def entries(dtype: str, of: Callable[[str], tuple[Trial, ...]] = trials) -> tuple[Entry, ...]:
     """Every kernel of these, compiled together."""
     found = {s.entry.symbol: s.entry for one in of(dtype) for s in one.steps.kernels}
@@ -123,8 +141,7 @@ def entries(dtype: str, of: Callable[[str], tuple[Trial, ...]] = trials) -> tupl
 
 
 def computed(one: Trial, every: tuple[Entry, ...], seed: int) -> list[Array]:
-    dtype = one.call.problem.dtype
-    outs = [emulator.empty(x.shape, dtype) for x in one.call.problem.outputs]
+    outs = [emulator.empty(x.shape, x.dtype) for x in one.call.problem.outputs]
     if one.call.add:
         for x in outs:
             x[...] = 0.5
@@ -153,15 +170,14 @@ def least(one: Trial) -> float:
 @pytest.mark.parametrize(
     ("dtype", "of"),
     lanes.cases(
-        itertools.product(DTYPES, (trials, kept_trials)),
-        {("float32", trials), ("bfloat16", kept_trials)}.__contains__,
+        [*itertools.product(DTYPES, (trials, kept_trials)), ("bfloat16", mixed_trials)],
+        {("float32", trials), ("bfloat16", kept_trials), ("bfloat16", mixed_trials)}.__contains__,
     ),
 )
 def test_planes_are_the_body_in_any_order_of_threads(
     dtype: str, of: Callable[[str], tuple[Trial, ...]]
 ) -> None:
-    kind = named(dtype)
-    eps, small = kind.eps, named(kind.accumulate).eps
+    small = named(named(dtype).accumulate).eps
     seen = set[tuple[str, ...]]()
     for one in of(dtype):
         kernels = tuple(step.entry.symbol for step in one.steps.kernels)
@@ -172,12 +188,15 @@ def test_planes_are_the_body_in_any_order_of_threads(
             seen.add(kernels)
         with np.errstate(all="ignore"):
             wanted, scale = reference(one), 1 / least(one)
-        for x, again, want in zip(first, second, wanted, strict=True):
+        outs = one.call.problem.outputs
+        for x, again, want, out in zip(first, second, wanted, outs, strict=True):
             assert x.tobytes() == again.tobytes(), one.label
+            kind = named(out.dtype)
+            eps = kind.eps
             got, want = x.astype(np.float64), want + 0.5 * one.call.add
             parameters = [a for a in one.arrays if a is not None and a.ndim == 1]
             size = 8 * max([1.0, *(float(abs(a.astype(np.float64)).max()) for a in parameters)])
-            most = (0.51 * eps if kind.accumulate != dtype else eps) * np.abs(want)
+            most = (0.51 * eps if kind.accumulate != out.dtype else eps) * np.abs(want)
             many = one.arrays[0].size / max(want.size, 1)  # type: ignore[union-attr]
             most = most + small * 8 * (1 + scale) * size * (1 + many**0.5)
             error = np.abs(got - want)

@@ -37,7 +37,7 @@ class CudaBackend:
 
     def mixes(self, spec: OpSpec) -> bool:
         """Whether kernels take the values that may be wider than others so."""
-        return spec.kernel is not None and spec.kernel.schedule in ("rows", "elementwise")
+        return spec.kernel is not None and spec.kernel.schedule in ("rows", "planes", "elementwise")
 
     def refuses(self, problem: Problem) -> str | None:
         if problem.spec.kernel is None:

@@ -179,6 +179,11 @@ class Call(NamedTuple):
         return (self.column_type,) if self.problem.mixed else ()
 
     @property
+    def column_argument(self) -> str:
+        """The template argument for them, behind others."""
+        return "".join(f", {kind}" for kind in self.column_tags)
+
+    @property
     def accumulate_dtype(self) -> str:
         """The accumulate dtype."""
         return named(self.problem.dtype).accumulate

@@ -16,10 +16,10 @@ namespace baracuda {
 
 template <
     class F, class T, int GIVEN, bool ACROSS, int CLUSTER, int HELD, Access ACCESS, bool ADD,
-    int HOW = 0>
+    int HOW = 0, class C = T>
 struct KeptPlanes {
   using A = Acc<T>;
-  using Of = PlaneSets<F, T, GIVEN, ACROSS, HOW>;
+  using Of = PlaneSets<F, T, GIVEN, ACROSS, HOW, 1, C>;
   static constexpr int RESIDENT = 1, V = 16 / sizeof(T), IN = F::inputs, M = F::sums;
   // Elements of a part.
   static constexpr int PART = 32 * HELD * V;

@@ -55,7 +55,9 @@ enum Given { WEIGHT = 1, BIAS = 2, PULLS = 4 };
 // moments, or those of BESIDE sets: every so many threads are of one. `Parts` says how many parts
 // there are, and which.
 // What is found is left as HOW says to `deliver`.
-template <class F, class T, int GIVEN, bool ACROSS, int HOW, int BESIDE = 1> struct PlaneSets {
+// Parameters, and their gradients, are of C.
+template <class F, class T, int GIVEN, bool ACROSS, int HOW, int BESIDE = 1, class C = T>
+struct PlaneSets {
   using A = Acc<T>;
   using State = Several<A, 4>;
   using Meet = Rooms<State, BESIDE>;
@@ -66,8 +68,9 @@ template <class F, class T, int GIVEN, bool ACROSS, int HOW, int BESIDE = 1> str
   static constexpr bool LEAVES = BACK ? (GIVEN & WEIGHT) != 0 : ACROSS && !F::given;
 
   struct Pointers {
-    T* found[2];  // where a set is all of its channels, else room for what each of the n has
-    const T* parameter[PARAMETERS + (PARAMETERS == 0)];
+    // Where a set is all of its channels, else room for what each of the n has.
+    typename Either<BACK, C, T>::type* found[2];
+    const C* parameter[PARAMETERS + (PARAMETERS == 0)];
   };
   struct Numbers {
     f64 count;
@@ -76,12 +79,13 @@ template <class F, class T, int GIVEN, bool ACROSS, int HOW, int BESIDE = 1> str
     Extent<u32> groups;
   };
 
-  template <class Args>
+  template <class P, class Args>
   static DEVICE A given(const Args& args, int k, i64 channel, A otherwise, bool there) {
-    return there ? widen(args.parameter[k][channel * args.parameter_step[k]]) : otherwise;
+    const P* p = reinterpret_cast<const P*>(args.parameter[k]);
+    return there ? widen(p[channel * args.parameter_step[k]]) : otherwise;
   }
   template <class Args> static DEVICE A weight(const Args& args, i64 channel) {
-    return given(args, W, channel, A(1), (GIVEN & WEIGHT) != 0);
+    return given<C>(args, W, channel, A(1), (GIVEN & WEIGHT) != 0);
   }
   // The first channel of a set.
   template <class Args> static DEVICE i64 first(const Args& args, u32 set) {
@@ -187,9 +191,9 @@ template <class F, class T, int GIVEN, bool ACROSS, int HOW, int BESIDE = 1> str
   template <class Args> static DEVICE Channel<A> channel_of(const Args& args, u32 set, i32 line) {
     const i64 c = first(args, set) + line;
     Channel<A> channel{weight(args, c)};
-    channel.bias = given(args, AFTER, c, A(0), (GIVEN & BIAS) != 0);
-    channel.dmean = given(args, AFTER, c, A(0), (GIVEN & PULLS) != 0);
-    channel.dvar = given(args, AFTER + 1, c, A(0), (GIVEN & PULLS) != 0);
+    channel.bias = given<C>(args, AFTER, c, A(0), (GIVEN & BIAS) != 0);
+    channel.dmean = given<T>(args, AFTER, c, A(0), (GIVEN & PULLS) != 0);
+    channel.dvar = given<T>(args, AFTER + 1, c, A(0), (GIVEN & PULLS) != 0);
     return channel;
   }
 };

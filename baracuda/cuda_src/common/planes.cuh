@@ -14,10 +14,11 @@ namespace baracuda {
 
 // A block for each BESIDE sets, whose moments lie beside each other where they are several. Without
 // MOMENTS the statistics are given and nothing is summed.
-template <class F, class T, int GIVEN, bool ACROSS, bool MOMENTS, int HOW, int BESIDE>
+template <
+    class F, class T, int GIVEN, bool ACROSS, bool MOMENTS, int HOW, int BESIDE, class C = T>
 struct JoinMoments {
   using A = Acc<T>;
-  using Of = PlaneSets<F, T, GIVEN, ACROSS, HOW, BESIDE>;
+  using Of = PlaneSets<F, T, GIVEN, ACROSS, HOW, BESIDE, C>;
   static_assert(ACROSS || BESIDE == 1, "one set leaves shares of its planes");
   static constexpr int RESIDENT = 1;
 
@@ -75,10 +76,10 @@ struct JoinMoments {
 // parameters are GIVEN.
 template <
     class F, class T, int HELD, Access ACCESS, bool SAME, bool DOWN, bool ADD, bool TOLD = false,
-    int GIVEN = 0>
+    int GIVEN = 0, class C = T>
 struct MapPlanes {
   using A = Acc<T>;
-  using Of = PlaneSets<F, T, GIVEN, true, 0>;
+  using Of = PlaneSets<F, T, GIVEN, true, 0, 1, C>;
   static constexpr int V = 16 / sizeof(T), READS = F::reads, K = READS + 1;
   static constexpr int RESIDENT = ACCESS == VECTORS && SAME ? 4 : 2;
 

@@ -117,12 +117,12 @@ struct Rows {
     if constexpr (BY == BY_ELEMENTS) {
       return fetch_column<C, V, ACCESS>(args.in[LOADS + k], args.step[K + k], e, args.n);
     } else {
-      static_assert(sizeof(C) == sizeof(T), "parameters of channels are as planes");
       Vec<C, OWN> own;
+      const C* const each = reinterpret_cast<const C*>(args.in[LOADS + k]);
       UNROLL for (int i = 0; i < OWN; ++i) {
         const i32 place = e + i < args.n ? e + i : args.n - 1;
         const i64 channel = row.channel + args.plane.divide(u32(place));
-        own.set(i, args.in[LOADS + k][channel * args.step[K + k]]);
+        own.set(i, each[channel * args.step[K + k]]);
       }
       return own;
     }

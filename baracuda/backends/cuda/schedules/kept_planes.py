@@ -118,7 +118,7 @@ def _step(
     arguments = packer.done()
     counted(units, how.parts * how.cluster, of.number + turns)
     add, found = call.adds[0], call.how((1, 2)) if parameters.left else 0
-    last = f", {found}" if found else ""
+    last = f", {found}{call.column_argument}" if found or call.column_tags else ""
     schedule = (
         f"KeptPlanes<{call.functor}<{call.accumulate}>, {call.type}, {parameters.given}, "
         f"{flag(not of.groups)}, {how.cluster}, {held}, {access}, {flag(add)}{last}>"
@@ -127,7 +127,15 @@ def _step(
     names = ["add"] * add if usual else [f"add{add:d}", f"how{found}"]
     # In the name where it is not that of the dtype.
     other = [f"h{held}"] * (call.itemsize < 8 and held != _HELD[len(of.loads)])
-    tags = ("kept", parameters.given, how.cluster, access.lower(), *other, *names)
+    tags = (
+        "kept",
+        parameters.given,
+        how.cluster,
+        access.lower(),
+        *other,
+        *names,
+        *call.column_tags,
+    )
     entry = call.entry(schedule, len(arguments), *tags, threads=_THREADS, cluster=how.cluster)
     front = [(slot, 0) for slot in slots]
     blocks = -(-of.number // turns) * how.cluster

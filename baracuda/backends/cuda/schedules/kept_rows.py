@@ -143,7 +143,7 @@ def plan(call: Call, of: Operands, kind: Kind, how: Kept, lie: Lie, lines: int) 
     packer.add("q", rows).add("i", n, 0).add("q", *lie.steps)
     arguments = packer.walk(lie.dims, len(lie.walked)).done()
     functor = f"{call.functor}<{call.accumulate}, {kind.number}>, {call.type}, {how.held}"
-    last = "".join(f", {kind}" for kind in call.column_tags)
+    last = call.column_argument
     # Sums are delivered by the kernel that adds them up.
     add = call.adds[0]
     if how.way == "streamed":

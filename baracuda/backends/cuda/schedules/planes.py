@@ -234,9 +234,10 @@ def _join(call: Call, of: Sets, moments: Moments) -> Step:
     beside = _BESIDE if moments.by_lines and moments.parts == 1 else 1
     schedule = (
         f"JoinMoments<{call.functor}<{call.accumulate}>, {call.type}, {parameters.given}, "
-        f"{flag(not of.groups)}, {flag(of.sums)}, {how}, {beside}>"
+        f"{flag(not of.groups)}, {flag(of.sums)}, {how}, {beside}{call.column_argument}>"
     )
-    tags = ["join", parameters.given, *["beside"] * (beside > 1), *delivered(how, 2)]
+    tags = ["join", parameters.given, *["beside"] * (beside > 1), *delivered(how, 2),
+            *call.column_tags]  # fmt: skip
     entry = call.entry(schedule, len(arguments), *tags, threads=_MOST)
     items = max(moments.lines * moments.parts // _JOINED, of.channels) * beside
     threads = min(-(-max(items, 1) // _WARP) * _WARP, _MOST)
@@ -289,7 +290,7 @@ def _map(call: Call, of: Sets, over: Mapped) -> Step:
     packer, given, add = Packer(True).pointers(len(slots)), "", call.adds[0]
     if told:
         told.numbers(packer.scalars(scalars))
-        given = f", true, {told.given}"
+        given = f", true, {told.given}{call.column_argument}"
     packer.add("q", of.c if of.groups else 0)
     packer.add("i", of.c * of.s, of.n, items, rounds, apart).extents(vectors, of.s, code="I")
     arguments = packer.walk(lie.lines, arrays).walk(lie.inside, arrays).done()
@@ -298,7 +299,7 @@ def _map(call: Call, of: Sets, over: Mapped) -> Step:
         f"{flag(same)}, {flag(down)}, {flag(add)}{given}>"
     )
     tags = ["map", lie.access.lower(), *["same"] * same, *["down"] * down, *["add"] * add]
-    tags += ["told", str(told.given)] if told else []
+    tags += ["told", str(told.given), *call.column_tags] if told else []
     entry = call.entry(schedule, len(arguments), *tags)
     front, grid = [(slot, 0) for slot in slots], (blocks(items, 1 if down else held), 1)
     return Step(entry, grid, arguments, front, scalars if told else "")

@@ -392,7 +392,7 @@ def _rows(
     arguments = packer.walk(dims, len(walked) + 2 * len(of.costs)).done()
     name = planes.functor if planes else call.functor
     functor = f"{name}<{call.accumulate}, {kind.number}>"
-    last = "".join(f", false, {kind}" for kind in call.column_tags)
+    last = f", false{call.column_argument}" if call.column_tags else ""
     schedule = (
         f"Rows<{functor}, {call.type}, {how.way}, {how.held}, {access}, {left}, "
         f"{bits(adds)}, {by}{', true' * len(of.costs)}{last}>"
