@@ -45,6 +45,16 @@ def test_the_laws_hold(name: str, library: str) -> None:
         hold(subject)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_the_laws_hold_on_a_gpu(name: str) -> None:
+    found = list(subjects([name], ["torch", "jax"], device="cuda"))
+    assert ("cuda" in {s.backend for s in found}) == (not name.startswith("max"))
+    for subject in found:
+        with subject.context():
+            hold(subject)
+
+
 # Seeds, and the places of elements.
 
 
