@@ -21,7 +21,10 @@ template <class A> struct Exponentials {
   }
   HD A twice() const { return 2 * magnitude(A(scale)); }
   // e^(twice() d) is `power` of d times this: not 0, which -inf may be multiplied by.
-  HD A rate() const { return twice() == 0 ? A(1) : twice() * (sizeof(A) == 4 ? A(LOG2_E) : A(1)); }
+  HD A rate() const {
+    const A twice = magnitude(A(scale)) * (sizeof(A) == 4 ? A(2 * LOG2_E) : A(2));
+    return twice == 0 ? A(1) : twice;
+  }
   static HD f32 power(f32 x) { return exponential2(x); }
   static HD f64 power(f64 x) { return quick_exponential(x); }
   static HD A nothing() { return -A(infinity()); }
@@ -29,12 +32,17 @@ template <class A> struct Exponentials {
   // counts as 1.
   static HD A base(A most) { return most == nothing() ? A(0) : most; }
   template <int> static HD State start() { return {nothing(), A(0)}; }
-  template <int> HD State join(const State& a, const State& b) const {
-    const bool first = a.at[0] >= b.at[0];
-    const A low = first ? b.at[0] : a.at[0], most = larger(a.at[0], b.at[0]);
-    const A less = first ? b.at[1] : a.at[1], more = first ? a.at[1] : b.at[1];
-    return {most, fused(less, power((low - base(most)) * rate()), more)};
-  }
+  struct Joiner {
+    A rate;
+
+    HD State operator()(const State& a, const State& b) const {
+      const bool first = a.at[0] >= b.at[0];
+      const A low = first ? b.at[0] : a.at[0], most = larger(a.at[0], b.at[0]);
+      const A less = first ? b.at[1] : a.at[1], more = first ? a.at[1] : b.at[1];
+      return {most, fused(less, power((low - base(most)) * rate), more)};
+    }
+  };
+  HD Joiner joiner() const { return {rate()}; }
   template <int S, int N>
   HD void take(
       State& s, const Known&, const A (&x)[1][N], const A (&)[1][N], u32 keep) const {

@@ -9,6 +9,13 @@
 
 namespace baracuda {
 
+// What joins two states of a stage. A functor may make one, with what it needs for that made once.
+template <int S, class State, class F>
+HD auto joiner(const F& f, int) -> decltype(f.joiner()) { return f.joiner(); }
+template <int S, class State, class F> HD auto joiner(const F& f, long) {
+  return [&f](const State& a, const State& b) { return f.template join<S>(a, b); };
+}
+
 // How often a row is gone through before it is known; see Rows.
 enum Stages { ONCE = 1, TWICE, CENTRED };
 

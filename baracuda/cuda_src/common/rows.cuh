@@ -192,7 +192,7 @@ struct Rows {
         take<S>(args, v, c, kept(args, row, e), known, s);
       }
     }
-    const auto join = [&](const State& a, const State& b) { return f.template join<S>(a, b); };
+    const auto join = joiner<S, State>(f, 0);
     if constexpr (WAY == LANES) {
       s = join_lanes(s, row.lanes, join);
     } else {
