@@ -7,7 +7,8 @@ namespace baracuda {
 // The largest element that is kept, halved and with the sign of the scale, and the sum of the
 // exponentials of all beside it. What is subtracted is no product: its rounding would be as large
 // as the exponents of large elements. Halves, for a difference of two does not overflow.
-template <class A> struct Exponentials {
+// A logarithm takes twice() as well: from it the rate is made, for which there is no register else.
+template <class A, bool LOGARITHM> struct Exponentials {
   static constexpr int loads = 1, inputs = 1, columns = 0, outputs = 1, sums = 0, stages = ONCE;
   using State = Several<A, 2>;
   struct Known {
@@ -22,8 +23,10 @@ template <class A> struct Exponentials {
   HD A twice() const { return 2 * magnitude(A(scale)); }
   // e^(twice() d) is `power` of d times this: not 0, which -inf may be multiplied by.
   HD A rate() const {
-    const A twice = magnitude(A(scale)) * (sizeof(A) == 4 ? A(2 * LOG2_E) : A(2));
-    return twice == 0 ? A(1) : twice;
+    constexpr A unit = sizeof(A) == 4 ? A(LOG2_E) : A(1);
+    if constexpr (LOGARITHM) return twice() == 0 ? A(1) : twice() * unit;
+    const A rate = magnitude(A(scale)) * (2 * unit);
+    return rate == 0 ? A(1) : rate;
   }
   static HD f32 power(f32 x) { return exponential2(x); }
   static HD f64 power(f64 x) { return quick_exponential(x); }
@@ -43,6 +46,8 @@ template <class A> struct Exponentials {
     }
   };
   HD Joiner joiner() const { return {rate()}; }
+  // Columns have no register for a joiner that is kept.
+  template <int> HD State join(const State& a, const State& b) const { return joiner()(a, b); }
   template <int S, int N>
   HD void take(
       State& s, const Known&, const A (&x)[1][N], const A (&)[1][N], u32 keep) const {
@@ -65,8 +70,8 @@ template <class A> struct Exponentials {
   }
 };
 
-template <class A, int> struct Softmax : Exponentials<A> {
-  using typename Exponentials<A>::Known;
+template <class A, int> struct Softmax : Exponentials<A, false> {
+  using typename Exponentials<A, false>::Known;
   template <int N>
   HD void finish(
       const Known& known, const A (&x)[1][N], const A (&)[1][N], u32 keep, A (&y)[1][N]) const {
@@ -78,8 +83,8 @@ template <class A, int> struct Softmax : Exponentials<A> {
   }
 };
 
-template <class A, int> struct LogSoftmax : Exponentials<A> {
-  using typename Exponentials<A>::Known;
+template <class A, int> struct LogSoftmax : Exponentials<A, true> {
+  using typename Exponentials<A, true>::Known;
   template <int N>
   HD void finish(
       const Known& known, const A (&x)[1][N], const A (&)[1][N], u32 keep, A (&y)[1][N]) const {

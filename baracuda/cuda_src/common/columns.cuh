@@ -86,13 +86,13 @@ template <class F, class T, int HELD, int WIDTH, bool AGAIN, bool ADD> struct Co
     i64 at[K];
     args.walk.template offsets<1>(i64(outer), at);
     UNROLL for (int k = 0; k < K; ++k) at[k] += column;
+    const auto join = [&](const State& a, const State& b) { return f.template join<0>(a, b); };
 
     // What each warp found out of each column, and then what is known of it.
     extern __shared__ __align__(16) f64 room[];
     State* found = reinterpret_cast<State*>(room);
     Known* known = reinterpret_cast<Known*>(found + warps * lanes * WIDTH);
     const auto leave = [&](int v, State s) {
-      const auto join = joiner<0, State>(f, 0);
       for (int by = lanes; by < 32; by *= 2) s = join(s, of_lane(s, by));
       if (threadIdx.x % 32 < lanes) found[(warp * lanes + lane) * WIDTH + v] = s;
     };
@@ -122,7 +122,7 @@ template <class F, class T, int HELD, int WIDTH, bool AGAIN, bool ADD> struct Co
     const int part = threadIdx.x % 32;
     for (int c = warp; c < lanes * WIDTH; c += warps) {
       const State own = part < warps ? found[part * lanes * WIDTH + c] : F::template start<0>();
-      const State s = join_lanes(own, 32, joiner<0, State>(f, 0));
+      const State s = join_lanes(own, 32, join);
       if (part == 0) {
         Known k{};
         f.template settle<0>(s, A(1) / A(args.n), k);
