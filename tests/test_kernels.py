@@ -60,6 +60,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "_add_f32": (128, "columns wider than rows, beside an output that is added to"),
     "_wide_clusters_": (48, "sm_120: as many threads as hold a long row outweigh a few registers"),
     "_f64_kept_": (128, "sm_120: float64 waits for its few units there, not for memory"),
+    "_add0_how": (32, "sm_120: sums kept in float32 beside float16 that stays on chip"),
     "_sum_parts": (96, "up to sm_89: two blocks at once outweigh a few registers of digits"),
     "_lists_v8": (8, "sm_86 and sm_89: one register of the longest lists"),
 }
