@@ -1,22 +1,20 @@
 """Every law over every op, on every backend, library and dtype that the package claims.
 
 XLA compiles every case of every op anew, which takes longer than all else together. So outside of
-the full lane JAX tries float32 of every op, bfloat16 of one op of each kind (`kinds`), and the
-other dtypes of one of each category, each form at one case. Parameters wider than activations are
-tried in bfloat16, of one op of each kind.
+the full lane JAX tries all dtypes of one op of each kind (`kinds`) and float32 of every op, each
+form at one case. Parameters wider than activations are tried in bfloat16, of one op of each kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import lanes
 import pytest
 from holding import hold
-from kinds import FIRST, USUAL
+from kinds import FIRST
 
-from baracuda.op import registry
 from baracuda.testing.cases import LIBRARIES, Subject, subjects
 
 _LIBRARIES = ("numpy", "torch") if lanes.LANE == "quick" else LIBRARIES
@@ -28,13 +26,8 @@ def tried() -> Iterator[Subject]:
         for subject in subjects([op], _LIBRARIES):
             if subject.library != "jax" or lanes.FULL:
                 yield subject
-            elif op in tried_by_jax(subject.dtype):
+            elif op in FIRST or subject.dtype == "float32":
                 yield replace(subject, brief=True)
-
-
-def tried_by_jax(dtype: str) -> Container[str]:
-    """The ops whose programs are compiled in a dtype."""
-    return {"float32": registry, "bfloat16": FIRST}.get(dtype, USUAL)
 
 
 def usual(subject: Subject) -> bool:
