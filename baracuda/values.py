@@ -129,13 +129,17 @@ real = Number()
 
 _FINITE = (-float_info.max, float_info.max)
 finite = Number("a finite number", _FINITE)
+"""Neither an infinity nor NaN."""
+
 nonzero = Number("a finite number other than 0", _FINITE, zero=False, divides=True)
 """A real number that something is divided by."""
 
 ordered = Number("a number, not NaN", (-math.inf, math.inf))
 """A real number that something is compared with."""
 
-exponent = Number("a number > 0, at most 131072 or infinite", (0.0, 2.0**17), False, True, True)
+exponent = Number(
+    "a number > 0, at most 131072 or infinite", (0.0, 2.0**17), zero=False, inf=True, divides=True
+)
 """The exponent of a norm; beyond 2^17 powers of what is scaled to about 1 are out of range."""
 
 

@@ -9,7 +9,7 @@ its gradient is the operator of its adjoint, or where there is none that of the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -202,18 +202,20 @@ def _define(op: Op[Any, Any]) -> None:
             )
 
 
-_defined: set[str] = set()
-_guard = Guard()
+class Once:
+    """What is done once for each op: a call does it for those that were declared since too."""
+
+    def __init__(self, do: Callable[[Op[Any, Any]], None]) -> None:
+        self._do, self._done, self._guard = do, set[str](), Guard()
+
+    def __call__(self) -> None:
+        if registry.keys() <= self._done:
+            return
+        with self._guard.lock:
+            for name in registry.keys() - self._done:
+                self._do(registry[name])
+                self._done.add(name)
 
 
-def known() -> None:
-    """Define the operators of all ops, of those that were declared since too."""
-    if registry.keys() <= _defined:
-        return
-    with _guard.lock:
-        for name in registry.keys() - _defined:
-            _define(registry[name])
-            _defined.add(name)
-
-
+known = Once(_define)
 known()

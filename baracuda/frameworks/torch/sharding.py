@@ -19,11 +19,17 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from baracuda import adjoint
 from baracuda.errors import type_error, value_error
-from baracuda.forks import Guard
-from baracuda.frameworks.torch.operators import NAMESPACE, library, overloads, plain, problem_of
+from baracuda.frameworks.torch.operators import (
+    NAMESPACE,
+    Once,
+    library,
+    overloads,
+    plain,
+    problem_of,
+)
 from baracuda.layouts import Shape, contiguous
 from baracuda.libraries import Array
-from baracuda.op import Op, registry
+from baracuda.op import Op
 from baracuda.partitioning import Shares
 from baracuda.spec import Problem
 
@@ -222,21 +228,12 @@ def _count(extent: int, places: Sequence[Placement], mesh: Any, like: Array) -> 
     return whole.redistribute(placements=places).to_local()
 
 
-_defined: set[str] = set()
-_guard = Guard()
+def _give_rule(op: Op[Any, Any]) -> None:
+    for name in overloads(op):
+        torch.library.register_torch_dispatch(
+            f"{NAMESPACE}::{name}", DTensor, partial(_on_shards, op), lib=library
+        )
 
 
-def known() -> None:
-    """Give the operators of all ops their rule, of those that were declared since too."""
-    if registry.keys() <= _defined:
-        return
-    with _guard.lock:
-        for op in [registry[name] for name in registry.keys() - _defined]:
-            for name in overloads(op):
-                torch.library.register_torch_dispatch(
-                    f"{NAMESPACE}::{name}", DTensor, partial(_on_shards, op), lib=library
-                )
-            _defined.add(op.spec.name)
-
-
+known = Once(_give_rule)
 known()
