@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 from baracuda import ops as _ops
 from baracuda._version import __version__ as __version__
 from baracuda.backends import check_errors as check_errors
-from baracuda.cache import CacheInfo as CacheInfo
-from baracuda.cache import PlanCache as PlanCache
-from baracuda.cache import plan_cache as plan_cache
-from baracuda.dispatch import Dispatch as Dispatch
-from baracuda.dispatch import options as options
+from baracuda.calls.cache import CacheInfo as CacheInfo
+from baracuda.calls.cache import PlanCache as PlanCache
+from baracuda.calls.cache import plan_cache as plan_cache
+from baracuda.calls.op import Op as Op
+from baracuda.calls.plan import Plan as Plan
+from baracuda.declaration.dispatch import Dispatch as Dispatch
+from baracuda.declaration.dispatch import options as options
+from baracuda.declaration.sku import KernelSku as KernelSku
+from baracuda.declaration.sku import PrecisionGuarantee as PrecisionGuarantee
 from baracuda.errors import ArgumentTypeError as ArgumentTypeError
 from baracuda.errors import ArgumentValueError as ArgumentValueError
 from baracuda.errors import BaracudaError as BaracudaError
 from baracuda.errors import IndexOutOfRangeError as IndexOutOfRangeError
 from baracuda.errors import UnsupportedError as UnsupportedError
 from baracuda.forks import import_module as _import_module
-from baracuda.op import Op as Op
 from baracuda.ops import *
-from baracuda.plan import Plan as Plan
-from baracuda.sku import KernelSku as KernelSku
-from baracuda.sku import PrecisionGuarantee as PrecisionGuarantee
 
 # Type checkers go by the imports, as in `baracuda.ops`.
 if TYPE_CHECKING:
@@ -58,4 +58,4 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__():
-        return sorted({*globals(), *_LAZY})
+        return sorted({*__all__, *_LAZY})

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from baracuda.op import Op
+from baracuda.calls.op import Op
 from baracuda.ops.gated import geglu, glu, reglu, swiglu
 from baracuda.ops.pooling import lp_pool1d, lp_pool2d
 from baracuda.ops.rope import rope

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from baracuda.dtypes import named
+from baracuda.declaration.dtypes import named
 from baracuda.testing.bounds import tolerance
 from baracuda.testing.cases import Call, apart, subjects, to_numpy
 

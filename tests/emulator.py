@@ -23,7 +23,7 @@ from builds import built
 from numpy.typing import NDArray
 
 from baracuda.backends.cuda.compiler import SOURCES, Entry, flattened
-from baracuda.backends.cuda.steps import Step, Steps
+from baracuda.backends.cuda.launch_plan import Step, Steps
 
 HERE = Path(__file__).parent
 # What a host compiler does not know, and what stands for it.

@@ -16,7 +16,7 @@ LIMIT = 10.0  # ms
 def measure(dtype: str) -> None:
     import torch
 
-    from baracuda.op import registry
+    from baracuda.calls.op import registry
     from baracuda.testing.cases import Subject
 
     # What a process loads once, torch for its own calls and we for ours, is of no op.

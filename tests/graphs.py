@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from baracuda.calls.op import registry
 from baracuda.frameworks.torch import operators
-from baracuda.op import registry
 from baracuda.testing.cases import Call, Subject
 
 

@@ -30,10 +30,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import baracuda as bc
-from baracuda.op import registry
-from baracuda.partitioning import independent
-from baracuda.shapes import Pattern
-from baracuda.spec import Case
+from baracuda.calls.op import registry
+from baracuda.calls.partitioning import independent
+from baracuda.declaration.shapes import Pattern
+from baracuda.declaration.spec import Case
 from baracuda.testing.cases import Call, Subject, draw
 
 # A GPU rounds the operands of float32 products to TF32 by default, but of small ones it does not:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baracuda.dtypes import named
-from baracuda.op import registry
+from baracuda.calls.op import registry
+from baracuda.declaration.dtypes import named
 from baracuda.testing.cases import adapter
 
 calls: list[str] = []
@@ -53,11 +53,11 @@ def install(monkeypatch: pytest.MonkeyPatch, eager: bool = False) -> list[str]:
     pytest.importorskip("cuda.core", reason="needs pip install 'baracuda[cuda]'")
     from baracuda.backends import cuda
     from baracuda.backends.cuda import jax as arrays
-    from baracuda.backends.cuda import launch, runner, steps, xla
+    from baracuda.backends.cuda import launch, launch_plan, runner, xla
     from baracuda.libraries.jax import Jax
 
     listener = SimpleNamespace(address=0, state=memoryview(bytearray(4)).cast("I"), ahead=set())
-    facts = steps.DeviceFacts(0, "sm_90", 132, 232448)
+    facts = launch_plan.DeviceFacts(0, "sm_90", 132, 232448)
     if eager:
         describe = Jax.describe
         monkeypatch.setattr(
@@ -67,7 +67,7 @@ def install(monkeypatch: pytest.MonkeyPatch, eager: bool = False) -> list[str]:
     monkeypatch.setattr(cuda, "unavailable", lambda: None)
     monkeypatch.setattr(launch, "device_facts", lambda ordinal: facts)
     monkeypatch.setattr(launch, "loaded", lambda entry, facts, shared: entry)
-    monkeypatch.setattr(runner.reports, "listener", lambda ordinal: listener)
+    monkeypatch.setattr(runner.index_errors, "listener", lambda ordinal: listener)
     monkeypatch.setattr(arrays, "PLATFORM", "cpu")
     monkeypatch.setattr(arrays, "TARGETS", "cpu")
     monkeypatch.setattr(arrays, "ordinal_of", lambda device: 0)

@@ -21,16 +21,17 @@ import numpy as np
 from kinds import FIRST
 
 import baracuda.ops  # noqa: F401
-from baracuda import backends, check, layouts, outputs
+from baracuda import backends, layouts
 from baracuda.backends.cuda import schedules
 from baracuda.backends.cuda.compiler import Entry
-from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, Steps, strides_of
-from baracuda.dispatch import DEFAULT
-from baracuda.dtypes import INDICES, named
+from baracuda.backends.cuda.launch_plan import WIDEST, Call, DeviceFacts, Steps, strides_of
+from baracuda.calls import check, outputs
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
+from baracuda.declaration.dtypes import INDICES, named
+from baracuda.declaration.shapes import Signature
+from baracuda.declaration.spec import Case, OpSpec, Problem
 from baracuda.libraries import library
-from baracuda.op import registry
-from baracuda.shapes import Signature
-from baracuda.spec import Case, OpSpec, Problem
 from baracuda.testing.cases import _derived, options_of, tried
 
 ALL = os.environ.get("BARACUDA_ALL_KERNELS") == "1"

@@ -11,9 +11,9 @@ from typing import Any
 
 import lanes
 
-from baracuda import adjoint
-from baracuda.op import registry
-from baracuda.spec import OpSpec
+from baracuda.calls import adjoint
+from baracuda.calls.op import registry
+from baracuda.declaration.spec import OpSpec
 
 
 def kind(spec: OpSpec) -> tuple[Any, ...]:

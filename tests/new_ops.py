@@ -13,15 +13,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from baracuda import roles
-from baracuda.dispatch import Dispatch
+from baracuda.calls.op import op, registry
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.shapes import Axes
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import (
+    Number,
+    between,
+    choice,
+    counting,
+    positive,
+    real,
+    seed,
+    shape,
+    sizes,
+)
 from baracuda.errors import value_error
+from baracuda.families.numerics import scatter_add, words
 from baracuda.libraries import A, Array, library_of
-from baracuda.numerics import scatter_add, words
-from baracuda.op import op, registry
-from baracuda.shapes import Axes
-from baracuda.spec import Case, Kernel
-from baracuda.values import Number, between, choice, counting, positive, real, seed, shape, sizes
 
 BOUNDS = {"bounds": choice("raise", "drop")}
 LOOKED_UP = {"ids": roles.index("n", policy="bounds")}

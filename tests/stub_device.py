@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from baracuda import check
 from baracuda.backends import cuda
-from baracuda.dispatch import DEFAULT
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
+from baracuda.declaration.spec import Problem
 from baracuda.libraries import Facts, library
-from baracuda.op import registry
-from baracuda.spec import Problem
 
 
 def on_gpu(op: str, *shapes: tuple[int, ...], **options: Any) -> Problem:
@@ -75,7 +75,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
     """Put the device in the place of the driver."""
     pytest.importorskip("cuda.core", reason="needs pip install 'baracuda[cuda]'")
     pytest.importorskip("cuda.bindings", reason="needs pip install 'baracuda[cuda]'")
-    from baracuda.backends.cuda import hot, launch, runner, steps, tune
+    from baracuda.backends.cuda import fast_call, launch, launch_plan, runner, tune
     from baracuda.backends.cuda import torch as arrays
     from baracuda.libraries.torch import Torch
 
@@ -110,15 +110,15 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
     monkeypatch.setattr(cuda, "unavailable", lambda: None)
     monkeypatch.setattr(cuda, "_arrays", lambda name: Arrays)
     monkeypatch.setattr(
-        launch, "device_facts", lambda ordinal: steps.DeviceFacts(0, "sm_90", 132, 232448)
+        launch, "device_facts", lambda ordinal: launch_plan.DeviceFacts(0, "sm_90", 132, 232448)
     )
     monkeypatch.setattr(launch, "loaded", device.load)
-    for module in (launch, hot):
+    for module in (launch, fast_call):
         monkeypatch.setattr(module, "launch_kernel", device.launch)
         monkeypatch.setattr(module, "clear", device.clear)
-    monkeypatch.setattr(hot, "_binder", lru_cache(hot._binder.__wrapped__))
+    monkeypatch.setattr(fast_call, "_binder", lru_cache(fast_call._binder.__wrapped__))
     monkeypatch.setattr(tune, "while_capturing", nullcontext)
-    monkeypatch.setattr(runner.reports, "listener", lambda ordinal: listener)
+    monkeypatch.setattr(runner.index_errors, "listener", lambda ordinal: listener)
     monkeypatch.setattr(tune, "stopwatch", device.stopwatch)
     monkeypatch.setattr(tune, "_captured", lambda stream: device.capturing)
     return device

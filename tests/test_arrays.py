@@ -9,10 +9,10 @@ from jax.experimental import sparse
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 import baracuda as bc
-from baracuda.check import MOST_AXES
+from baracuda.calls.check import MOST_AXES
+from baracuda.calls.op import registry
+from baracuda.declaration.spec import Case
 from baracuda.libraries import library, library_of
-from baracuda.op import registry
-from baracuda.spec import Case
 from baracuda.testing.cases import Call, Subject, draw, tried
 
 ONES = np.ones((2, 4), np.float32)

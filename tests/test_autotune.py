@@ -15,9 +15,9 @@ from stub_device import StubDevice, on_gpu
 
 import baracuda as bc
 from baracuda.backends.cuda import schedules
+from baracuda.backends.cuda.launch_plan import Call, Steps, Zero
 from baracuda.backends.cuda.schedules import elementwise
-from baracuda.backends.cuda.steps import Call, Steps, Zero
-from baracuda.spec import Refusal
+from baracuda.declaration.spec import Refusal
 
 torch = pytest.importorskip("torch")
 X = torch.ones(64, 128)

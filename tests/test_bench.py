@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from baracuda.__main__ import main
-from baracuda.op import registry
+from baracuda.calls.op import registry
 from baracuda.testing import device_costs
 from baracuda.testing.peers import EXPRESSIONS
 from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import baracuda as bc
-from baracuda.cache import PlanCache, plan_cache
+from baracuda.calls.cache import PlanCache, plan_cache
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from kinds import FIRST
 
 import baracuda as bc
 from baracuda import backends
-from baracuda.op import Op, registry
+from baracuda.calls.op import Op, registry
 from baracuda.testing.cases import LIBRARIES, holds
 
 Claim = tuple[str, str, str, str]

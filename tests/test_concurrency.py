@@ -195,7 +195,7 @@ import numpy as np
 import baracuda as bc
 from baracuda import backends, forks
 from baracuda.backends import numpy
-import baracuda.backends.cuda.reports
+import baracuda.backends.cuda.index_errors
 started, real = threading.Event(), numpy.BACKEND.prepare
 def slow(self, problem):
     if os.getpid() == parent:

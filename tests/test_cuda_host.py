@@ -23,17 +23,17 @@ from hypothesis import strategies as st
 from stub_device import on_gpu
 
 import baracuda as bc
-from baracuda import body, check
 from baracuda.backends import cuda
 from baracuda.backends.cuda import BACKEND, compiler, geometry, unavailable
+from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, Zero, strides_of
 from baracuda.backends.cuda.schedules import plan
-from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, Zero, strides_of
-from baracuda.dispatch import DEFAULT
-from baracuda.dtypes import named
+from baracuda.calls import body, check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
+from baracuda.declaration.dtypes import named
+from baracuda.declaration.spec import Misfit, Problem, Refusal
 from baracuda.layouts import Shape
 from baracuda.libraries.torch import _materialised
-from baracuda.op import registry
-from baracuda.spec import Misfit, Problem, Refusal
 
 torch = pytest.importorskip("torch")
 INSTALL = "pip install 'baracuda[cuda]'"
@@ -235,8 +235,8 @@ def test_a_form_that_needs_too_much_room_gives_way(monkeypatch: pytest.MonkeyPat
 def test_a_deterministic_choice_holds_for_outputs_it_cannot_write(limit: int | None) -> None:
     """Out of line or apart, an output gets fixed point or an error, never atomics."""
     arrays = [np.zeros((2, 900, 64), np.float32), np.zeros((2, 900, 64), np.int64)]
-    for extent, form in ((3000, "turned"), (40, "tiles")):
-        if form == "turned" and limit == 0:
+    for extent, form in ((3000, "transposed"), (40, "tiles")):
+        if form == "transposed" and limit == 0:
             continue  # it needs a stage
         options = {"axis": 1, "src_shape": (2, extent, 64)}
         problem = check.problem(registry["gather_backward"].spec, arrays, options, DEFAULT)
@@ -750,10 +750,10 @@ class Calls:
 def short(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A runner of several launches, its short way, the arrays of a call and what is made of it."""
     stub_device.install(monkeypatch)
-    from baracuda.backends.cuda import hot, launch, runner
+    from baracuda.backends.cuda import fast_call, launch, runner
 
     calls, arrays = Calls(), cuda._arrays("torch")
-    for module in (launch, hot):
+    for module in (launch, fast_call):
         monkeypatch.setattr(module, "launch_kernel", calls.launch)
         monkeypatch.setattr(module, "clear", calls.clear)
     monkeypatch.setattr(arrays, "current_device", staticmethod(lambda: calls.device))
@@ -891,9 +891,9 @@ def test_sums_that_are_wider_or_added_to_are_planned_for(monkeypatch: pytest.Mon
 def heard(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The record of a device, in memory of the host."""
     pytest.importorskip("cuda.bindings")
-    from baracuda.backends.cuda import reports, runner
+    from baracuda.backends.cuda import index_errors, runner
 
-    room = reports.Record(7, 7, 7, 7)
+    room = index_errors.Record(7, 7, 7, 7)
     driver = SimpleNamespace(
         CU_MEMHOSTALLOC_PORTABLE=1, CU_MEMHOSTALLOC_DEVICEMAP=2,
         cuMemHostAlloc=lambda *_: ctypes.addressof(room), cuCtxSynchronize=lambda: None,
@@ -902,16 +902,16 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("driver", driver), ("checked", lambda result: result),
         ("while_capturing", nullcontext), ("on_primary", lambda ordinal: nullcontext()),
     ):  # fmt: skip
-        monkeypatch.setattr(reports, name, value)
+        monkeypatch.setattr(index_errors, name, value)
     stub_device.install(monkeypatch)
-    listener = reports.Listener(0)
-    monkeypatch.setattr(runner.reports, "listener", lambda ordinal: listener)
+    listener = index_errors.Listener(0)
+    monkeypatch.setattr(runner.index_errors, "listener", lambda ordinal: listener)
     assert (room.state, room.ticket, room.value, room.position) == (0, 0, 0, 0)
     return room
 
 
 def test_the_next_call_raises_what_a_kernel_reported(heard: Any) -> None:
-    from baracuda.backends.cuda import reports
+    from baracuda.backends.cuda import index_errors
 
     gather = BACKEND.prepare(on_gpu("gather", (4, 5), (4, 3), axis=1)).run
     others = {
@@ -921,7 +921,9 @@ def test_the_next_call_raises_what_a_kernel_reported(heard: Any) -> None:
             (torch.ones(4, 8), torch.ones(4, 8), torch.ones(8)), {"eps": 1e-6},
         ),
     }  # fmt: skip
-    (ticket,) = [n for n, t in reports._tickets.items() if (t.op, t.shape) == ("gather", (4, 3))]
+    (ticket,) = [
+        n for n, t in index_errors._tickets.items() if (t.op, t.shape) == ("gather", (4, 3))
+    ]
     assert gather
     for run, arrays, scalars in others.values():
         run(arrays, None, False, scalars)

@@ -15,11 +15,12 @@ import stub_device
 import torch
 
 import baracuda as bc
-from baracuda import backends, check
+from baracuda import backends
 from baracuda.backends import cuda
-from baracuda.dispatch import DEFAULT
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
 from baracuda.libraries import Facts, library, library_of
-from baracuda.op import registry
 
 cupy = pytest.importorskip("cupy", reason="needs pip install 'baracuda[cupy]'")
 
@@ -113,7 +114,7 @@ def test_libraries_and_devices_are_not_mixed() -> None:
 
 def test_a_matcher_takes_its_own_kind_alone() -> None:
     x, y = on_device(aligned(4, 8)), on_device(aligned(4, 8))
-    fits = library("cupy").matcher([x])
+    fits = library_of(x).matcher([x])
     assert fits([y])
     wide = on_device(aligned(4, 8, dtype=np.float64))
     turned = on_device(aligned(8, 4)).T
@@ -149,7 +150,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
     """Of each launch the stream, and the addresses that the kernel was given."""
     stub_device.install(monkeypatch)
     from baracuda.backends.cuda import cupy as seam
-    from baracuda.backends.cuda import hot, launch
+    from baracuda.backends.cuda import fast_call, launch
 
     notes: list[tuple[int, list[int]]] = []
 
@@ -162,7 +163,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
     monkeypatch.setattr(seam, "current_device", lambda: 0)
     monkeypatch.setattr(seam, "current_stream", lambda ordinal: 7)
     monkeypatch.setattr(cuda, "_arrays", lambda name: seam)
-    for module in (launch, hot):
+    for module in (launch, fast_call):
         monkeypatch.setattr(module, "launch_kernel", note)
     bc.plan_cache.clear()
     yield notes

@@ -68,7 +68,7 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     from cuda.bindings import driver as real
 
-    from baracuda.backends.cuda import launch, reports, tune
+    from baracuda.backends.cuda import index_errors, launch, tune
 
     fake = Driver(real)
 
@@ -80,7 +80,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
         def set_current(self) -> None:
             fake.current = (self._ordinal, SHARED)
 
-    for module in (launch, reports, tune):
+    for module in (launch, index_errors, tune):
         monkeypatch.setattr(module, "driver", fake)
         if hasattr(module, "Device"):
             monkeypatch.setattr(module, "Device", Device)
@@ -90,8 +90,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
         yield
 
     monkeypatch.setattr(launch, "while_capturing", capturing)
-    monkeypatch.setattr(reports, "while_capturing", capturing)
-    monkeypatch.setattr(reports, "_listeners", {})
+    monkeypatch.setattr(index_errors, "while_capturing", capturing)
+    monkeypatch.setattr(index_errors, "_listeners", {})
     bc.plan_cache.clear()
     yield fake
     bc.plan_cache.clear()
@@ -106,26 +106,26 @@ def caller(request: Any, driver: Driver) -> Iterator[Any]:
 
 
 def test_the_record_of_another_device(driver: Driver, caller: Any) -> None:
-    from baracuda.backends.cuda import reports
+    from baracuda.backends.cuda import index_errors
 
-    made = reports.listener(1)
+    made = index_errors.listener(1)
     assert ("cuMemHostAlloc", (1, SHARED)) in driver.done
     # Waits for that device, whichever is current.
     assert driver.current == caller
     made.wait()
     assert ("cuCtxSynchronize", (1, SHARED)) in driver.done
-    reports.Record.from_address(made.address).state = 2
+    index_errors.Record.from_address(made.address).state = 2
     with pytest.raises(IndexError):
-        reports.check()
+        index_errors.check()
 
 
 @pytest.mark.parametrize("fails", ["cuMemHostAlloc", "cuCtxSynchronize"])
 def test_errors_leave_what_was_current(driver: Driver, caller: Any, fails: str) -> None:
-    from baracuda.backends.cuda import launch, reports
+    from baracuda.backends.cuda import index_errors, launch
 
     driver.fails = fails
     with pytest.raises(launch.CudaError):
-        reports.listener(1).wait()
+        index_errors.listener(1).wait()
 
 
 def test_measuring(driver: Driver, caller: Any) -> None:
@@ -172,12 +172,12 @@ class Seam:
 @pytest.fixture
 def seam(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Seam:
     """Tensors of the host as tensors on device 1, whose launches are noted."""
-    from baracuda.backends.cuda import hot, launch, reports, runner, steps
+    from baracuda.backends.cuda import fast_call, index_errors, launch, launch_plan, runner
     from baracuda.libraries.torch import Torch
 
-    listener = reports.listener
+    listener = index_errors.listener
     stub_device.install(monkeypatch)
-    monkeypatch.setattr(runner.reports, "listener", listener)
+    monkeypatch.setattr(runner.index_errors, "listener", listener)
     made, describe = Seam(driver, []), Torch.describe
     monkeypatch.setattr(Torch, "describe", lambda s, x: describe(s, x)._replace(device="cuda:1"))
     arrays = cuda._arrays("torch")
@@ -187,9 +187,9 @@ def seam(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Seam:
         ("ordinal_of", lambda device: int(device[-1])),
     ):
         monkeypatch.setattr(arrays, name, staticmethod(value), raising=False)
-    facts = steps.DeviceFacts(1, "sm_90", 132, 232448)
+    facts = launch_plan.DeviceFacts(1, "sm_90", 132, 232448)
     monkeypatch.setattr(launch, "device_facts", lambda ordinal: facts)
-    for module in (launch, hot):
+    for module in (launch, fast_call):
         monkeypatch.setattr(module, "launch_kernel", made.launch)
     return made
 
@@ -216,10 +216,10 @@ def test_calls_on_another_device(what: str, seam: Seam, caller: Any) -> None:
 
 
 def test_a_launch_that_fails(seam: Seam, caller: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from baracuda.backends.cuda import hot, launch
+    from baracuda.backends.cuda import fast_call, launch
 
     wrong = seam._driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
-    for module in (launch, hot):
+    for module in (launch, fast_call):
         monkeypatch.setattr(module, "launch_kernel", lambda *_: (wrong,))
     plan = bc.swiglu.plan(torch.ones(4, 16))
     for _ in range(2):

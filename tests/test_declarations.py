@@ -13,12 +13,12 @@ import torch
 from holding import hold
 
 import baracuda as bc
-from baracuda import roles
 from baracuda.backends.cuda.schedules import PLANNERS
-from baracuda.op import op, registry
-from baracuda.spec import Kernel, OpSpec, Packed, Schedule
+from baracuda.calls.op import op, registry
+from baracuda.declaration import roles
+from baracuda.declaration.spec import Kernel, OpSpec, Packed, Schedule
+from baracuda.declaration.values import choice, flag, integer, shape
 from baracuda.testing.cases import subjects
-from baracuda.values import choice, flag, integer, shape
 
 LIBRARIES = ("numpy", "torch", "jax", "array_api_strict")
 

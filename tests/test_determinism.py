@@ -9,7 +9,7 @@ import pytest
 import stub_device
 
 from baracuda import backends
-from baracuda.op import registry
+from baracuda.calls.op import registry
 from baracuda.testing.cases import Subject
 
 PAGE = Path(__file__).parents[1] / "docs" / "determinism.md"

@@ -14,7 +14,7 @@ import pytest
 from children import ROOT, environment
 
 import baracuda as bc
-from baracuda.op import registry
+from baracuda.calls.op import registry
 
 DOCS = ROOT / "docs"
 NEEDS_GPU = "# needs an NVIDIA GPU\n"
@@ -24,7 +24,7 @@ PAGES = [
     for path in sorted((*DOCS.glob("*.md"), *DOCS.glob("start/*.md")))
     if path.name != "design.md" and "```python" in path.read_text(encoding="utf-8")
 ]
-MODULES = ["baracuda.dispatch", *sorted({op.__module__ for op in registry.values()})]
+MODULES = ["baracuda.declaration.dispatch", *sorted({op.__module__ for op in registry.values()})]
 
 
 @pytest.mark.parametrize("name", MODULES)

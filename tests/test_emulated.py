@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from baracuda import check
 from baracuda.backends.cuda import geometry
 from baracuda.backends.cuda.compiler import Entry
-from baracuda.backends.cuda.reports import Record
-from baracuda.backends.cuda.schedules import partition, plan
-from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
-from baracuda.dispatch import DEFAULT
-from baracuda.op import registry
+from baracuda.backends.cuda.index_errors import Record
+from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, strides_of
+from baracuda.backends.cuda.schedules import plan
+from baracuda.backends.cuda.schedules.indexed import partition
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -60,8 +61,8 @@ PROBLEMS: dict[str, tuple[str, Shape, Shape, int, Callable[..., Array]]] = {
     "as many as a digit takes": ("tiles", (3, 4095), (3, 1), 1, one),
     "columns in a tile": ("tiles", (2, 60, 32), (2, 40, 32), 1, uniform),
     "columns, some left over": ("tiles", (40, 21), (30, 21), 0, uniform),
-    "columns turned": ("turned", (2, 300, 80), (2, 200, 80), 1, uniform),
-    "odd columns turned": ("turned", (140, 21), (330, 21), 0, uniform),
+    "columns transposed": ("transposed", (2, 300, 80), (2, 200, 80), 1, uniform),
+    "odd columns transposed": ("transposed", (140, 21), (330, 21), 0, uniform),
     "few a row": ("few a row", (9, 2), (9, 64), 1, uniform),
     "lists": ("lists", (2600, 72), (40, 72), 0, rows),
     "long lists": ("lists", (2600, 40), (9, 40), 0, one_row),
@@ -224,7 +225,7 @@ def test_digits_do_not_carry(name: str, dtype: str, entries: tuple[Entry, ...]) 
 
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float64"], indirect=True)
-@pytest.mark.parametrize("name", ["odd rows", "columns turned", "parts", "fixed point"])
+@pytest.mark.parametrize("name", ["odd rows", "columns transposed", "parts", "fixed point"])
 @pytest.mark.parametrize("large", [1.0, 2.0**-1060])
 def test_bins_of_the_least_numbers_are_not_empty(
     name: str, large: float, dtype: str, entries: tuple[Entry, ...]

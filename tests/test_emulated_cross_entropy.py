@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from baracuda import check
 from baracuda.backends.cuda.compiler import Entry
-from baracuda.backends.cuda.reports import Record
+from baracuda.backends.cuda.index_errors import Record
+from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, strides_of
 from baracuda.backends.cuda.schedules import plan
-from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
-from baracuda.dispatch import DEFAULT
-from baracuda.op import registry
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
 
 Array = NDArray[Any]
 FACTS = DeviceFacts(0, "sm_90", 4, 232448)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from baracuda import check
 from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, strides_of
 from baracuda.backends.cuda.schedules import plan, reduce
-from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
-from baracuda.dispatch import DEFAULT
-from baracuda.dtypes import named
-from baracuda.op import registry
-from baracuda.spec import Case
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
+from baracuda.declaration.dtypes import named
+from baracuda.declaration.spec import Case
 from baracuda.testing.bounds import tolerance
 from baracuda.testing.cases import Call as Trial
 from baracuda.testing.cases import Subject, draw, tried

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from baracuda import check
 from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, strides_of
 from baracuda.backends.cuda.schedules import kept_planes, plan, planes
-from baracuda.backends.cuda.steps import Call, DeviceFacts, strides_of
-from baracuda.dispatch import DEFAULT
-from baracuda.dtypes import named
-from baracuda.op import registry
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
+from baracuda.declaration.dtypes import named
 
 Array = NDArray[Any]
 FACTS = DeviceFacts(0, "sm_90", 4, 232448)
@@ -48,7 +48,7 @@ SCATTERED = {
     "atomics": ((300,), (400,), 0),
     # Without a way of its own to wider sums: `fixed point` runs.
     "tiles": ((6, 100), (6, 50), 1),
-    "turned": ((2, 300, 80), (2, 200, 80), 1),
+    "transposed": ((2, 300, 80), (2, 200, 80), 1),
 }
 
 
@@ -204,5 +204,5 @@ def test_forms_of_scatter_that_have_no_wider_sums_have_one_that_is_as_determinis
         if one.label in SCATTERED:
             steps = steps_of(one)
             settled = "settle" in steps.kernels[-1].entry.symbol
-            assert settled == (one.label in ("fixed point", "tiles", "turned"))
+            assert settled == (one.label in ("fixed point", "tiles", "transposed"))
             assert steps.deterministic == (one.label != "atomics")

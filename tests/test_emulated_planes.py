@@ -15,14 +15,14 @@ import pytest
 from numpy.typing import NDArray
 from test_emulated_rows import Shape, Trial, reference, trial
 
-from baracuda import check
 from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.launch_plan import Call
 from baracuda.backends.cuda.schedules import kept_planes, plan, planes
 from baracuda.backends.cuda.schedules.kept_planes import Share
-from baracuda.backends.cuda.steps import Call
-from baracuda.dispatch import DEFAULT
-from baracuda.dtypes import named
-from baracuda.op import registry
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
+from baracuda.declaration.dtypes import named
 
 Array = NDArray[Any]
 OPS = [name for name, op in registry.items() if op.spec.category == "channel_norm"]

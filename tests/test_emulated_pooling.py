@@ -8,12 +8,12 @@ import emulator
 import numpy as np
 import pytest
 
-from baracuda import check
+from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, strides_of
 from baracuda.backends.cuda.schedules import plan
-from baracuda.backends.cuda.steps import Call, DeviceFacts, strides_of
-from baracuda.dispatch import DEFAULT
-from baracuda.dtypes import numpy_dtype
-from baracuda.op import registry
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
+from baracuda.declaration.dtypes import numpy_dtype
 
 FACTS = DeviceFacts(0, "sm_90", 4, 232448)
 # Shapes and sizes of windows: clipped at the end, more than a thread has, and none at run time.

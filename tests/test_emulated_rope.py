@@ -8,11 +8,11 @@ import emulator
 import numpy as np
 import pytest
 
-from baracuda import check
+from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, strides_of
 from baracuda.backends.cuda.schedules import plan
-from baracuda.backends.cuda.steps import Call, DeviceFacts, strides_of
-from baracuda.dispatch import DEFAULT
-from baracuda.op import registry
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
 
 FACTS = DeviceFacts(0, "sm_90", 4, 232448)
 POSITIONS = np.array([0, 1, -1, 77, -30000, 2**31 - 1, -(2**31 - 1)])

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from baracuda import check
 from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, strides_of
 from baracuda.backends.cuda.schedules import kept_rows, plan, rows
-from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
-from baracuda.dispatch import DEFAULT
-from baracuda.dtypes import named
-from baracuda.numerics import stored_as
-from baracuda.op import registry
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
+from baracuda.declaration.dtypes import named
+from baracuda.families.numerics import stored_as
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]

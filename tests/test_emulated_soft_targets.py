@@ -12,12 +12,12 @@ import pytest
 from numpy.typing import NDArray
 from test_emulated_cross_entropy import SMALL, Trial, close, placed, trial
 
-from baracuda import check
 from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.launch_plan import Call, Steps, strides_of
 from baracuda.backends.cuda.schedules import plan
-from baracuda.backends.cuda.steps import Call, Steps, strides_of
-from baracuda.dispatch import DEFAULT
-from baracuda.op import registry
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
 
 Array = NDArray[Any]
 OP = "soft_target_cross_entropy"

@@ -14,12 +14,12 @@ import pytest
 from numpy.typing import NDArray
 
 import baracuda.ops  # noqa: F401
-from baracuda import check
 from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, strides_of
 from baracuda.backends.cuda.schedules import plan, variants
-from baracuda.backends.cuda.steps import Call, DeviceFacts, Steps, strides_of
-from baracuda.dispatch import DEFAULT
-from baracuda.op import registry
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
 from baracuda.testing import cases
 from baracuda.testing.bounds import tolerance
 

@@ -19,16 +19,16 @@ import torch
 from kinds import FIRST, OPS
 
 import baracuda as bc
-from baracuda import check
 from baracuda.backends.cuda import schedules
 from baracuda.backends.cuda.geometry import Packer
-from baracuda.backends.cuda.schedules import scatter
-from baracuda.backends.cuda.steps import Steps
-from baracuda.dispatch import DEFAULT
+from baracuda.backends.cuda.launch_plan import Steps
+from baracuda.backends.cuda.schedules.indexed import scatter
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
+from baracuda.declaration.shapes import Signature
+from baracuda.declaration.spec import Case, OpSpec, Problem, Refusal
 from baracuda.errors import BaracudaError
-from baracuda.op import registry
-from baracuda.shapes import Signature
-from baracuda.spec import Case, OpSpec, Problem, Refusal
 from baracuda.testing.cases import (
     _derived,
     many,

@@ -23,9 +23,9 @@ from numpy.typing import ArrayLike, NDArray
 import baracuda
 from baracuda.backends.cuda.schedules.rope import _turns
 from baracuda.backends.cuda.schedules.window import _norm
-from baracuda.op import registry
-from baracuda.shapes import Signature
-from baracuda.spec import OpSpec
+from baracuda.calls.op import registry
+from baracuda.declaration.shapes import Signature
+from baracuda.declaration.spec import OpSpec
 from baracuda.testing.cases import options_of
 
 SOURCES = Path(baracuda.__file__).parent / "cuda_src"
@@ -40,7 +40,7 @@ MAGNITUDES = (
 )  # fmt: skip
 EDGES = (*MAGNITUDES, *(-x for x in MAGNITUDES), math.inf, -math.inf, math.nan)
 # Schedules of functors that take elements one by one.
-FORMULAS = ("elementwise", "reduce", "rope", "window", "covering")
+FORMULAS = ("elementwise", "reduce", "rope", "window", "window_backward")
 POWERS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, math.inf)
 
 each_type = pytest.mark.parametrize("kind", list(TYPES))

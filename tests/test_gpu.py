@@ -12,7 +12,7 @@ from device import EVERY, MARKS, SHORT, close, each_kernel, each_op, many, one_o
 from holding import hold
 
 import baracuda as bc
-from baracuda.op import registry
+from baracuda.calls.op import registry
 from baracuda.testing.cases import Subject
 
 pytestmark = MARKS

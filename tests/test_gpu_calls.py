@@ -13,7 +13,7 @@ import torch
 from device import MARKS, close, each_op, many, one_or_many, randint, randn, run_at_once
 
 import baracuda as bc
-from baracuda.op import registry
+from baracuda.calls.op import registry
 from baracuda.testing.cases import Subject
 
 pytestmark = MARKS

@@ -92,11 +92,11 @@ CALLS: dict[str, Callable[[Make], Any]] = {
 @pytest.fixture
 def at_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is planned, loaded or listened to yet."""
-    from baracuda.backends.cuda import launch, reports
+    from baracuda.backends.cuda import index_errors, launch
 
     bc.plan_cache.clear()
     launch.forget_kernels()
-    monkeypatch.setattr(reports, "_listeners", {})
+    monkeypatch.setattr(index_errors, "_listeners", {})
     yield
     bc.plan_cache.clear()
 

@@ -11,8 +11,8 @@ from graphs import calls, floats, overload
 from torch._dynamo.utils import counters
 
 import baracuda as bc
-from baracuda import adjoint, check
-from baracuda.op import registry
+from baracuda.calls import adjoint, check
+from baracuda.calls.op import registry
 from baracuda.testing.cases import Call
 
 # Of the empty graph with which torch opens a pool, and of matrix products that are to be exact.

@@ -20,7 +20,7 @@ from kinds import OPS
 from over_devices import works
 
 import baracuda as bc
-from baracuda.op import registry
+from baracuda.calls.op import registry
 from baracuda.testing.cases import Call, Subject, subjects, to_library
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import baracuda as bc
-from baracuda.op import registry
+from baracuda.calls.op import registry
 from baracuda.tools import CannotRun, known
 
 X = np.ones((2, 4), np.float32)

@@ -5,30 +5,33 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "baracuda"
 
-# From the ground; what stands on one floor are neighbours.
+# From the ground; what stands on one floor are neighbours. A folder named here is one of these; of
+# the others each module is.
 FLOORS = [
     {"forks"},
-    {"errors", "_version", "dtypes", "instruments", "layouts"},
+    {"errors", "_version", "declaration/dtypes", "instruments", "layouts"},
     {"libraries"},
-    {"shapes", "numerics", "reductions", "roles", "sku"},
-    {"dispatch"},
-    {"spec"},
-    {"declarations", "hints", "pairing", "partitioning", "values"},
-    {"check"},
-    {"body", "outputs"},
+    {"declaration/shapes", "declaration/roles", "declaration/sku"},
+    {"declaration/dispatch"},
+    {"declaration/spec"},
+    {"declaration/hints", "declaration/pairing", "declaration/values", "declaration/verify"},
+    {"families/numerics", "families/reductions"},
+    {"calls/check", "calls/partitioning"},
+    {"calls/body", "calls/outputs"},
     {"backends"},
-    {"plan"},
-    {"cache"},
-    {"recent", "records"},
-    {"op"},
-    {"losses", "norms"},
-    {"adjoint", "ops"},
+    {"calls/plan"},
+    {"calls/cache"},
+    {"calls/recent", "calls/records"},
+    {"calls/op"},
+    {"families/losses", "families/norms"},
+    {"calls/adjoint", "ops"},
     {"frameworks"},
     {"__init__"},
     {"examples", "nn", "testing"},
@@ -69,13 +72,23 @@ def imports(source: str, package: Path) -> list[tuple[int, str]]:
     return out
 
 
+def floor(parts: Sequence[str]) -> str:
+    """What stands on a floor, of a module or a folder: its folder, or itself."""
+    own = "/".join(parts[:2])
+    return own if own in HEIGHT else parts[0]
+
+
 def broken(package: Path) -> list[str]:
     """Every import that is not of a lower floor, and every module that is too long."""
     out = []
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package).with_suffix("").parts
-        own, source = parts[0], path.read_text(encoding="utf-8")
+        own, source = floor(parts), path.read_text(encoding="utf-8")
         where = "/".join(parts)
+        if parts[-1] == "__init__" and any(name.startswith(f"{own}/") for name in HEIGHT):
+            if (found := imports(source, package)) or not source:
+                out.append(f"{where}: expected what the folder is for alone, got {found}")
+            continue
         if own not in HEIGHT:
             out.append(f"{where}: stands on no floor")
             continue
@@ -93,7 +106,7 @@ def broken(package: Path) -> list[str]:
                 continue
             target = rest.split(".")
             # A package's names come from its __init__; the package itself is "baracuda.x".
-            name = target[0] if target[0] in HEIGHT else "__init__"
+            name = floor(target) if floor(target) in HEIGHT else "__init__"
             if name == own and own != "__init__":
                 to_init = len(target) == 1 and parts[-1] != "__init__"
                 inside = parts[-1] == "__init__" and tuple(target[: len(parts) - 1]) == parts[:-1]
@@ -112,7 +125,8 @@ def test_every_module_imports_lower_floors_only():
 
 def _house(tmp_path, **files):
     for name, source in files.items():
-        path = tmp_path / (name.replace("__", "/") + ".py")
+        place = name if "/" in name else name.replace("__", "/")
+        path = tmp_path / f"{place}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
     return broken(tmp_path)
@@ -121,27 +135,32 @@ def _house(tmp_path, **files):
 @pytest.mark.parametrize(
     ("name", "source", "complaint"),
     [
-        ("errors", "import baracuda.plan\n", "errors:1: imports baracuda.plan from above"),
-        ("errors", "from baracuda import op\n", "errors:1: imports baracuda.op from above"),
+        ("errors", "import baracuda.calls.plan\n",
+         "errors:1: imports baracuda.calls.plan from above"),
+        ("calls__check", "from baracuda import nn\n",
+         "calls/check:1: imports baracuda.nn from above"),
+        ("calls/__init__", "from baracuda import errors\n",
+         "calls/__init__: expected what the folder is for alone, got [(1, 'baracuda.errors')]"),
+        ("calls__attic", "x = 1\n", "calls/attic: stands on no floor"),
         ("errors", "import baracuda\n", "errors:1: imports baracuda from above"),
         ("errors", "from baracuda import lerp\n", "errors:1: imports baracuda.lerp from above"),
-        ("spec", "def f():\n    from baracuda.check import problem\n",
-         "spec:2: imports baracuda.check from above"),
-        ("shapes", "from baracuda.sku import KernelSku\n",
-         "shapes:1: imports baracuda.sku from above"),
+        ("declaration__spec", "def f():\n    from baracuda.calls.check import problem\n",
+         "declaration/spec:2: imports baracuda.calls.check from above"),
+        ("declaration__shapes", "from baracuda.declaration.sku import KernelSku\n",
+         "declaration/shapes:1: imports baracuda.declaration.sku from above"),
         ("ops__rope", "from baracuda.ops.gated import glu\n",
          "ops/rope:1: imports its neighbour baracuda.ops.gated"),
         ("backends__numpy__blocks", "from baracuda.backends.torch import BACKEND\n",
          "backends/numpy/blocks:1: imports its neighbour baracuda.backends.torch"),
-        ("op", "import torch.nn\n", "op:1: imports torch"),
+        ("calls__op", "import torch.nn\n", "calls/op:1: imports torch"),
         ("libraries__torch", "import jax.numpy as jnp\n", "libraries/torch:1: imports jax"),
         ("backends__torch", "from cuda.core import Device\n", "backends/torch:1: imports cuda"),
-        ("plan", "from importlib import import_module\nimport_module('cupy')\n",
-         "plan:2: imports cupy"),
-        ("op", "from .plan import Plan\n", "op:1: relative import"),
+        ("calls__plan", "from importlib import import_module\nimport_module('cupy')\n",
+         "calls/plan:2: imports cupy"),
+        ("calls__op", "from .plan import Plan\n", "calls/op:1: relative import"),
         ("attic", "x = 1\n", "attic: stands on no floor"),
-        ("op", "", "op: 0 lines"),
-        ("op", "x = 1\n" * 451, "op: 451 lines"),
+        ("calls__op", "", "calls/op: 0 lines"),
+        ("calls__op", "x = 1\n" * 451, "calls/op: 451 lines"),
     ],
 )  # fmt: skip
 def test_the_check_of_the_floors_fails_on_a_house_that_breaks_them(
@@ -159,11 +178,11 @@ def test_a_neighbour_taken_from_the_package_by_name_is_a_neighbour(tmp_path):
 def test_the_check_of_the_floors_passes_a_house_that_keeps_them(tmp_path):
     assert not _house(
         tmp_path,
-        plan="from baracuda import backends, layouts\nfrom baracuda._version import __version__\n",
+        calls__plan="from baracuda import backends\nfrom baracuda._version import __version__\n",
         libraries__torch="import torch\nfrom baracuda.libraries import Library\n",
         backends__numpy__blocks="from baracuda.backends.numpy import indexed\n",
-        ops__x="import numpy\nfrom baracuda.op import op\n",
-        frameworks__torch="import torch\nfrom baracuda.op import routes\n",
+        ops__x="import numpy\nfrom baracuda.calls.op import op\n",
+        frameworks__torch="import torch\nfrom baracuda.calls.op import routes\n",
         examples__model="import baracuda as bc\n",
         tools__train="import torch, jax, cupy\nfrom baracuda import lerp, plan_cache\n",
     )
@@ -181,6 +200,7 @@ def test_kernels_are_as_long_and_as_wide_as_modules():
 LOADED = """
 import sys
 import tomllib
+from collections.abc import Sequence
 {first}
 import baracuda
 heavy = {{"torch", "cupy", "jax", "jaxlib", "cuda"}}

@@ -18,9 +18,9 @@ from kinds import FIRST, PAIRS, USUAL, one_of_category, runs_both_ways
 from over_devices import ROOT, works
 
 import baracuda as bc
-from baracuda import body
-from baracuda.op import op as declare
-from baracuda.op import registry
+from baracuda.calls import body
+from baracuda.calls.op import op as declare
+from baracuda.calls.op import registry
 from baracuda.testing.cases import Call, Subject
 
 # Where the backward takes nothing that the forward is not linear in.

@@ -18,15 +18,15 @@ from over_devices import works
 from test_jax import close, given
 
 import baracuda as bc
-from baracuda.dtypes import named
-from baracuda.op import registry
+from baracuda.calls.op import registry
+from baracuda.declaration.dtypes import named
 
 pytest.importorskip("cuda.core", reason="needs pip install 'baracuda[cuda]'")
 import jax_stand_in
 
 from baracuda.backends.cuda import xla
+from baracuda.calls.partitioning import Shares, batch
 from baracuda.examples.charlm import Config
-from baracuda.partitioning import Shares, batch
 from baracuda.testing import device_jax
 from baracuda.testing.problems import Row
 from baracuda.tools.train import Text, fit, python_reference

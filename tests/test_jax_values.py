@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import baracuda as bc
-from baracuda import values
-from baracuda.op import registry
+from baracuda.calls.op import registry
+from baracuda.declaration import values
 from baracuda.testing.cases import many, subjects
 
 STEP = 1e-6

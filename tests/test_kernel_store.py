@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from baracuda.__main__ import main
-from baracuda.backends.cuda import compiler, store, warm
+from baracuda.backends.cuda import compiler, precompile, store
 from baracuda.backends.cuda.store import Store
 from baracuda.tools import doctor, folder
 
@@ -188,7 +188,7 @@ def test_a_full_disk_costs_a_compilation_and_leaves_nothing(
             assert compiler.cubin(ENTRY, ARCH) == code_of(ENTRY.source)
         # Who compiles for later is told.
         with pytest.raises(OSError, match="cannot be written"):
-            warm.keep(ENTRY, ARCH)
+            precompile.keep(ENTRY, ARCH)
     assert len(compiled) == 3
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 

@@ -24,10 +24,10 @@ from typing import Any
 
 import pytest
 
-from baracuda import check
-from baracuda.dispatch import DEFAULT
-from baracuda.op import registry
-from baracuda.spec import Refusal
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
+from baracuda.declaration.spec import Refusal
 
 try:
     version("cuda-core"), version("nvidia-cuda-nvrtc")

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import baracuda as bc
-from baracuda.op import Op
+from baracuda.calls.op import Op
 
 REDUCTIONS = ("mean", "sum", "none")
 PAIRS: dict[str, tuple[Any, dict[str, Any]]] = {

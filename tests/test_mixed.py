@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import baracuda as bc
-from baracuda import backends, check
-from baracuda.dispatch import DEFAULT
-from baracuda.op import registry
+from baracuda import backends
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
 
 NARROW = (torch.bfloat16, torch.float16)
 # Ops, and how many parameters each has.

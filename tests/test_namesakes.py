@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from baracuda import adjoint, check
-from baracuda.dispatch import DEFAULT
-from baracuda.op import registry
-from baracuda.spec import Case, OpSpec
+from baracuda.calls import adjoint, check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
+from baracuda.declaration.spec import Case, OpSpec
 from baracuda.testing import device_peers
 from baracuda.testing.cases import draw, options_of, to_library
 from baracuda.testing.peers import EXPRESSIONS, expression_of, namesake

@@ -18,10 +18,10 @@ import pytest
 import torch
 from holding import hold
 
-from baracuda import check
+from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, strides_of
 from baracuda.backends.cuda.schedules import plan
-from baracuda.backends.cuda.steps import Call, DeviceFacts, strides_of
-from baracuda.dispatch import DEFAULT
+from baracuda.calls import check
+from baracuda.declaration.dispatch import DEFAULT
 from baracuda.testing.cases import LIBRARIES, Subject, subjects
 
 NAMES = ("dropout", "dropout_backward", "adamw_step", "max_pool2d", "max_pool2d_backward")

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import baracuda as bc
-from baracuda.dispatch import NAMES
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import NAMES
 from baracuda.errors import shown
-from baracuda.op import registry
 from baracuda.testing.cases import LIBRARIES, Subject, many, to_numpy
 
 NAN, INF = math.nan, math.inf

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import baracuda as bc
-from baracuda import outputs
-from baracuda.op import registry
-from baracuda.spec import each
+from baracuda.calls import outputs
+from baracuda.calls.op import registry
+from baracuda.declaration.spec import each
 
 RNG = np.random.default_rng(11)
 

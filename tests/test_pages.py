@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import baracuda as bc
-from baracuda.op import registry
+from baracuda.calls.op import registry
 from baracuda.tools import pages
 
 for needed in pages.NEEDED:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import baracuda as bc
+from baracuda.calls.op import registry
 from baracuda.examples import tape
-from baracuda.op import registry
 from baracuda.testing.cases import Subject, many, subjects
 
 FORWARDS = [name for name, op in registry.items() if op.adjoint is not None]

@@ -22,7 +22,7 @@ import torch
 from kinds import OPS
 
 import baracuda as bc
-from baracuda.op import registry
+from baracuda.calls.op import registry
 from baracuda.testing.cases import Subject, many, to_library, to_numpy
 
 LIBRARIES = ("numpy", "torch", "jax", "array_api_strict")
@@ -125,7 +125,7 @@ def test_another_process_makes_it_again(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_made_here_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    from baracuda import records
+    from baracuda.calls import records
 
     plan = bc.swiglu.plan(np.ones((2, 8)))
     whole = records.record

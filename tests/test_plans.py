@@ -17,11 +17,12 @@ import pytest
 import torch
 
 import baracuda as bc
-from baracuda import backends, body, layouts
+from baracuda import backends, layouts
+from baracuda.calls import body
+from baracuda.calls.op import Op, registry, routes
+from baracuda.calls.recent import Known
+from baracuda.declaration.spec import Misfit, OpSpec, Prepared, Problem
 from baracuda.libraries import library_of
-from baracuda.op import Op, registry, routes
-from baracuda.recent import Known
-from baracuda.spec import Misfit, OpSpec, Prepared, Problem
 
 X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(3, 8)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import baracuda as bc
-from baracuda.shapes import parse
+from baracuda.declaration.shapes import parse
 
 settings.register_profile("short", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("short")

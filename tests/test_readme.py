@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from baracuda.op import registry
+from baracuda.calls.op import registry
 from baracuda.testing.pictures import DTYPE, KINDS, PALETTES, SHOWN, headline
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from baracuda.__main__ import main
-from baracuda.dtypes import FLOATS
+from baracuda.declaration.dtypes import FLOATS
 from baracuda.testing.report import Mark, Number, Plot, Table, number, page, parsed
 from baracuda.tools import parity
 from baracuda.tools.parity import Result

@@ -17,9 +17,9 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import baracuda as bc
-from baracuda import adjoint
+from baracuda.calls import adjoint
+from baracuda.calls.op import registry
 from baracuda.frameworks.torch.autograd import Link
-from baracuda.op import registry
 from baracuda.testing.cases import Call, Subject
 
 DIFFERENTIABLE = [name for name, op in registry.items() if adjoint.partner(op.spec)[0]]

@@ -13,8 +13,8 @@ import torch.distributed
 from children import ROOT, environment
 from kinds import one_of_category
 
-from baracuda import adjoint
-from baracuda.op import registry
+from baracuda.calls import adjoint
+from baracuda.calls.op import registry
 
 CHECKS = (
     "over_each_axis", "over_two_axes", "sums_that_wait", "networks", "refused", "compiled",
@@ -61,9 +61,9 @@ def test_every_op_on_shards_on_gpus() -> None:
 def test_a_result_that_lacks_an_axis_that_is_cut_is_a_partial_sum() -> None:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
+    from baracuda.calls.partitioning import Shares
     from baracuda.frameworks.torch.operators import problem_of
     from baracuda.frameworks.torch.sharding import cuts
-    from baracuda.partitioning import Shares
 
     x = torch.ones(8, 4)
     problem = problem_of(registry["rms_norm_backward"], (x, x, torch.ones(4)), {})

@@ -16,8 +16,8 @@ from kinds import FIRST, USUAL, runs_both_ways
 from torch._dynamo.backends.common import aot_autograd
 
 import baracuda as bc
-from baracuda import adjoint, check
-from baracuda.op import registry
+from baracuda.calls import adjoint, check
+from baracuda.calls.op import registry
 from baracuda.testing.cases import Call
 
 each_op = pytest.mark.parametrize("op", lanes.cases(registry, FIRST.__contains__))

@@ -18,10 +18,11 @@ from torch.autograd import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import baracuda as bc
-from baracuda import adjoint, backends
+from baracuda import backends
 from baracuda.backends.torch import TorchBackend
-from baracuda.op import registry
-from baracuda.spec import Prepared, Problem, Runner
+from baracuda.calls import adjoint
+from baracuda.calls.op import registry
+from baracuda.declaration.spec import Prepared, Problem, Runner
 from baracuda.testing.cases import Call
 
 DIFFERENTIABLE = [name for name, op in registry.items() if adjoint.partner(op.spec)[0]]

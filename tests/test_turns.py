@@ -18,9 +18,9 @@ import stub_device
 import torch
 
 import baracuda as bc
-from baracuda import check
+from baracuda.calls import check
+from baracuda.calls.op import Op, registry
 from baracuda.libraries import FACTS, alignment, library
-from baracuda.op import Op, registry
 from baracuda.testing.cases import Subject, to_library
 
 Task = Callable[[], Any]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import baracuda as bc
-from baracuda.op import registry
+from baracuda.calls.op import registry
 
 HERE = Path(__file__).parent / "typing"
 ERROR = re.compile(r"^(.+?):(\d+)(?::\d+)?: error: (.*)$", re.MULTILINE)

@@ -15,11 +15,11 @@ import torch
 
 import baracuda as bc
 from baracuda.__main__ import main
-from baracuda.backends.cuda import compiler, warm
+from baracuda.backends.cuda import compiler, precompile
 from baracuda.backends.cuda.compiler import Entry
-from baracuda.backends.cuda.steps import DeviceFacts
-from baracuda.dtypes import FLOATS
-from baracuda.op import registry
+from baracuda.backends.cuda.launch_plan import DeviceFacts
+from baracuda.calls.op import registry
+from baracuda.declaration.dtypes import FLOATS
 from baracuda.tools import Gpu, warmup
 from baracuda.tools.warmup import Task, problems, tasks
 
@@ -61,7 +61,7 @@ def apart() -> Iterator[None]:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     """Some kernels stand for all that there are."""
-    found = tasks(["lerp"], ["float32"], {ARCH: warm.devices(ARCH)})[:4]
+    found = tasks(["lerp"], ["float32"], {ARCH: precompile.devices(ARCH)})[:4]
     monkeypatch.setattr(warmup, "tasks", lambda *given: found)
     return found
 
@@ -91,7 +91,7 @@ def test_what_is_warm_is_not_compiled_again(
     assert first["kernels"] == {f"swiglu float32 {ARCH}": first["compiled"]}
     assert first["folder"] == str(tmp_path / "kernels")
     assert first["bytes"] == sum(path.stat().st_size for path in files(tmp_path))
-    assert first["nvrtc"] == warm.nvrtc_version()
+    assert first["nvrtc"] == precompile.nvrtc_version()
 
     from baracuda.backends.cuda import launch
 
@@ -136,7 +136,7 @@ def test_it_ends_with_what_there_is_in_words(
     assert main(["warmup", "--jobs", "1", "--arch", ARCH]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"1/4 lerp float32 {ARCH}"
-    nvrtc = warm.nvrtc_version()
+    nvrtc = precompile.nvrtc_version()
     assert lines[1].startswith(f"4 kernels compiled by NVRTC {nvrtc} for {ARCH} in ")
     assert lines[1].endswith(" s, 0 were there")
     nbytes = sum(path.stat().st_size for path in files(tmp_path))
@@ -249,7 +249,9 @@ def test_every_form_is_planned_wide_and_narrow(name: str) -> None:
         assert indices == {"int32", "int64"}
     if spec.kernel is None:
         return
-    symbols = {entry.symbol for p in every for entry in warm.entries(p, warm.devices(ARCH))}
+    symbols = {
+        entry.symbol for p in every for entry in precompile.entries(p, precompile.devices(ARCH))
+    }
     # Rows and planes count in 64 bits, and their elements in 32.
     if spec.kernel.schedule in ("rows", "planes"):
         assert any("_vectors" in s for s in symbols)
@@ -265,7 +267,7 @@ def test_kernels_of_clusters_are_for_devices_that_have_them() -> None:
     spec = registry["gather_backward"].spec
     every = list(problems(spec, "bfloat16"))
     clusters = {
-        arch: {e.cluster for p in every for e in warm.entries(p, warm.devices(arch))}
+        arch: {e.cluster for p in every for e in precompile.entries(p, precompile.devices(arch))}
         for arch in ("sm_80", ARCH)
     }
     assert max(clusters["sm_80"]) == 1
@@ -273,7 +275,7 @@ def test_kernels_of_clusters_are_for_devices_that_have_them() -> None:
 
 
 def test_each_kernel_is_asked_for_once() -> None:
-    devices = {arch: warm.devices(arch) for arch in ("sm_80", "sm_120")}
+    devices = {arch: precompile.devices(arch) for arch in ("sm_80", "sm_120")}
     found = tasks(["lerp", "gather"], FLOATS, devices)
     pairs = [(task.entry, task.arch) for task in found]
     assert len(set(pairs)) == len(pairs)
@@ -287,9 +289,9 @@ def test_each_kernel_is_asked_for_once() -> None:
 def test_a_phantom_makes_the_problem_that_an_array_makes() -> None:
     spec, x = registry["swiglu"].spec, torch.zeros(48, 256)
     real = bc.swiglu.plan(x).problem
-    made = warm.problem(spec, [warm.Phantom("float32", (48, 256))], {})
+    made = precompile.problem(spec, [precompile.Phantom("float32", (48, 256))], {})
     assert (made.inputs, made.outputs, made.options) == (real.inputs, real.outputs, real.options)
-    huge = warm.problem(spec, [warm.Phantom("bfloat16", (1 << 40, 64))], {})
+    huge = precompile.problem(spec, [precompile.Phantom("bfloat16", (1 << 40, 64))], {})
     assert huge.outputs[0].shape == (1 << 40, 32)
     with pytest.raises(ValueError, match="expected an even extent"):
-        warm.problem(spec, [warm.Phantom("float32", (48, 7))], {})
+        precompile.problem(spec, [precompile.Phantom("float32", (48, 7))], {})

@@ -35,10 +35,10 @@ from torch.distributed.tensor.parallel import (
 )
 
 import baracuda as bc
-from baracuda import adjoint
-from baracuda.op import registry
-from baracuda.shapes import Label
-from baracuda.spec import Case
+from baracuda.calls import adjoint
+from baracuda.calls.op import registry
+from baracuda.declaration.shapes import Label
+from baracuda.declaration.spec import Case
 from baracuda.testing.cases import Call, Subject, draw, tried
 
 DEVICE = sys.argv[1]

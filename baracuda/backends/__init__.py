@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import get_ident
 
-from baracuda.dtypes import named
+from baracuda.declaration.dtypes import named
+from baracuda.declaration.spec import Backend, OpSpec, Prepared, Problem, Refusal
 from baracuda.errors import UnsupportedError, nearest, shown, value_error
 from baracuda.forks import Guard, import_module
 from baracuda.instruments import logger
-from baracuda.spec import Backend, OpSpec, Prepared, Problem, Refusal
 
 
 @dataclass(frozen=True, slots=True)

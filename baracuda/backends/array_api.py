@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baracuda import body
-from baracuda.spec import OpSpec, Prepared, Problem
+from baracuda.calls import body
+from baracuda.declaration.spec import OpSpec, Prepared, Problem
 
 
 class ArrayAPIBackend:

@@ -12,12 +12,12 @@ import cupy
 import cupyx
 import numpy as np
 
-from baracuda import body
-from baracuda.check import out_of_range, outside
-from baracuda.dtypes import numpy_dtype
+from baracuda.calls import body
+from baracuda.calls.check import out_of_range, outside
+from baracuda.declaration.dtypes import numpy_dtype
+from baracuda.declaration.spec import Adds, OpSpec, Prepared, Problem, Runner
 from baracuda.libraries import Array, adopt, library
 from baracuda.libraries.cupy import CuPy
-from baracuda.spec import Adds, OpSpec, Prepared, Problem, Runner
 
 
 class CuPyBackend:

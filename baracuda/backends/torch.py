@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from baracuda import body
+from baracuda.calls import body
+from baracuda.declaration.spec import Adds, OpSpec, Prepared, Problem, Runner
 from baracuda.errors import UnsupportedError
 from baracuda.libraries import Array, library
-from baracuda.spec import Adds, OpSpec, Prepared, Problem, Runner
 
 
 class TorchBackend:

@@ -1,5 +1,5 @@
 // The p-norm over sliding windows, and its gradient.
-#include "common/covering.cuh"
+#include "common/window_backward.cuh"
 #include "common/math.cuh"
 #include "common/window.cuh"
 

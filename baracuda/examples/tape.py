@@ -1,7 +1,7 @@
 """An autograd engine of sixty lines, for any array library: the ops' own gradients, and a tape.
 
 ``Tape.call`` runs an op and remembers it; ``Tape.backward`` runs the gradients in reverse. All that
-it knows of an op is ``op.adjoint`` (`baracuda.pairing.Pairing`).
+it knows of an op is ``op.adjoint`` (`baracuda.declaration.pairing.Pairing`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from baracuda.calls.op import Op
+from baracuda.declaration.pairing import Kept, Pairing
 from baracuda.errors import UnsupportedError
 from baracuda.libraries import Array
-from baracuda.op import Op
-from baracuda.pairing import Kept, Pairing
 
 
 class Tape:

@@ -29,17 +29,17 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from baracuda import adjoint, body, check
-from baracuda.dispatch import NAMES
-from baracuda.dtypes import FLOATS
+from baracuda.calls import adjoint, body, check
+from baracuda.calls.op import Op, registry, routes
+from baracuda.calls.plan import Plan
+from baracuda.declaration.dispatch import NAMES
+from baracuda.declaration.dtypes import FLOATS
+from baracuda.declaration.spec import Runner
+from baracuda.declaration.values import Number, Whole
 from baracuda.errors import type_error
+from baracuda.families.numerics import unread
 from baracuda.libraries import Array
 from baracuda.libraries.jax import varies_along
-from baracuda.numerics import unread
-from baracuda.op import Op, registry, routes
-from baracuda.plan import Plan
-from baracuda.spec import Runner
-from baracuda.values import Number, Whole
 
 Function: TypeAlias = Callable[..., tuple[Array, ...]]
 

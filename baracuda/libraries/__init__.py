@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from baracuda.dtypes import name_of, named
+from baracuda.declaration.dtypes import name_of, named
 from baracuda.forks import import_module
 from baracuda.layouts import Shape
 

@@ -12,7 +12,7 @@ from typing import Any
 import array_api_compat.cupy
 import cupy
 
-from baracuda.dtypes import name_of, numpy_dtype
+from baracuda.declaration.dtypes import name_of, numpy_dtype
 from baracuda.layouts import Shape, contiguous
 from baracuda.libraries import Array, Facts, Library, alignment, no_array
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from baracuda.dtypes import name_of, named
+from baracuda.declaration.dtypes import name_of, named
 from baracuda.layouts import Shape
 from baracuda.libraries import TRACED, Array, Facts, Library
 

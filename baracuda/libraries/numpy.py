@@ -9,7 +9,7 @@ from typing import Any
 import array_api_compat.numpy
 import numpy as np
 
-from baracuda.dtypes import numpy_dtype
+from baracuda.declaration.dtypes import numpy_dtype
 from baracuda.layouts import Shape, dense_order
 from baracuda.libraries import Array, Library, no_array
 

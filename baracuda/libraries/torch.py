@@ -12,7 +12,7 @@ import array_api_compat.torch
 import torch
 from torch.autograd import forward_ad
 
-from baracuda.dtypes import name_of
+from baracuda.declaration.dtypes import name_of
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, Facts, Library, adopt, alignment, near
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from baracuda.op import registry
+from baracuda.calls.op import registry
 from baracuda.ops.add_norm import *
 from baracuda.ops.batch_norm import *
 from baracuda.ops.channel_norm import *

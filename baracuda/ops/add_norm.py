@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from baracuda import norms, roles
-from baracuda.dispatch import Dispatch
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.families import norms
+from baracuda.families.norms import kernel, norm
+from baracuda.families.numerics import stored
 from baracuda.libraries import A, Array
-from baracuda.norms import kernel, norm
-from baracuda.numerics import stored
 
 __all__ = [
     "add_layer_norm",

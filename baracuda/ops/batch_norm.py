@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from baracuda import norms, roles
-from baracuda.dispatch import Dispatch
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.families import norms
+from baracuda.families.norms import channel_norm, planes
 from baracuda.libraries import A, Array
-from baracuda.norms import channel_norm, planes
 
 __all__ = [
     "batch_norm",

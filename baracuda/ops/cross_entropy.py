@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal, NamedTuple, Unpack
 
-from baracuda import roles
-from baracuda.dispatch import Dispatch
-from baracuda.dtypes import FLOATS
+from baracuda.calls.op import op
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.dtypes import FLOATS
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import between, choice, integer, positive
+from baracuda.families.numerics import traced
+from baracuda.families.reductions import classes, hits, largest, picked
 from baracuda.libraries import A, Array, library_of
-from baracuda.numerics import traced
-from baracuda.op import op
-from baracuda.reductions import classes, hits, largest, picked
-from baracuda.spec import Case, Kernel
-from baracuda.values import between, choice, integer, positive
 
 __all__ = [
     "cross_entropy",

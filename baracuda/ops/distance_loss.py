@@ -6,15 +6,15 @@ import math
 from functools import partial
 from typing import Literal, NamedTuple, Unpack
 
-from baracuda import roles
-from baracuda.dispatch import Dispatch
-from baracuda.dtypes import FLOATS
+from baracuda.calls.op import op
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.dtypes import FLOATS
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import choice, exponent, flag, positive, real
+from baracuda.families.numerics import root, sign, unit
+from baracuda.families.reductions import reduced, share
 from baracuda.libraries import A, Array, library_of
-from baracuda.numerics import root, sign, unit
-from baracuda.op import op
-from baracuda.reductions import reduced, share
-from baracuda.spec import Case, Kernel
-from baracuda.values import choice, exponent, flag, positive, real
 
 __all__ = [
     "cosine_embedding_loss",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Literal, Unpack
 
-from baracuda.dispatch import Dispatch
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import choice, flag
+from baracuda.families.losses import CASES, PROBABILITY, backward, forward
+from baracuda.families.numerics import parts, sigmoid
+from baracuda.families.reductions import reduced, share
 from baracuda.libraries import A, Array, library_of
-from baracuda.losses import CASES, PROBABILITY, backward, forward
-from baracuda.numerics import parts, sigmoid
-from baracuda.reductions import reduced, share
-from baracuda.spec import Case, Kernel
-from baracuda.values import choice, flag
 
 __all__ = [
     "binary_cross_entropy",

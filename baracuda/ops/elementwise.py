@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from baracuda.dispatch import Dispatch
-from baracuda.dtypes import FLOATS
+from baracuda.calls.op import op
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.dtypes import FLOATS
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import real
+from baracuda.families.numerics import traced
 from baracuda.libraries import A, Array, library_of
-from baracuda.numerics import traced
-from baracuda.op import op
-from baracuda.spec import Case, Kernel
-from baracuda.values import real
 
 __all__ = ["lerp", "lerp_backward"]
 

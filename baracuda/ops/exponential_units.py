@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Unpack
 
-from baracuda.dispatch import Dispatch
+from baracuda.calls.op import op
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import finite, nonzero, real
+from baracuda.families.numerics import parts, sigmoid
+from baracuda.families.numerics import softplus as log_of_exp
 from baracuda.libraries import A, Array, library_of
-from baracuda.numerics import parts, sigmoid
-from baracuda.numerics import softplus as log_of_exp
-from baracuda.op import op
-from baracuda.spec import Case, Kernel
-from baracuda.values import finite, nonzero, real
 
 __all__ = ["celu", "celu_backward", "elu", "elu_backward", "selu", "selu_backward", "softplus",
            "softplus_backward"]  # fmt: skip

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal, Unpack
 
-from baracuda.dispatch import Dispatch
-from baracuda.dtypes import FLOATS
+from baracuda.calls.op import op
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.dtypes import FLOATS
+from baracuda.declaration.spec import Case, Kernel, Packed
+from baracuda.declaration.values import choice, flag, integer
+from baracuda.families.numerics import gelu_weight, relu, sigmoid
 from baracuda.libraries import A, Array, library_of
-from baracuda.numerics import gelu_weight, relu, sigmoid
-from baracuda.op import op
-from baracuda.spec import Case, Kernel, Packed
-from baracuda.values import choice, flag, integer
 
 __all__ = ["geglu", "geglu_backward", "glu", "glu_backward", "reglu", "reglu_backward", "swiglu",
            "swiglu_backward"]  # fmt: skip

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from baracuda import roles
-from baracuda.dispatch import Dispatch
-from baracuda.dtypes import ANY, FLOATS
+from baracuda.calls.op import op
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.dtypes import ANY, FLOATS
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import choice, integer, shape
+from baracuda.families.numerics import scatter_add
 from baracuda.libraries import A, Array, library_of
-from baracuda.numerics import scatter_add
-from baracuda.op import op
-from baracuda.spec import Case, Kernel
-from baracuda.values import choice, integer, shape
 
 __all__ = ["gather", "gather_backward"]
 
@@ -155,7 +155,7 @@ def gather_backward(
 
     On the host the order of a sum is fixed. The kernels for NVIDIA GPUs come in forms that suit
     shapes and strides, named by the plan's SKU. Two add in a fixed order: "lists" (the index is the
-    same along rows) and "few a row". Four add integers, whose sum no order changes: "turned",
+    same along rows) and "few a row". Four add integers, whose sum no order changes: "transposed",
     "tiles", "partition" (many elements to not too many bins), and "fixed point", which takes any
     problem. "atomics" (all that the others do not suit) may differ from run to run, and
     ``deterministic=True`` never runs them. They take subnormal float32 numbers and sums for 0, as

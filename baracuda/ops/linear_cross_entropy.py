@@ -11,15 +11,15 @@ from functools import partial
 from math import prod
 from typing import Any, Literal, NamedTuple, Unpack
 
-from baracuda import roles
-from baracuda.cache import plan_cache
-from baracuda.dispatch import DEFAULT, Dispatch, current
-from baracuda.dtypes import FLOATS, name_of, named
+from baracuda.calls.cache import plan_cache
+from baracuda.calls.op import op, registry
+from baracuda.calls.recent import Recent
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import DEFAULT, Dispatch, current
+from baracuda.declaration.dtypes import FLOATS, name_of, named
+from baracuda.declaration.spec import Case, Misfit
+from baracuda.declaration.values import between, choice, integer, optional, positive, sizes
 from baracuda.libraries import A, Array, Library, library_of
-from baracuda.op import op, registry
-from baracuda.recent import Recent
-from baracuda.spec import Case, Misfit
-from baracuda.values import between, choice, integer, optional, positive, sizes
 
 __all__ = [
     "linear_cross_entropy",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from baracuda.dispatch import Dispatch
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.spec import Kernel
+from baracuda.declaration.values import positive
+from baracuda.families.losses import backward, forward
+from baracuda.families.numerics import sign, traced
+from baracuda.families.reductions import reduced, share
 from baracuda.libraries import A, Array, library_of
-from baracuda.losses import backward, forward
-from baracuda.numerics import sign, traced
-from baracuda.reductions import reduced, share
-from baracuda.spec import Kernel
-from baracuda.values import positive
 
 __all__ = [
     "huber_loss",

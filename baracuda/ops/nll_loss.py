@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal, Unpack
 
-from baracuda import roles
-from baracuda.dispatch import Dispatch
+from baracuda.calls.op import op
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import choice, integer, shape
+from baracuda.families.reductions import classes, hits, picked
 from baracuda.libraries import A, Array, library_of
-from baracuda.op import op
-from baracuda.reductions import classes, hits, picked
-from baracuda.spec import Case, Kernel
-from baracuda.values import choice, integer, shape
 
 __all__ = ["nll_loss", "nll_loss_backward"]
 

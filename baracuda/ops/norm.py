@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from baracuda import norms
-from baracuda.dispatch import Dispatch
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.families import norms
+from baracuda.families.norms import kernel, norm
 from baracuda.libraries import A, Array
-from baracuda.norms import kernel, norm
 
 __all__ = [
     "layer_norm",

@@ -8,15 +8,15 @@ from functools import reduce
 from operator import add, mul
 from typing import Any, Unpack
 
-from baracuda.dispatch import Dispatch
-from baracuda.dtypes import FLOATS
+from baracuda.calls.op import op
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.dtypes import FLOATS
+from baracuda.declaration.shapes import Axes
+from baracuda.declaration.spec import Case, Kernel, Normaliser
+from baracuda.declaration.values import exponent, flag, optional, sizes
 from baracuda.errors import value_error
+from baracuda.families.numerics import coverings, root, unit, windows
 from baracuda.libraries import A, Array, library_of
-from baracuda.numerics import coverings, root, unit, windows
-from baracuda.op import op
-from baracuda.shapes import Axes
-from baracuda.spec import Case, Kernel, Normaliser
-from baracuda.values import exponent, flag, optional, sizes
 
 __all__ = ["lp_pool1d", "lp_pool1d_backward", "lp_pool2d", "lp_pool2d_backward"]
 
@@ -235,7 +235,7 @@ def lp_pool1d(
     options=_options(1),
     resolve=_counts,
     derived=("ol",),
-    kernel=Kernel("pooling.cu", "LpPoolBackward", schedule="covering"),
+    kernel=Kernel("pooling.cu", "LpPoolBackward", schedule="window_backward"),
     cases=CASES_1D,
 )
 def lp_pool1d_backward(
@@ -357,7 +357,7 @@ def lp_pool2d(
     options=_options(2),
     resolve=_counts,
     derived=("oh", "ow"),
-    kernel=Kernel("pooling.cu", "LpPoolBackward", schedule="covering"),
+    kernel=Kernel("pooling.cu", "LpPoolBackward", schedule="window_backward"),
     cases=CASES_2D,
 )
 def lp_pool2d_backward(

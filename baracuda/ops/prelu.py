@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Unpack
 
-from baracuda import roles
-from baracuda.dispatch import Dispatch
+from baracuda.calls.op import op
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.shapes import Axes
+from baracuda.declaration.spec import Case, Kernel
 from baracuda.libraries import A, Array, library_of
-from baracuda.op import op
-from baracuda.shapes import Axes
-from baracuda.spec import Case, Kernel
 
 __all__ = ["prelu", "prelu_backward"]
 

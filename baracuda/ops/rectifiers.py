@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Unpack
 
-from baracuda.dispatch import Dispatch
+from baracuda.calls.op import op
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import finite, real
+from baracuda.families.numerics import relu as rectified
 from baracuda.libraries import A, Array, library_of
-from baracuda.numerics import relu as rectified
-from baracuda.op import op
-from baracuda.spec import Case, Kernel
-from baracuda.values import finite, real
 
 __all__ = ["leaky_relu", "leaky_relu_backward", "relu", "relu_backward", "threshold",
            "threshold_backward"]  # fmt: skip

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from baracuda import roles
-from baracuda.dispatch import Dispatch
-from baracuda.dtypes import FLOATS
+from baracuda.calls.op import op
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.dtypes import FLOATS
+from baracuda.declaration.shapes import Axes
+from baracuda.declaration.spec import Case, Kernel, Normaliser
+from baracuda.declaration.values import flag, integer, optional, positive
 from baracuda.errors import value_error
+from baracuda.families.numerics import rotations
 from baracuda.libraries import A, Array, library_of
-from baracuda.numerics import rotations
-from baracuda.op import op
-from baracuda.shapes import Axes
-from baracuda.spec import Case, Kernel, Normaliser
-from baracuda.values import flag, integer, optional, positive
 
 __all__ = ["rope", "rope_backward"]
 

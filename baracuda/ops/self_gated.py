@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal, Unpack
 
-from baracuda.dispatch import Dispatch
+from baracuda.calls.op import op
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import choice
+from baracuda.families.numerics import gelu_weight, sides, sigmoid
 from baracuda.libraries import A, Array, library_of
-from baracuda.numerics import gelu_weight, sides, sigmoid
-from baracuda.op import op
-from baracuda.spec import Case, Kernel
-from baracuda.values import choice
 
 __all__ = ["gelu", "gelu_backward", "mish", "mish_backward", "silu", "silu_backward"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Unpack
 
-from baracuda.dispatch import Dispatch
+from baracuda.calls.op import op
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import ordered, positive
 from baracuda.libraries import A, Array, library_of
-from baracuda.op import op
-from baracuda.spec import Case, Kernel
-from baracuda.values import ordered, positive
 
 __all__ = ["hardshrink", "hardshrink_backward", "softshrink", "softshrink_backward", "tanhshrink",
            "tanhshrink_backward"]  # fmt: skip

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Unpack
 
-from baracuda.dispatch import Dispatch
+from baracuda.calls.op import op
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.families.numerics import sigmoid as logistic
+from baracuda.families.numerics import softplus
 from baracuda.libraries import A, Array, library_of
-from baracuda.numerics import sigmoid as logistic
-from baracuda.numerics import softplus
-from baracuda.op import op
-from baracuda.spec import Case, Kernel
 
 __all__ = ["log_sigmoid", "log_sigmoid_backward", "sigmoid", "sigmoid_backward", "softsign",
            "softsign_backward", "tanh", "tanh_backward"]  # fmt: skip

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal, NamedTuple, Unpack
 
-from baracuda import roles
-from baracuda.dispatch import Dispatch
+from baracuda.calls.op import op
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import between, choice, integer
+from baracuda.families.numerics import traced
+from baracuda.families.reductions import largest, parts, reduced
 from baracuda.libraries import A, Array, library_of
-from baracuda.numerics import traced
-from baracuda.op import op
-from baracuda.reductions import largest, parts, reduced
-from baracuda.spec import Case, Kernel
-from baracuda.values import between, choice, integer
 
 __all__ = [
     "soft_target_cross_entropy",

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Unpack
 
-from baracuda import roles
-from baracuda.dispatch import Dispatch
+from baracuda.calls.op import op
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.shapes import Axes
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import between, flag, integer
 from baracuda.errors import value_error
 from baracuda.libraries import A, Array, library_of
-from baracuda.op import op
-from baracuda.shapes import Axes
-from baracuda.spec import Case, Kernel
-from baracuda.values import between, flag, integer
 
 __all__ = [
     "log_softmax",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from baracuda.dtypes import named
+from baracuda.declaration.dtypes import named
 from baracuda.libraries import Array
 from baracuda.testing.cases import Call, Subject, apart, to_numpy
 

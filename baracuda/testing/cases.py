@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from baracuda import adjoint, backends
-from baracuda.dtypes import named
+from baracuda import backends
+from baracuda.calls import adjoint
+from baracuda.calls.op import Op, registry
+from baracuda.declaration.dtypes import named
+from baracuda.declaration.shapes import Signature
+from baracuda.declaration.spec import Case, OpSpec
+from baracuda.families.numerics import stored_as
 from baracuda.libraries import Array, Library, library
-from baracuda.numerics import stored_as
-from baracuda.op import Op, registry
-from baracuda.shapes import Signature
-from baracuda.spec import Case, OpSpec
 
 _WIDE = ("float64", "int64", "uint64", "complex128")
 # Results of bodies in float64, which many laws ask for.

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 import baracuda as bc
-from baracuda.op import registry
+from baracuda.calls.op import registry
 from baracuda.testing.peers import EXPRESSIONS
 from baracuda.testing.problems import Row
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from baracuda.calls.op import registry
 from baracuda.libraries import Array
-from baracuda.op import registry
 from baracuda.testing.peers import EXPRESSIONS, namesake
 from baracuda.testing.problems import Row
 from baracuda.testing.timing import Queued

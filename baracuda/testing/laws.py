@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from baracuda.adjoint import dual
-from baracuda.dtypes import named
+from baracuda.calls.adjoint import dual
+from baracuda.calls.op import registry
+from baracuda.declaration.dtypes import named
+from baracuda.declaration.sku import KernelSku
+from baracuda.declaration.spec import Case
 from baracuda.errors import UnsupportedError
 from baracuda.libraries import Array, library_of
-from baracuda.op import registry
-from baracuda.sku import KernelSku
-from baracuda.spec import Case
 from baracuda.testing import views
 from baracuda.testing.bounds import close, same_bits, tolerance, worst
 from baracuda.testing.cases import (

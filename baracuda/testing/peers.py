@@ -13,9 +13,9 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any, TypeAlias
 
+from baracuda.calls.op import registry
+from baracuda.declaration.spec import OpSpec
 from baracuda.libraries import Array
-from baracuda.op import registry
-from baracuda.spec import OpSpec
 from baracuda.testing import row_peers
 
 Expression: TypeAlias = Callable[..., Any]

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from baracuda import layouts
-from baracuda.dtypes import named
+from baracuda.calls.op import registry
+from baracuda.declaration.dtypes import named
+from baracuda.declaration.shapes import Binder
+from baracuda.declaration.spec import Problem
 from baracuda.layouts import Shape
-from baracuda.op import registry
-from baracuda.shapes import Binder
-from baracuda.spec import Problem
 from baracuda.testing.cases import options_of
 
 Shapes = tuple[Shape, ...]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from baracuda import backends
 from baracuda.backends.cuda import compiler, unavailable
+from baracuda.calls.op import Op, registry
 from baracuda.errors import nearest
-from baracuda.op import Op, registry
 
 LIBRARIES = ("numpy", "torch", "cupy", "jax")
 """The array libraries that baracuda has adapters for; each but NumPy is the name of its extra."""

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import baracuda as bc
-from baracuda.op import registry
+from baracuda.calls.op import registry
 from baracuda.testing import device_costs, report, timing
 from baracuda.testing.peers import expression_of
 from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes

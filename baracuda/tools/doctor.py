@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from baracuda import __version__, backends
-from baracuda.backends.cuda import compiler, unavailable, warm
-from baracuda.op import registry
+from baracuda.backends.cuda import compiler, precompile, unavailable
+from baracuda.calls.op import registry
 from baracuda.testing.cases import Subject, to_numpy
 from baracuda.tools import (
     LIBRARIES,
@@ -152,10 +152,10 @@ def compiles() -> Finding:
     here = gpus()
     arch = here[0].arch if here else ARCH
     spec = registry[EXAMPLE].spec
-    problem = warm.problem(spec, [warm.Phantom("float32", (64, 256))], {})
-    entry = next(warm.entries(problem, warm.devices(ARCH)))
+    problem = precompile.problem(spec, [precompile.Phantom("float32", (64, 256))], {})
+    entry = next(precompile.entries(problem, precompile.devices(ARCH)))
     try:
-        nvrtc = warm.nvrtc_version()
+        nvrtc = precompile.nvrtc_version()
         start = time.perf_counter()
         use = compiler.usage(entry, arch)
     except Exception as error:

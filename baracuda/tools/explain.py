@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from baracuda.dtypes import INDICES, numpy_dtype
+from baracuda.calls.plan import Plan
+from baracuda.declaration.dtypes import INDICES, numpy_dtype
+from baracuda.declaration.spec import OpSpec
 from baracuda.errors import BaracudaError
 from baracuda.layouts import Shape, contiguous
 from baracuda.libraries import Array, library
-from baracuda.plan import Plan
-from baracuda.spec import OpSpec
 from baracuda.testing import timing
 from baracuda.testing.cases import Subject, positional
 from baracuda.testing.problems import ideal_bytes

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from baracuda import backends
-from baracuda.dtypes import ANY, named
+from baracuda.calls.op import Op, registry
+from baracuda.declaration.dtypes import ANY, named
+from baracuda.declaration.spec import OpSpec
 from baracuda.errors import UnsupportedError
-from baracuda.op import Op, registry
-from baracuda.spec import OpSpec
 from baracuda.testing.cases import Subject
 from baracuda.tools import LIBRARIES, CannotRun, emit, known, one_line, place, table, why_not
 

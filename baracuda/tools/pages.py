@@ -17,12 +17,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from baracuda import adjoint, backends
-from baracuda.dtypes import ANY, FLOATS, named
-from baracuda.op import Op, registry
-from baracuda.partitioning import Shares
-from baracuda.shapes import Signature
-from baracuda.spec import Case, Problem
+from baracuda import backends
+from baracuda.calls import adjoint
+from baracuda.calls.op import Op, registry
+from baracuda.calls.partitioning import Shares
+from baracuda.declaration.dtypes import ANY, FLOATS, named
+from baracuda.declaration.shapes import Signature
+from baracuda.declaration.spec import Case, Problem
 from baracuda.testing.cases import Call, Subject, draw, holds, tried
 from baracuda.testing.pictures import PALETTES, bars, headline
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import baracuda as bc
 from baracuda import backends
-from baracuda.dtypes import FLOATS, named
+from baracuda.declaration.dtypes import FLOATS, named
 from baracuda.errors import UnsupportedError
 from baracuda.forks import cached_property
 from baracuda.testing import report

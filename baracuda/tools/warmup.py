@@ -14,16 +14,17 @@ from itertools import product
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
-from baracuda import check, layouts
-from baracuda.backends.cuda import compiler, warm
+from baracuda import layouts
+from baracuda.backends.cuda import compiler, precompile
 from baracuda.backends.cuda.compiler import Entry
-from baracuda.backends.cuda.steps import DeviceFacts
-from baracuda.backends.cuda.warm import Phantom
-from baracuda.dtypes import FLOATS, INDICES
+from baracuda.backends.cuda.launch_plan import DeviceFacts
+from baracuda.backends.cuda.precompile import Phantom
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dtypes import FLOATS, INDICES
+from baracuda.declaration.shapes import Axes, Signature
+from baracuda.declaration.spec import Case, OpSpec, Problem
 from baracuda.layouts import Shape
-from baracuda.op import registry
-from baracuda.shapes import Axes, Signature
-from baracuda.spec import Case, OpSpec, Problem
 from baracuda.testing.cases import options_of, tried
 from baracuda.testing.problems import Row, device_rows
 from baracuda.tools import CannotRun, chosen, emit, folder, gpus, needs, one_line, progress
@@ -96,7 +97,7 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[Problem]:
             options, axes = _completed(spec, case, form, axes)
             for layout, index, fixed in product(lying, kinds, (False, True)):
                 arrays = _arrays(spec, form, axes, dtype, index, layout)
-                yield warm.problem(spec, arrays, options, fixed)
+                yield precompile.problem(spec, arrays, options, fixed)
 
 
 def _of_row(spec: OpSpec, row: Row, dtype: str, index: str) -> Problem:
@@ -108,7 +109,7 @@ def _of_row(spec: OpSpec, row: Row, dtype: str, index: str) -> Problem:
             arrays.append(Phantom(index, row.broadcast, steps))
         else:
             arrays.append(Phantom(dtype, shape))
-    return warm.problem(spec, arrays, row.options, row.deterministic)
+    return precompile.problem(spec, arrays, row.options, row.deterministic)
 
 
 def _completed(
@@ -151,7 +152,7 @@ def tasks(
             continue
         every = list(problems(spec, dtype))
         for arch, facts in devices.items():
-            for entry in (e for problem in every for e in warm.entries(problem, facts)):
+            for entry in (e for problem in every for e in precompile.entries(problem, facts)):
                 found.setdefault((entry, arch), Task(entry, arch, f"{op} {dtype} {arch}"))
     return list(found.values())
 
@@ -162,7 +163,7 @@ def tasks(
 def failure(task: Task) -> str | None:
     """Compile a kernel into the cache; why that did not work."""
     try:
-        warm.keep(task.entry, task.arch)
+        precompile.keep(task.entry, task.arch)
     except Exception as error:
         return one_line(error)
     return None
@@ -209,8 +210,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"default: {' '.join(FLOATS)}",
     )  # fmt: skip
     parser.add_argument(
-        "--arch", nargs="+", metavar="ARCH", choices=warm.ARCHS,
-        help=f"default: those of the devices here; any of {' '.join(warm.ARCHS)}",
+        "--arch", nargs="+", metavar="ARCH", choices=precompile.ARCHS,
+        help=f"default: those of the devices here; any of {' '.join(precompile.ARCHS)}",
     )  # fmt: skip
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (all cores)"
@@ -233,7 +234,7 @@ def run(arguments: argparse.Namespace) -> int:
     for module in ("cuda.core", "cuda.bindings.nvrtc"):
         needs(module, "warmup", "cuda")
     try:
-        version = warm.nvrtc_version()
+        version = precompile.nvrtc_version()
     except (ImportError, RuntimeError) as error:
         install = "pip install 'baracuda[cuda]'"
         raise CannotRun(f"NVRTC cannot be loaded: {one_line(error)}: {install}") from error
@@ -270,7 +271,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _devices(archs: Sequence[str] | None) -> dict[str, Sequence[DeviceFacts]]:
     """What to compile for."""
     if archs:
-        return {arch: warm.devices(arch) for arch in archs}
+        return {arch: precompile.devices(arch) for arch in archs}
     here = gpus()
     if not here:
         raise CannotRun("there is no NVIDIA device here: name one, such as --arch sm_90")

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 import baracuda as bc
-from baracuda.dtypes import named
+from baracuda.calls.op import registry
+from baracuda.declaration.dtypes import named
 from baracuda.errors import UnsupportedError
-from baracuda.op import registry
 from baracuda.testing.cases import adapter, many, to_numpy
 
 from . import activations, draw, illegal, layouts, losses, moves, rows  # noqa: F401

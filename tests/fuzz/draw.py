@@ -11,10 +11,10 @@ import numpy as np
 
 import baracuda.ops  # noqa: F401
 from baracuda import backends
-from baracuda.dtypes import named
-from baracuda.op import registry
-from baracuda.shapes import Signature
-from baracuda.spec import OpSpec
+from baracuda.calls.op import registry
+from baracuda.declaration.dtypes import named
+from baracuda.declaration.shapes import Signature
+from baracuda.declaration.spec import OpSpec
 from baracuda.testing.cases import adapter, holds
 
 from . import layouts

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from baracuda.op import registry
+from baracuda.calls.op import registry
 
 Tensors: TypeAlias = Mapping[str, Any]
 Formula: TypeAlias = Callable[[Tensors, Mapping[str, Any]], tuple[Any, ...]]

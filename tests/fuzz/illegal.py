@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import baracuda as bc
+from baracuda.calls.op import registry
 from baracuda.errors import BaracudaError
-from baracuda.op import registry
 from baracuda.testing.cases import adapter, many
 
 from .draw import Drawn

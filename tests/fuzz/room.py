@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from baracuda.dtypes import named
+from baracuda.declaration.dtypes import named
 from baracuda.testing.cases import adapter, apart
 
 from . import moves

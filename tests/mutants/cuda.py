@@ -113,7 +113,7 @@ _STORE = (
         "test_cuda_host.py::test_machine_code_that_does_not_load_is_compiled_again",
     ),
     mutant(
-        "warmup says what the cache did not take", "backends/cuda/warm.py",
+        "warmup says what the cache did not take", "backends/cuda/precompile.py",
         "if not compiler.kept(entry, arch):", "if False:",
         "test_kernel_store.py::test_a_full_disk_costs_a_compilation_and_leaves_nothing",
     ),
@@ -137,7 +137,7 @@ _GEOMETRY = (
         "test_cuda_host.py::test_atomics_are_refused_where_determinism_is_asked_for",
     ),
     mutant(
-        "atomics say that they are not deterministic", "backends/cuda/schedules/scatter.py",
+        "atomics say that they are not deterministic", "backends/cuda/schedules/indexed/scatter.py",
         "variant=ATOMIC, deterministic=False, stable=False,\n", "variant=ATOMIC,\n",
         "test_cuda_host.py::test_atomics_are_refused_where_determinism_is_asked_for",
     ),
@@ -152,7 +152,7 @@ _GEOMETRY = (
         "test_cuda_host.py::test_a_form_that_needs_too_much_room_gives_way",
     ),
     mutant(
-        "workspaces are counted in bytes", "backends/cuda/steps.py",
+        "workspaces are counted in bytes", "backends/cuda/launch_plan.py",
         "named(dtype).itemsize * math.prod(shape)", "math.prod(shape)",
         "test_autotune.py::test_workspaces_are_counted_in_bytes",
     ),
@@ -213,7 +213,7 @@ _GEOMETRY = (
         "test_cuda_host.py::test_shared_memory_is_asked_for_and_never_taken_back",
     ),
     mutant(
-        "vectors are as wide as addresses allow", "backends/cuda/steps.py",
+        "vectors are as wide as addresses allow", "backends/cuda/launch_plan.py",
         "return max(self.alignment // (itemsize or self.itemsize), 1)",
         "return max(WIDEST // (itemsize or self.itemsize), 1)",
         "test_cupy_host.py::test_a_view_off_the_widest_access_has_a_plan_of_its_own",
@@ -230,12 +230,12 @@ _GEOMETRY = (
         "test_emulated_losses.py::test_nothing_has_no_mean[mean-nan]",
     ),
     mutant(
-        "atomics begin at zero", "backends/cuda/schedules/scatter.py",
+        "atomics begin at zero", "backends/cuda/schedules/indexed/scatter.py",
         "zero = () if call.add else (Zero(out.slot, nbytes),)", "zero = ()",
         "test_emulated.py::test_a_form_adds_up_in_any_order_of_threads[float32-atomics]",
     ),
     mutant(
-        "digits of sums leave room for carries", "backends/cuda/schedules/scatter.py",
+        "digits of sums leave room for carries", "backends/cuda/schedules/indexed/scatter.py",
         "bits = 62 - index.shape[axis].bit_length()", "bits = 63",
         "test_emulated.py::test_digits_do_not_carry[float32-fixed point]",
     ),
@@ -248,37 +248,37 @@ _CALLS = (
         "test_cuda_host.py::test_arrays_aligned_less_are_no_business_of_a_plan[swiglu]",
     ),
     mutant(
-        "the short way looks at addresses", "backends/cuda/hot.py",
+        "the short way looks at addresses", "backends/cuda/fast_call.py",
         "if ({either}) & mask:", "if False:",
         "test_cuda_host.py::test_arrays_aligned_less_are_no_business_of_a_plan[swiglu]",
     ),
     mutant(
-        "the short way looks at the current device", "backends/cuda/hot.py",
+        "the short way looks at the current device", "backends/cuda/fast_call.py",
         "or state[0] or current_device() != ordinal:", "or state[0]:",
         "test_current_device.py::test_calls_on_another_device",
     ),
     mutant(
-        "the short way raises what was reported", "backends/cuda/hot.py",
+        "the short way raises what was reported", "backends/cuda/fast_call.py",
         "accumulate or state[0] or", "accumulate or",
         "test_cuda_host.py::test_the_next_call_raises_what_a_kernel_reported",
     ),
     mutant(
-        "workspaces of one allocation lie apart", "backends/cuda/hot.py",
+        "workspaces of one allocation lie apart", "backends/cuda/fast_call.py",
         "begins.append(size)", "begins.append(0)",
         "test_cuda_host.py::test_several_launches_go_the_short_way[workspaces]",
     ),
     mutant(
-        "the short way makes each output in its dtype", "backends/cuda/hot.py",
+        "the short way makes each output in its dtype", "backends/cuda/fast_call.py",
         "dtype(x.dtype))", "dtype(problem.dtype))",
         "test_cuda_host.py::test_several_launches_go_the_short_way[two dtypes]",
     ),
     mutant(
-        "a launch that fails ends the short way", "backends/cuda/hot.py",
+        "a launch that fails ends the short way", "backends/cuda/fast_call.py",
         "stream, struct[1], 0)[0]:", "stream, struct[1], 0) is None:",
         "test_cuda_host.py::test_a_call_of_which_a_launch_fails_begins_again[workspaces]",
     ),
     mutant(
-        "zeros that fail end the short way", "backends/cuda/hot.py",
+        "zeros that fail end the short way", "backends/cuda/fast_call.py",
         "nbytes{i}, stream)[0]:", "nbytes{i}, stream) is None:",
         "test_cuda_host.py::test_a_call_of_which_a_launch_fails_begins_again[zeros]",
     ),
@@ -313,17 +313,17 @@ _CALLS = (
         "test_cuda_host.py::test_sums_that_are_wider_or_added_to_are_planned_for",
     ),
     mutant(
-        "a report is raised once", "backends/cuda/reports.py",
+        "a report is raised once", "backends/cuda/index_errors.py",
         "            record.state = 0\n", "",
         "test_cuda_host.py::test_the_next_call_raises_what_a_kernel_reported",
     ),
     mutant(
-        "a report that is being written is not read", "backends/cuda/reports.py",
+        "a report that is being written is not read", "backends/cuda/index_errors.py",
         "if record.state != _READY:", "if not record.state:",
         "test_cuda_host.py::test_the_next_call_raises_what_a_kernel_reported",
     ),
     mutant(
-        "a report says where the index stands", "backends/cuda/reports.py",
+        "a report says where the index stands", "backends/cuda/index_errors.py",
         "for extent in reversed(shape):", "for extent in shape:",
         "test_cuda_host.py::test_the_next_call_raises_what_a_kernel_reported",
     ),

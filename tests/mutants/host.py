@@ -6,98 +6,98 @@ from . import mutant
 
 _CACHE = (
     mutant(
-        "a saved plan cache is there at once or not at all", "cache.py",
+        "a saved plan cache is there at once or not at all", "calls/cache.py",
         "os.replace(whole, target)", "target.write_text(text, encoding='utf-8')",
         "test_cache_files.py::test_a_file_is_replaced_at_once_or_stays",
     ),
     mutant(
-        "a saved file keeps its mode", "cache.py",
+        "a saved file keeps its mode", "calls/cache.py",
         "whole.chmod(stat.S_IMODE(target.stat().st_mode))", "pass",
         "test_cache_files.py::test_a_file_keeps_its_mode_and_its_place",
     ),
     mutant(
-        "a link to the file of plans stays a link", "cache.py",
+        "a link to the file of plans stays a link", "calls/cache.py",
         "target = Path(os.path.realpath(path))", "target = Path(path)",
         "test_cache_files.py::test_a_file_keeps_its_mode_and_its_place",
     ),
     mutant(
-        "records that were not used are saved", "cache.py",
+        "records that were not used are saved", "calls/cache.py",
         "choices = dict(records)", "choices = {}",
         "test_cache_files.py::test_records_that_were_not_used_are_saved_again",
     ),
     mutant(
-        "loaded records are bounded", "cache.py",
+        "loaded records are bounded", "calls/cache.py",
         "for key in list(self._records)[: -self._maxsize or None]:", "for key in ():",
         "test_cache_files.py::test_as_many_records_are_kept_as_plans",
     ),
     mutant(
-        "of one file no more records are taken than fit", "cache.py",
+        "of one file no more records are taken than fit", "calls/cache.py",
         "[-self._maxsize :]) if self._maxsize else {}", ")",
         "test_cache_files.py::test_as_many_records_are_kept_as_plans",
     ),
     mutant(
-        "a record of another version is not taken", "cache.py",
+        "a record of another version is not taken", "calls/cache.py",
         "if sku.version != __version__:", "if False:",
         "test_cache_files.py::test_only_records_that_can_be_used_are_counted[another version]",
     ),
     mutant(
-        "a record that contradicts its problem is not taken", "cache.py",
+        "a record that contradicts its problem is not taken", "calls/cache.py",
         "if has not in may:", "if False:",
         "test_cache_files.py::test_only_records_that_can_be_used_are_counted[another op]",
     ),
     mutant(
-        "a loaded choice that cannot be made falls back", "cache.py",
+        "a loaded choice that cannot be made falls back", "calls/cache.py",
         "except (ValueError, NotImplementedError) as error:", "except KeyError as error:",
         "test_errors.py::test_records_that_no_longer_fit_are_ignored_and_logged",
     ),
     mutant(
-        "the plan cache is bounded", "cache.py",
+        "the plan cache is bounded", "calls/cache.py",
         "if len(self._entries) <= self._maxsize:", "if True:",
         "test_cache.py::test_the_least_recently_used_plan_goes_first",
     ),
     mutant(
-        "the least recently used plan goes first", "cache.py",
+        "the least recently used plan goes first", "calls/cache.py",
         "self._clock = entry.used = self._clock + 1", "pass",
         "test_cache.py::test_the_least_recently_used_plan_goes_first",
     ),
     mutant(
-        "spellings of a problem are bounded", "cache.py",
+        "spellings of a problem are bounded", "calls/cache.py",
         "if len(entry.aliases) < _MOST_ALIASES:", "if True:",
         "test_cache.py::test_spellings_of_a_problem_are_bounded",
     ),
     mutant(
-        "a plan that goes takes its spellings along", "cache.py",
+        "a plan that goes takes its spellings along", "calls/cache.py",
         "self._aliases.pop(alias, None)", "pass",
         "test_cache.py::test_a_full_cache_drops_a_sixteenth_at_once",
     ),
     mutant(
-        "threads that miss together make one plan", "cache.py",
+        "threads that miss together make one plan", "calls/cache.py",
         "pending = self._pending.get(key)", "pending = None",
         "test_cache.py::test_threads_that_miss_together_make_one_plan",
     ),
     mutant(
-        "a signal handler does not wait for its own thread", "cache.py",
+        "a signal handler does not wait for its own thread", "calls/cache.py",
         "if pending is None or pending.maker == me:", "if pending is None:",
         "test_concurrency.py::test_a_plan_may_be_asked_for_by_whom_is_making_it",
     ),
     mutant(
-        "who waits for a plan makes it where its maker was interrupted", "cache.py",
+        "who waits for a plan makes it where its maker was interrupted", "calls/cache.py",
         "            if plan is not None:\n                return plan\n",
         "            return plan\n",
         "test_concurrency.py::test_who_waits_for_a_plan_is_not_interrupted_with_its_maker",
     ),
     mutant(
-        "a plan that a failed load caused is not kept", "cache.py",
+        "a plan that a failed load caused is not kept", "calls/cache.py",
         "if not plan.provisional:", "if True:",
         "test_concurrency.py::test_a_choice_that_a_failed_load_caused_is_not_kept",
     ),
     mutant(
-        "backends that come and go take hold of planned calls", "cache.py",
+        "backends that come and go take hold of planned calls", "calls/cache.py",
         "self.generation += 1", "self.generation += 0",
         "test_plans.py::test_backends_that_come_and_go_take_hold_of_calls_that_were_planned",
     ),
     mutant(
-        "plans in the making are forgotten in a child", "cache.py",
+        "plans in the making are forgotten in a child", "calls/cache.py",
         "Guard(self._pending.clear)", "Guard()",
         "test_concurrency.py::test_every_lock_is_free_in_a_child_and_no_plan_is_waited_for",
     ),
@@ -133,17 +133,17 @@ _CACHE = (
 
 _PLANS = (
     mutant(
-        "a misfit runs by the plan of its own", "plan.py",
+        "a misfit runs by the plan of its own", "calls/plan.py",
         "result = plan._fitting(arrays).run(arrays, outs, adds, scalars)", "raise",
         "test_plans.py::test_a_plan_runs_arrays_that_lie_less_aligned_by_their_own",
     ),
     mutant(
-        "a call on arrays aligned less finds the plan for them", "op.py",
+        "a call on arrays aligned less finds the plan for them", "calls/op.py",
         "            plan = self._misfit(arrays, options)\n", "            raise\n",
         "test_plans.py::test_arrays_that_lie_differently_are_looked_up_before_they_are_planned_anew",
     ),
     mutant(
-        "a plan refuses arrays of another shape", "plan.py",
+        "a plan refuses arrays of another shape", "calls/plan.py",
         "                (\"shape\", has.shape, operand.shape),\n                (\"dtype\", "
         "has.dtype, "
         "operand.dtype),\n                (\"device\"",
@@ -151,55 +151,55 @@ _PLANS = (
         "test_errors.py::test_a_plan_says_which_fact_of_an_array_differs",
     ),
     mutant(
-        "a plan refuses another number of arrays", "plan.py",
+        "a plan refuses another number of arrays", "calls/plan.py",
         "if len(given) != len(ours.given):", "if False:",
         "test_errors.py::test_a_plan_takes_its_arrays_and_run_time_values_only",
     ),
     mutant(
-        "outputs overlap nothing else", "outputs.py",
+        "outputs overlap nothing else", "calls/outputs.py",
         "_apart(problem, own, others)", "pass",
         "test_errors.py::test_out_may_be_an_input_or_apart_from_it_but_not_overlap_it"
         "[out0-a0-False]",
     ),
     mutant(
-        "an output that overlaps itself is refused", "outputs.py",
+        "an output that overlaps itself is refused", "calls/outputs.py",
         "if layouts.overlaps_itself(own):", "if False:",
         "test_plans.py::test_rows_that_interlock_are_apart_where_no_element_is_two"
         "[shape1-strides1-False]",
     ),
     mutant(
-        "only ops that are safe in place take an input as output", "outputs.py",
+        "only ops that are safe in place take an input as output", "calls/outputs.py",
         "if memory == own and spec.inplace and", "if memory == own and",
         "test_errors.py::test_an_op_that_is_not_safe_in_place_takes_no_input_as_out[numpy]",
     ),
     mutant(
-        "two outputs lie apart", "outputs.py",
+        "two outputs lie apart", "calls/outputs.py",
         "others.append((\"another output\", own))", "pass",
         "test_errors.py::test_when_the_second_out_is_refused_the_first_is_untouched[False-same]",
     ),
     mutant(
-        "read-only outputs are refused", "outputs.py",
+        "read-only outputs are refused", "calls/outputs.py",
         "if library.frozen(x):", "if False:",
         "test_errors.py::test_an_out_that_does_not_fit_is_refused_and_untouched",
     ),
     mutant(
-        "only gradients accumulate", "outputs.py",
+        "only gradients accumulate", "calls/outputs.py",
         "if one and not problem.spec.adds_into(operand.name):", "if False:",
         "test_errors.py::test_only_gradients_accumulate_and_only_into_something",
     ),
     mutant(
-        "each output has a flag of its own", "body.py",
+        "each output has a flag of its own", "calls/body.py",
         "adds = each(accumulate, len(outs))", "adds = (bool(accumulate),) * len(outs)",
         "test_laws.py::test_laws[rms_norm_backward-numpy-numpy-f32]",
     ),
     mutant(
-        "only declared sums may be wider", "outputs.py",
+        "only declared sums may be wider", "calls/outputs.py",
         "total = problem.spec.role(operand.name).total and wide != operand.dtype",
         "total = wide != operand.dtype",
         "test_outputs.py::test_only_a_sum_may_be_wider",
     ),
     mutant(
-        "there are as many flags as outputs", "outputs.py",
+        "there are as many flags as outputs", "calls/outputs.py",
         "if len(every) != len(outputs):", "if False:",
         "test_outputs.py::test_what_accumulate_may_not_be",
     ),
@@ -212,27 +212,27 @@ _PLANS = (
         "[linear_cross_entropy_backward-bfloat16-torch]",
     ),
     mutant(
-        "torch is told of outputs that have new values", "plan.py",
+        "torch is told of outputs that have new values", "calls/plan.py",
         "plan.problem.library.written(outs)", "pass",
         "test_plans.py::test_autograd_knows_of_outputs_that_were_written_behind_its_back",
     ),
     mutant(
-        "a recorded choice is made or refused", "plan.py",
+        "a recorded choice is made or refused", "calls/plan.py",
         "if wanted is not None and (sku := plan.sku) != wanted:", "if wanted is None and False:",
         "test_errors.py::test_a_choice_that_cannot_be_made_again_says_why",
     ),
     mutant(
-        "a record of another layout is refused", "plan.py",
+        "a record of another layout is refused", "calls/plan.py",
         "        (\"layout\", problem.layout, sku.layout),\n", "",
         "test_errors.py::test_a_choice_that_cannot_be_made_again_says_why",
     ),
     mutant(
-        "a SKU names the layout of the inputs", "plan.py",
+        "a SKU names the layout of the inputs", "calls/plan.py",
         "layout=problem.layout,", "layout=\"contiguous\",",
         "test_plans.py::test_a_sku_says_how_the_inputs_lie",
     ),
     mutant(
-        "a SKU names the index dtype", "plan.py",
+        "a SKU names the index dtype", "calls/plan.py",
         "index_dtype=problem.index_dtype,", "index_dtype=None,",
         "test_laws.py::test_laws[gather-numpy-numpy-f32]",
     ),
@@ -242,7 +242,7 @@ _PLANS = (
         "test_laws.py::test_laws[relu-array_api-numpy-f32]",
     ),
     mutant(
-        "a body that scatters by atomics is not deterministic", "body.py",
+        "a body that scatters by atomics is not deterministic", "calls/body.py",
         "return host or not problem.spec.scatters", "return True",
         "test_cuda_host.py::test_a_body_on_a_device_scatters_in_no_fixed_order",
     ),
@@ -252,61 +252,61 @@ _PLANS = (
         "test_plans.py::test_a_plan_that_needs_too_much_workspace_is_passed_over",
     ),
     mutant(
-        "the last call is repeated for the same keywords alone", "op.py",
+        "the last call is repeated for the same keywords alone", "calls/op.py",
         "and written == guess.written", "",
         "test_plans.py::test_a_call_with_options_repeats_the_last_one_only_where_they_are_the_same",
     ),
     mutant(
-        "the last call is repeated for such arrays alone", "op.py",
+        "the last call is repeated for such arrays alone", "calls/op.py",
         "and guess.matches(arrays)", "",
         "test_turns.py::test_more_kinds_than_are_remembered_are_right",
     ),
     mutant(
-        "a block of options is not passed by", "op.py",
+        "a block of options is not passed by", "calls/op.py",
         "unset = current.get() is DEFAULT", "unset = True",
         "test_plans.py::test_options_hold_for_a_block_and_keywords_win",
     ),
     mutant(
-        "1, True and 1.0 are different keywords", "op.py",
+        "1, True and 1.0 are different keywords", "calls/op.py",
         "[(k, tuple(map(type, v)) if type(v) is tuple else type(v), v) for k, v in",
         "[(k, v) for k, v in",
         "test_errors.py::test_an_equal_value_of_the_wrong_type_fails_after_the_right_one"
         "[axis-1-True]",
     ),
     mutant(
-        "calls in turns are remembered", "recent.py",
+        "calls in turns are remembered", "calls/recent.py",
         "kinds[kind] = (one, *kinds.get(kind, ()))[:_MOST_ALIKE]", "kinds[kind] = ()",
         "test_turns.py::test_calls_in_turns_make_no_key[forms-numpy]",
     ),
     mutant(
-        "what is remembered is bounded", "recent.py",
+        "what is remembered is bounded", "calls/recent.py",
         "len(kinds) >= _MOST_KINDS", "False",
         "test_turns.py::test_what_is_remembered_is_bounded",
     ),
     mutant(
-        "arrays aligned less do not take the plan of others", "recent.py",
+        "arrays aligned less do not take the plan of others", "calls/recent.py",
         "if any(x.alignment < _WIDEST for x in plan.problem.given):", "if False:",
         "test_turns.py::test_arrays_aligned_less_do_not_take_the_plan_of_others",
     ),
     mutant(
-        "what is remembered is forgotten with the cache", "recent.py",
+        "what is remembered is forgotten with the cache", "calls/recent.py",
         "if generation != plan_cache.generation:", "if False:",
         "test_turns.py::test_what_was_remembered_is_forgotten_with_the_cache",
     ),
     mutant(
-        "a plan pickles with its choices", "records.py",
+        "a plan pickles with its choices", "calls/records.py",
         "\"choices\": {**asdict(problem.choices), ", "\"choices\": {**asdict(Choices()), ",
         "test_plan_records.py::test_a_plan_keeps_what_was_chosen_for_it",
     ),
     mutant(
-        "options end with their block", "dispatch.py",
+        "options end with their block", "declaration/dispatch.py",
         "    try:\n        yield\n    finally:\n        current.reset(token)\n\n\n@contextmanager\n"
         "def unrecorded",
         "    yield\n\n\n@contextmanager\ndef unrecorded",
         "test_errors.py::test_the_options_block_is_checked_and_left_behind",
     ),
     mutant(
-        "options are those of one thread", "dispatch.py",
+        "options are those of one thread", "declaration/dispatch.py",
         "current: ContextVar[Choices] = ContextVar(\"baracuda_options\", default=DEFAULT)",
         "class _Global(list):\n    def get(self):\n        return self[-1]\n    def set(self, x):\n"
         "        self.append(x)\n        return x\n    def reset(self, x):\n        "
@@ -323,37 +323,37 @@ _CHECKS = (
         "test_mixed.py::test_a_backend_that_mixes_nothing_is_passed_over",
     ),
     mutant(
-        "the gradient of a parameter has its dtype", "check.py",
+        "the gradient of a parameter has its dtype", "calls/check.py",
         "else same.dtype if same else dtype", "else dtype",
         "test_mixed.py::test_gradients_are_added_into_float32_buffers",
     ),
     mutant(
-        "an index without a policy is refused", "declarations.py",
+        "an index without a policy is refused", "declaration/verify.py",
         "if not role.policy or role.policy not in", "if role.policy and role.policy not in",
         "test_declarations.py::test_a_mistake_is_refused_and_names_op_and_line",
     ),
     mutant(
-        "a gradient that scatters is known by its axes", "spec.py",
+        "a gradient that scatters is known by its axes", "declaration/spec.py",
         "return not self.composite and any(", "return self.composite and any(",
         "test_declarations.py::test_what_scatters_follows_from_the_axes",
     ),
     mutant(
-        "a result that was not used has a cotangent of zeros", "pairing.py",
+        "a result that was not used has a cotangent of zeros", "declaration/pairing.py",
         "library.xp.zeros(shape, **where)", "library.xp.ones(shape, **where)",
         "test_pairing.py::test_a_result_that_was_not_used_has_no_cotangent",
     ),
     mutant(
-        "a negative index is out of range", "check.py",
+        "a negative index is out of range", "calls/check.py",
         "bad = (x < 0) | (x >= problem.extent_of(name))", "bad = x >= problem.extent_of(name)",
         "test_errors.py::test_an_index_out_of_range_is_named_with_its_position[torch--1]",
     ),
     mutant(
-        "the extent itself is out of range", "check.py",
+        "the extent itself is out of range", "calls/check.py",
         "(x >= problem.extent_of(name))", "(x > problem.extent_of(name))",
         "test_errors.py::test_an_index_out_of_range_is_named_with_its_position[torch-8]",
     ),
     mutant(
-        "a target to ignore is no error", "check.py",
+        "a target to ignore is no error", "calls/check.py",
         "return bad if ignored is None else bad &", "return bad if True else bad &",
         "test_extents.py::test_losses_of_no_classes_are_those_of_rows_that_do_not_count",
     ),
@@ -380,50 +380,50 @@ _CHECKS = (
         "test_laws.py::test_laws[gather_backward-numpy-numpy-f32]",
     ),
     mutant(
-        "devices do not mix", "check.py",
+        "devices do not mix", "calls/check.py",
         "            (\"device\", facts[name].device, fact.device),\n", "",
         "test_errors.py::test_devices_do_not_mix",
     ),
     mutant(
-        "floating dtypes do not mix", "check.py",
+        "floating dtypes do not mix", "calls/check.py",
         "elif fact.dtype != dtype:", "elif False:",
         "test_errors.py::test_bad_input_says_what_was_expected_and_what_came"
         "[numpy-two floating dtypes]",
     ),
     mutant(
-        "an index is int32 or int64", "check.py",
+        "an index is int32 or int64", "calls/check.py",
         "if fact.dtype not in INDICES:", "if False:",
         "test_errors.py::test_bad_input_says_what_was_expected_and_what_came[numpy-floating index]",
     ),
     mutant(
-        "a bool is no integer", "values.py",
+        "a bool is no integer", "declaration/values.py",
         "if not isinstance(value, Integral) or isinstance(value, bool):",
         "if not isinstance(value, Integral):",
         "test_errors.py::test_bad_input_says_what_was_expected_and_what_came[numpy-boolean axis]",
     ),
     mutant(
-        "infinity is no finite number", "values.py",
+        "infinity is no finite number", "declaration/values.py",
         "Number(text, (0.0, float_info.max), zero", "Number(text, (0.0, math.inf), zero",
         "test_errors.py::test_bad_input_says_what_was_expected_and_what_came[numpy-infinite base]",
     ),
     mutant(
-        "two halves have an even extent", "shapes.py",
+        "two halves have an even extent", "declaration/shapes.py",
         "if extent % term.factor:", "if False:",
         "test_errors.py::test_bad_input_says_what_was_expected_and_what_came[numpy-odd extent]",
     ),
     mutant(
-        "an index is no larger than its source", "shapes.py",
+        "an index is no larger than its source", "declaration/shapes.py",
         "if n > most:", "if False:",
         "test_errors.py::test_bad_input_says_what_was_expected_and_what_came"
         "[numpy-index larger off the axis]",
     ),
     mutant(
-        "an axis is one of the array", "shapes.py",
+        "an axis is one of the array", "declaration/shapes.py",
         "if not -rank <= axis < rank:", "if False:",
         "test_errors.py::test_bad_input_says_what_was_expected_and_what_came[numpy-no such axis]",
     ),
     mutant(
-        "only 1 broadcasts", "shapes.py",
+        "only 1 broadcasts", "declaration/shapes.py",
         "if n != want and not (term.or_one and n == 1):", "if n != want and not term.or_one:",
         "test_errors.py::test_only_an_extent_of_1_broadcasts",
     ),
@@ -447,13 +447,13 @@ _CHECKS = (
         "test_plans.py::test_what_is_too_costly_to_decide_counts_as_an_overlap",
     ),
     mutant(
-        "float16 computes in float32", "dtypes.py",
+        "float16 computes in float32", "declaration/dtypes.py",
         "DType(\"float16\", \"f16\", \"float\", 2, \"__half\", \"float32\",",
         "DType(\"float16\", \"f16\", \"float\", 2, \"__half\", \"float16\",",
         "test_edges.py::test_narrow_dtypes_compute_in_float32_and_round_once[glu-numpy-float16]",
     ),
     mutant(
-        "float64 computes in float64", "dtypes.py",
+        "float64 computes in float64", "declaration/dtypes.py",
         "DType(\"float64\", \"f64\", \"float\", 8, \"double\", \"float64\",",
         "DType(\"float64\", \"f64\", \"float\", 8, \"double\", \"float32\",",
         "test_edges.py::test_the_weight_keeps_the_precision_of_float64[numpy]",
@@ -472,7 +472,7 @@ _BODIES = (
         "test_losses.py::test_a_repeated_chunk_makes_no_plan",
     ),
     mutant(
-        "halves of a packed array are widened", "body.py",
+        "halves of a packed array are widened", "calls/body.py",
         "narrow = [name not in problem.spec.discrete for name in problem.spec.arrays]",
         "narrow = [x is not None and x.name not in problem.spec.discrete for x in problem.inputs]",
         "test_plans.py::test_halves_of_a_packed_array_are_as_wide_as_whole_arrays[float16-glu]",
@@ -527,7 +527,7 @@ _BODIES = (
         "test_laws.py::test_laws[rope-array_api-array_api_strict-f32]",
     ),
     mutant(
-        "angles keep their lowest limb", "numerics.py",
+        "angles keep their lowest limb", "families/numerics.py",
         "phase = (phase + (columns[..., 2, :] >> 15)) & 0x3FFFFFFF", "phase = phase & 0x3FFFFFFF",
         "test_edges.py::test_rope_is_exact_to_4_eps_at_every_position[10000.0-numpy-float32]",
     ),
@@ -537,13 +537,13 @@ _BODIES = (
         "test_rows.py::test_rows_of_which_nothing_counts[numpy]",
     ),
     mutant(
-        "the mean of a loss is that of its elements", "reductions.py",
+        "the mean of a loss is that of its elements", "families/reductions.py",
         "return math.prod(shape) if reduction == \"mean\" else 1",
         "return shape[0] if reduction == \"mean\" and shape else 1",
         "test_losses.py::test_pairs_are_torchs[mse_loss-mean]",
     ),
     mutant(
-        "targets beyond the classes do not count", "reductions.py",
+        "targets beyond the classes do not count", "families/reductions.py",
         "& (target >= 0) & (target < v)", "& (target >= 0)",
         "test_losses.py::test_a_target_out_of_range_is_an_error_on_the_host",
     ),
@@ -553,7 +553,7 @@ _BODIES = (
         "test_edges.py::test_traced_code_drops_what_it_cannot_raise",
     ),
     mutant(
-        "elementwise results keep a dense layout", "check.py",
+        "elementwise results keep a dense layout", "calls/check.py",
         "strides = layouts.canonical(extents, layouts.in_order(extents, order))", "pass",
         "test_edges.py::test_elementwise_ops_keep_a_dense_layout[4-order1-None-numpy]",
     ),
@@ -566,12 +566,12 @@ _BODIES = (
 
 _FRAMEWORKS = (
     mutant(
-        "watched tensors get the explicit gradient", "plan.py",
+        "watched tensors get the explicit gradient", "calls/plan.py",
         "if problem.mode != \"autograd\":", "if True:",
         "test_torch.py::test_only_the_fused_ops_run",
     ),
     mutant(
-        "activations keep their explicit gradient on a CPU", "plan.py",
+        "activations keep their explicit gradient on a CPU", "calls/plan.py",
         "_EXACT = frozenset({\"activation\", \"loss\", \"softmax\"})", "_EXACT = frozenset()",
         "test_saturation.py::test_autograd_of_a_cpu_gives_the_explicit_gradient"
         "[binary_cross_entropy]",
@@ -613,17 +613,17 @@ _FRAMEWORKS = (
         "test_torch_graphs.py::test_a_fake_lies_as_a_result_does",
     ),
     mutant(
-        "seeds of 64 bits have no sign", "values.py",
+        "seeds of 64 bits have no sign", "declaration/values.py",
         "return number % (2 * _TOP) if self.code == \"Q\" else number", "return number",
         "test_new_ops.py::test_a_mask_follows_from_the_seed_and_the_places_alone",
     ),
     mutant(
-        "numbered elements are not divided", "partitioning.py",
+        "numbered elements are not divided", "calls/partitioning.py",
         "    if spec.numbered:\n        return frozenset()\n    given,", "    given,",
         "test_new_ops.py::test_an_array_that_would_be_cut_into_blocks_has_one_mask",
     ),
     mutant(
-        "what a result says is not linear", "adjoint.py",
+        "what a result says is not linear", "calls/adjoint.py",
         " and not results & {*second.arrays}", "",
         "test_new_ops.py::test_positions_are_those_of_torch_and_gradients_go_there",
     ),
@@ -661,24 +661,24 @@ _FRAMEWORKS = (
         "test_errors.py::test_sparse_and_nested_tensors_are_no_dense_ones",
     ),
     mutant(
-        "an axis that a cotangent lacks is not cut", "partitioning.py",
+        "an axis that a cotangent lacks is not cut", "calls/partitioning.py",
         "*[p.names for p in form.outputs], *_cotangents(spec, form))\n    return shared",
         "*[p.names for p in form.outputs])\n    return shared",
         "test_pages.py::test_no_page_is_stale",
     ),
     mutant(
-        "options of a share shrink with it", "partitioning.py",
+        "options of a share shrink with it", "calls/partitioning.py",
         "lambda name, extent: -(-extent // _parts(places.get(name), mesh))",
         "lambda name, extent: extent",
         "test_jax_kernels.py::test_a_share_has_smaller_options_and_each_mesh_axis_once",
     ),
     mutant(
-        "a batch moves the marked axes", "partitioning.py",
+        "a batch moves the marked axes", "calls/partitioning.py",
         "options[pattern.marker] += 1", "pass",
         "test_jax_kernels.py::test_batches_by_the_shape_string",
     ),
     mutant(
-        "each axis of a mesh is used once", "partitioning.py",
+        "each axis of a mesh is used once", "calls/partitioning.py",
         "if name and name not in out and over and not over & taken:",
         "if name and name not in out and over:",
         "test_jax_kernels.py::test_a_share_has_smaller_options_and_each_mesh_axis_once",

@@ -138,36 +138,36 @@ MUTANTS = (
         "[a row in a tile-float32]",
     ),
     mutant(
-        "gather reads each element with its own index", "cuda_src/common/gather.cuh",
+        "gather reads each element with its own index", "cuda_src/indexed/gather.cuh",
         "const P i = index.get(v);", "const P i = index.get(0);",
         "test_emulated.py::test_gather_moves_what_is_asked_for[float32-a row in a tile-straight]",
     ),
     mutant(
-        "gather waits for the bins of a tile", "cuda_src/common/gather.cuh",
+        "gather waits for the bins of a tile", "cuda_src/indexed/gather.cuh",
         "    copied();\n    __syncthreads();\n", "    copied();\n",
         "test_emulated.py::test_gather_moves_what_is_asked_for[float32-rows in a tile-tiles]",
     ),
     mutant(
-        "what is out of range of a tile is 0", "cuda_src/common/gather.cuh",
+        "what is out of range of a tile is 0", "cuda_src/indexed/gather.cuh",
         "cells[tile.behind(lane)] = T{};", "",
         f"{_GATHER}[float32-odd rows-tiles]",
     ),
     mutant(
-        "one bin for a warp has the warp's sum", "cuda_src/common/scatter.cuh",
+        "one bin for a warp has the warp's sum", "cuda_src/indexed/scatter.cuh",
         "if (together) x = warp_sum(x);", "", f"{_SUMS}[float32-atomics, one bin]",
     ),
     mutant(
-        "few a row: bins are those of the row", "cuda_src/common/scatter.cuh",
+        "few a row: bins are those of the row", "cuda_src/indexed/scatter.cuh",
         "if (local == v) x[v] += value;", "if (local >= u64(v)) x[v] += value;",
         f"{_SUMS}[float32-few a row]",
     ),
     mutant(
-        "few a row: every element counts", "cuda_src/common/scatter.cuh",
+        "few a row: every element counts", "cuda_src/indexed/scatter.cuh",
         "for (u32 k = 0; k < args.length; ++k) {", "for (u32 k = 1; k < args.length; ++k) {",
         f"{_SUMS}[float32-few a row]",
     ),
     mutant(
-        "sums at a scale are rounded to nearest", "cuda_src/common/fixed.cuh",
+        "sums at a scale are rounded to nearest", "cuda_src/indexed/fixed.cuh",
         "word[0] = __double2ll_rn(f64(x) * __hiloint2double((1023 + exponent(key, bits)) << "
         "20, 0));",
         "word[0] = i64(f32(f64(x) * __hiloint2double((1023 + exponent(key, bits) - 30) << 20, 0)))"

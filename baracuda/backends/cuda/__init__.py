@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from baracuda.backends.cuda.geometry import MOST_DIMS, merged
+from baracuda.declaration.sku import PrecisionGuarantee
+from baracuda.declaration.spec import OpSpec, Prepared, Problem
 from baracuda.libraries import TRACED, Array
-from baracuda.sku import PrecisionGuarantee
-from baracuda.spec import OpSpec, Prepared, Problem
 
 if TYPE_CHECKING:
     from baracuda.backends.cuda.runner import CudaRunner
@@ -33,7 +33,7 @@ class CudaBackend:
     def check_errors(self) -> None:
         """Wait for the devices; raise the index that a kernel met out of range."""
         if unavailable() is None:
-            _module("reports").check()
+            _module("index_errors").check()
 
     def mixes(self, spec: OpSpec) -> bool:
         """Whether kernels take the values that may be wider than others so."""

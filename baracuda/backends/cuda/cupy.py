@@ -10,7 +10,7 @@ from typing import Any
 
 import cupy
 
-from baracuda.dtypes import numpy_dtype
+from baracuda.declaration.dtypes import numpy_dtype
 from baracuda.layouts import Shape
 from baracuda.libraries import Array
 from baracuda.libraries.cupy import empty as new

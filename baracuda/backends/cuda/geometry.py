@@ -9,8 +9,8 @@ from math import gcd, prod
 from operator import gt
 from typing import NamedTuple
 
+from baracuda.declaration.spec import Refusal
 from baracuda.layouts import Shape
-from baracuda.spec import Refusal
 
 # Dimensions that a kernel can walk over, and pairs that it has frequencies for: cuda_src/common.
 MOST_DIMS = 10

@@ -29,20 +29,20 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from baracuda import body, check
 from baracuda._version import __version__
 from baracuda.backends import choose
 from baracuda.backends.cuda.launch import OK, checked, device_facts, on_primary, stream_of
+from baracuda.backends.cuda.launch_plan import WIDEST, DeviceFacts
 from baracuda.backends.cuda.runner import CudaRunner, aligned, launch_all
-from baracuda.backends.cuda.steps import WIDEST, DeviceFacts
 from baracuda.backends.cuda.xla import Handler
-from baracuda.dtypes import named
+from baracuda.calls import body, check
+from baracuda.calls.partitioning import Shares, added_up, batch
+from baracuda.declaration.dtypes import named
+from baracuda.declaration.spec import Adds, Problem, Runner
 from baracuda.forks import Guard
 from baracuda.layouts import Shape
 from baracuda.libraries import TRACED, Array
 from baracuda.libraries.jax import ADAPTER, varies_along
-from baracuda.partitioning import Shares, added_up, batch
-from baracuda.spec import Adds, Problem, Runner
 
 PLATFORM, TARGETS = "cuda", "CUDA"
 # Run-time values are constants of a program; so many of the programs of a plan are kept.

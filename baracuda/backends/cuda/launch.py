@@ -18,7 +18,7 @@ from cuda.core import Device, ObjectCode
 
 from baracuda.backends.cuda import compiler
 from baracuda.backends.cuda.compiler import Entry
-from baracuda.backends.cuda.steps import DeviceFacts, Step
+from baracuda.backends.cuda.launch_plan import DeviceFacts, Step
 from baracuda.forks import Guard
 
 OK = driver.CUresult.CUDA_SUCCESS

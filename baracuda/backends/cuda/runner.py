@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from baracuda import layouts, outputs
-from baracuda.backends.cuda import hot, reports
+from baracuda import layouts
+from baracuda.backends.cuda import fast_call, index_errors
 from baracuda.backends.cuda.launch import Clear, Launch, as_before, stream_of
+from baracuda.backends.cuda.launch_plan import WIDEST, Call, DeviceFacts, Step, Steps, strides_of
 from baracuda.backends.cuda.schedules import plan, variants
-from baracuda.backends.cuda.steps import WIDEST, Call, DeviceFacts, Step, Steps, strides_of
-from baracuda.dtypes import name_of
+from baracuda.calls import outputs
+from baracuda.declaration.dtypes import name_of
+from baracuda.declaration.spec import Adds, Misfit, Problem, Refusal, Runner
 from baracuda.errors import UnsupportedError
 from baracuda.forks import Guard
 from baracuda.layouts import Shape
 from baracuda.libraries import Array
-from baracuda.spec import Adds, Misfit, Problem, Refusal, Runner
 
 _Key: TypeAlias = tuple[int, tuple[Shape, ...] | None, Adds, tuple[bool, ...]]
 _Launch: TypeAlias = tuple[Any, Sequence[tuple[int, int]], bool]
@@ -96,10 +97,10 @@ class CudaRunner:
         self._ordinal = facts.ordinal
         self._strides = tuple([strides_of(x) for x in problem.outputs])
         self._made = tuple([(x.shape, strides_of(x), x.dtype) for x in problem.outputs])
-        self._listener = reports.listener(facts.ordinal)
+        self._listener = index_errors.listener(facts.ordinal)
         self._state = self._listener.state
         self._variant = variant
-        self._ticket = reports.Ticket(problem) if listens and problem.raising else None
+        self._ticket = index_errors.Ticket(problem) if listens and problem.raising else None
         self._empty = all(0 in x.shape for x in problem.outputs)
         self._programs: dict[_Key, _Program] = {}
         self._guard = Guard()
@@ -150,7 +151,7 @@ class CudaRunner:
         launches, workspaces = self._program(self._usual)
         if not launches:
             return self
-        return hot.compiled(
+        return fast_call.compiled(
             launches, workspaces, self.problem, self.arrays, self._alignment, self._state,
             self._ordinal, self,
         )  # fmt: skip

@@ -19,10 +19,10 @@ from baracuda.backends.cuda.launch import (
     stream_of,
     while_capturing,
 )
+from baracuda.backends.cuda.launch_plan import DeviceFacts
 from baracuda.backends.cuda.runner import CudaRunner
-from baracuda.backends.cuda.steps import DeviceFacts
+from baracuda.declaration.spec import Problem, Refusal
 from baracuda.libraries import Array
-from baracuda.spec import Problem, Refusal
 
 logger = logging.getLogger("baracuda")
 

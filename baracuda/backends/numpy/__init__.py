@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baracuda.backends.numpy import blocks, indexed
-from baracuda.spec import OpSpec, Prepared, Problem
+from baracuda.declaration.spec import OpSpec, Prepared, Problem
 
 
 class NumPyBackend:

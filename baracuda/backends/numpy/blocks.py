@@ -17,12 +17,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from baracuda import body
+from baracuda.calls import body
+from baracuda.calls.partitioning import independent, located
+from baracuda.declaration.shapes import Label, Pattern
+from baracuda.declaration.spec import Adds, Prepared, Problem, Runner, each
 from baracuda.forks import Guard
 from baracuda.libraries import Array
-from baracuda.partitioning import independent, located
-from baracuda.shapes import Label, Pattern
-from baracuda.spec import Adds, Prepared, Problem, Runner, each
 
 # Elements per block. Temporaries of 512 KiB fit a core's own cache, and the interpreter's cost per
 # block (some 50 us) stays small: a quarter of it costs 10% on swiglu_backward, 80% on pooling.

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from baracuda import body
-from baracuda.check import out_of_range, outside
+from baracuda.calls import body
+from baracuda.calls.check import out_of_range, outside
+from baracuda.declaration.sku import PrecisionGuarantee
+from baracuda.declaration.spec import Adds, Operand, Prepared, Problem
 from baracuda.libraries import Array, near
-from baracuda.sku import PrecisionGuarantee
-from baracuda.spec import Adds, Operand, Prepared, Problem
 
 # Entries per bincount: its bins, twice as wide as float32, stay in the cache.
 _ENTRIES = 1 << 14

@@ -16,7 +16,7 @@
 // The outputs whose bits are set in ADD are added to.
 // Where rows are some planes each, columns are the channels' own, and a row leaves sums of its own.
 #pragma once
-#include "policy.cuh"
+#include "indexed/policy.cuh"
 #include "reduce.cuh"
 #include "row.cuh"
 #include "row_sums.cuh"

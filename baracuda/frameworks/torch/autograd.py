@@ -1,8 +1,8 @@
 """Under autograd an op runs as it does without, and its gradient is the explicit op.
 
-Everything is read off the declarations (`baracuda.adjoint`). A backward that is itself watched, for
-a second derivative, is a call like any other: it runs the same way where it has an adjoint of its
-own, and else as its body, which autograd differentiates.
+Everything is read off the declarations (`baracuda.calls.adjoint`). A backward that is itself
+watched, for a second derivative, is a call like any other: it runs the same way where it has an
+adjoint of its own, and else as its body, which autograd differentiates.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from baracuda import adjoint, body
-from baracuda.dispatch import NAMES
-from baracuda.dtypes import FLOATS
+from baracuda.calls import adjoint, body
+from baracuda.calls.op import registry
+from baracuda.calls.plan import Plan
+from baracuda.declaration.dispatch import NAMES
+from baracuda.declaration.dtypes import FLOATS
+from baracuda.declaration.spec import Adds, Misfit, OpSpec, Problem, Runner
 from baracuda.libraries import Array
 from baracuda.libraries.torch import ADAPTER, is_batch
-from baracuda.op import registry
-from baracuda.plan import Plan
-from baracuda.spec import Adds, Misfit, OpSpec, Problem, Runner
 
 
 def watched(problem: Problem) -> Callable[[Runner], Runner] | None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from baracuda import check, partitioning
-from baracuda.dispatch import DEFAULT
+from baracuda.calls import check, partitioning
+from baracuda.calls.op import Op
+from baracuda.declaration.dispatch import DEFAULT
 from baracuda.libraries import Array
 from baracuda.libraries.torch import is_batch
-from baracuda.op import Op
 
 
 def call(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]) -> Any:

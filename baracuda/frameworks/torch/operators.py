@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from baracuda import adjoint, body, check
-from baracuda.dispatch import DEFAULT, NAMES
-from baracuda.dtypes import FLOATS
+from baracuda.calls import adjoint, body, check
+from baracuda.calls.op import Op, registry
+from baracuda.declaration.dispatch import DEFAULT, NAMES
+from baracuda.declaration.dtypes import FLOATS
+from baracuda.declaration.shapes import Signature
+from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.forks import Guard
 from baracuda.libraries import Array
-from baracuda.op import Op, registry
-from baracuda.shapes import Signature
-from baracuda.spec import OpSpec, Problem
 
 NAMESPACE = "baracuda"
 # Of the options' annotations.

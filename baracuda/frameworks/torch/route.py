@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from baracuda.calls.op import Op, routes
 from baracuda.frameworks.torch import batches
 from baracuda.libraries import Array
 from baracuda.libraries.torch import is_batch, modes, transforms
-from baracuda.op import Op, routes
 
 # Where they are defined; whoever has one has imported it.
 _KNOWN = (("torch.distributed.tensor", "DTensor"), ("torch._subclasses.fake_tensor", "FakeTensor"))

@@ -1,7 +1,8 @@
 """DTensors: every op runs on the shards, and moves data only where its shape string says it must.
 
 Along each axis of a mesh the inputs are cut along one axis of the op, or not at all: whichever
-moves the fewest bytes. What may be cut is read off the declaration (`baracuda.partitioning`), and
+moves the fewest bytes. What may be cut is read off the declaration
+(`baracuda.calls.partitioning`), and
 
 - an axis over which a gradient adds up: the result is then a partial sum;
 - an axis that is counted where no positions are given: every shard gets its own;
@@ -17,7 +18,10 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from baracuda import adjoint
+from baracuda.calls import adjoint
+from baracuda.calls.op import Op
+from baracuda.calls.partitioning import Shares
+from baracuda.declaration.spec import Problem
 from baracuda.errors import type_error, value_error
 from baracuda.frameworks.torch.operators import (
     NAMESPACE,
@@ -29,9 +33,6 @@ from baracuda.frameworks.torch.operators import (
 )
 from baracuda.layouts import Shape, contiguous
 from baracuda.libraries import Array
-from baracuda.op import Op
-from baracuda.partitioning import Shares
-from baracuda.spec import Problem
 
 Placement: TypeAlias = Any
 

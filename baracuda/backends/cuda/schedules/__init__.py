@@ -1,20 +1,26 @@
 """The schedules by the names that ops give them."""
 
+from baracuda.backends.cuda.launch_plan import (
+    MOST_BLOCKS,
+    MOST_ROWS,
+    Call,
+    Planner,
+    Steps,
+    Variants,
+)
 from baracuda.backends.cuda.schedules import (
     channels,
     cross_entropy,
     elementwise,
-    gather,
     nll_loss,
     planes,
     reduce,
     rope,
     rows,
-    scatter,
     window,
 )
-from baracuda.backends.cuda.steps import MOST_BLOCKS, MOST_ROWS, Call, Planner, Steps, Variants
-from baracuda.spec import Refusal
+from baracuda.backends.cuda.schedules.indexed import gather, scatter
+from baracuda.declaration.spec import Refusal
 
 PLANNERS: dict[str, Planner] = {
     "elementwise": elementwise.plan,
@@ -22,7 +28,7 @@ PLANNERS: dict[str, Planner] = {
     "reduce": reduce.plan,
     "rope": rope.plan,
     "window": window.forward,
-    "covering": window.backward,
+    "window_backward": window.backward,
     "gather": gather.plan,
     "scatter": scatter.plan,
     "rows": rows.plan,

@@ -7,9 +7,9 @@ from math import prod
 from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import Packer, View, count, divisor, reach, split, wide
+from baracuda.backends.cuda.launch_plan import THREADS, Call, Step, Steps, flag
 from baracuda.backends.cuda.schedules import rows
 from baracuda.backends.cuda.schedules.elementwise import LAYOUTS, Operand, Way, way
-from baracuda.backends.cuda.steps import THREADS, Call, Step, Steps, flag
 
 # Vectors of each input in flight per thread, by the number of inputs, within a channel and of
 # channels beside each other, for which a thread loads a vector of parameters first; how often it

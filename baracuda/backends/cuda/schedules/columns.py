@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 
 from baracuda.backends.cuda.geometry import MOST_DIMS, Packer, View, divisor, merged, wide
-from baracuda.backends.cuda.steps import WIDEST, Call, Step, Steps, flag
-from baracuda.spec import Refusal
+from baracuda.backends.cuda.launch_plan import WIDEST, Call, Step, Steps, flag
+from baracuda.declaration.spec import Refusal
 
 # common/columns.cuh: elements of a column that a thread holds, by the number of inputs; in pairs of
 # registers half as many, by half the threads.

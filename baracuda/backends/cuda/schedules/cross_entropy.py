@@ -10,10 +10,10 @@ from math import prod
 from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, divisor, merged
+from baracuda.backends.cuda.launch_plan import THREADS, WIDEST, Call, Step, Steps, flag
 from baracuda.backends.cuda.schedules import reduce, rows
-from baracuda.backends.cuda.steps import THREADS, WIDEST, Call, Step, Steps, flag
+from baracuda.declaration.spec import Refusal
 from baracuda.layouts import Shape
-from baracuda.spec import Refusal
 
 # Vectors of a row that a thread holds, and threads of the largest block, by the bytes of an
 # element: the formulas take twice the registers in float64.

@@ -19,7 +19,7 @@ from baracuda.backends.cuda.geometry import (
     split,
     wide,
 )
-from baracuda.backends.cuda.steps import (
+from baracuda.backends.cuda.launch_plan import (
     PAST_CACHES,
     THREADS,
     Call,
@@ -33,10 +33,10 @@ from baracuda.backends.cuda.steps import (
     flag,
     strides_of,
 )
-from baracuda.dtypes import named
+from baracuda.declaration.dtypes import named
+from baracuda.declaration.spec import OpSpec, Problem
+from baracuda.families.reductions import parts
 from baracuda.layouts import Shape, contiguous
-from baracuda.reductions import parts
-from baracuda.spec import OpSpec, Problem
 
 # Vectors of each input in flight per thread, by the number of inputs. Of lerp_backward 1, 2 and 4
 # have 0.957, 0.925, 0.917 of the copy ceiling of an H200 in bf16.

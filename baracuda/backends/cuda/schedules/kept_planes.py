@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from baracuda.backends.cuda.geometry import PROCESSORS, Dim, Packer, View, divisor, merged
+from baracuda.backends.cuda.launch_plan import WIDEST, Call, Step, bits, flag
 from baracuda.backends.cuda.schedules.plane_sets import counted, parameters_of
-from baracuda.backends.cuda.steps import WIDEST, Call, Step, bits, flag
-from baracuda.dtypes import named
+from baracuda.declaration.dtypes import named
 
 if TYPE_CHECKING:
     from baracuda.backends.cuda.schedules.plane_sets import Sets

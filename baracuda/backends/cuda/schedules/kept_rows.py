@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from baracuda.backends.cuda.geometry import Packer, count
-from baracuda.backends.cuda.steps import WIDEST, Call, Step, flag
-from baracuda.dtypes import named
+from baracuda.backends.cuda.launch_plan import WIDEST, Call, Step, flag
+from baracuda.declaration.dtypes import named
 
 if TYPE_CHECKING:
     from baracuda.backends.cuda.schedules.rows import Kind, Lie, Operands

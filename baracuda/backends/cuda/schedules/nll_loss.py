@@ -15,10 +15,10 @@ from baracuda.backends.cuda.geometry import (
     wide,
     without,
 )
+from baracuda.backends.cuda.launch_plan import THREADS, Call, Step, Steps, blocks, flag
 from baracuda.backends.cuda.schedules.reduce import Place
-from baracuda.backends.cuda.steps import THREADS, Call, Step, Steps, blocks, flag
+from baracuda.declaration.spec import Refusal
 from baracuda.layouts import Shape
-from baracuda.spec import Refusal
 
 # Flags of cuda_src/nll_loss.cu.
 _WIDE_TARGET, _EACH, _WEIGHTED, _COSTS, _MEAN, _COUNTED = 1, 2, 4, 8, 16, 32

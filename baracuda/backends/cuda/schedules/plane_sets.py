@@ -6,8 +6,8 @@ from math import prod
 from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import Packer, View
-from baracuda.backends.cuda.steps import Call
-from baracuda.spec import Refusal
+from baracuda.backends.cuda.launch_plan import Call
+from baracuda.declaration.spec import Refusal
 
 _WEIGHT, _BIAS, _PULLS = 1, 2, 4
 _COUNTED = 2**31 - 2**22

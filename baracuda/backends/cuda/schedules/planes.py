@@ -15,12 +15,21 @@ from math import prod
 from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged
+from baracuda.backends.cuda.launch_plan import (
+    THREADS,
+    WIDEST,
+    Call,
+    Step,
+    Steps,
+    blocks,
+    delivered,
+    flag,
+)
 from baracuda.backends.cuda.schedules import kept_planes
 from baracuda.backends.cuda.schedules.plane_sets import Sets, counted, parameters_of, sets_of
 from baracuda.backends.cuda.schedules.rows import Operands, Planes, sum_rows, whole
-from baracuda.backends.cuda.steps import THREADS, WIDEST, Call, Step, Steps, blocks, delivered, flag
+from baracuda.declaration.spec import Refusal
 from baracuda.layouts import Shape
-from baracuda.spec import Refusal
 
 # common/planes.cuh: vectors that a thread holds of each input, in pairs of registers half as many,
 # and one of elements that lie apart; rows of a column at a time.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from baracuda.backends.cuda.geometry import Packer
+from baracuda.backends.cuda.launch_plan import THREADS, Call, Step, Steps
 from baracuda.backends.cuda.schedules import elementwise
 from baracuda.backends.cuda.schedules.elementwise import LAYOUTS, operands_of, share, way
-from baracuda.backends.cuda.steps import THREADS, Call, Step, Steps
 
 Place: TypeAlias = tuple[int, int]
 """An array of a call, and how many bytes into it."""

@@ -6,9 +6,17 @@ import decimal
 from functools import lru_cache
 
 from baracuda.backends.cuda.geometry import Dim, Packer, View, count, merged, reach, wide
-from baracuda.backends.cuda.steps import MOST_ROWS, PAST_CACHES, Call, Step, Steps, blocks, flag
-from baracuda.dtypes import named
-from baracuda.spec import Refusal
+from baracuda.backends.cuda.launch_plan import (
+    MOST_ROWS,
+    PAST_CACHES,
+    Call,
+    Step,
+    Steps,
+    blocks,
+    flag,
+)
+from baracuda.declaration.dtypes import named
+from baracuda.declaration.spec import Refusal
 
 # common/rotate.cuh
 _MOST_PAIRS = 160

@@ -22,8 +22,7 @@ from baracuda.backends.cuda.geometry import (
     merged,
     without,
 )
-from baracuda.backends.cuda.schedules import columns, elementwise, kept_rows, reduce
-from baracuda.backends.cuda.steps import (
+from baracuda.backends.cuda.launch_plan import (
     PAST_CACHES,
     THREADS,
     WIDEST,
@@ -34,8 +33,9 @@ from baracuda.backends.cuda.steps import (
     bits,
     delivered,
 )
-from baracuda.dtypes import named
-from baracuda.spec import Refusal
+from baracuda.backends.cuda.schedules import columns, elementwise, kept_rows, reduce
+from baracuda.declaration.dtypes import named
+from baracuda.declaration.spec import Refusal
 
 # common/rows.cuh: lanes of a warp, and threads of the largest block.
 _WARP, _MOST = 32, 1024

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from baracuda.backends.cuda.geometry import Dim, Packer, View, count, divisor, merged, reach, wide
-from baracuda.backends.cuda.steps import THREADS, Call, Front, Step, Steps, blocks, flag
+from baracuda.backends.cuda.launch_plan import THREADS, Call, Front, Step, Steps, blocks, flag
 
 # Cells that a thread may own side by side, and windows over one cell along an axis.
 _MOST_CELLS = 16
@@ -52,7 +52,7 @@ def backward(call: Call) -> Steps:
     form = _form(call, [x, dx], [dy, y], [dy, x, y, dx])
     p = call.problem.options["norm_type"]
     front = [(v.slot, 0) for v in (dy, x, y, dx)]
-    return Steps((_covering_strip(call, form, p, front) or _covering_any(call, form, p, front),))
+    return Steps((_backward_strip(call, form, p, front) or _backward_any(call, form, p, front),))
 
 
 def _form(call: Call, cells: list[View], windows: list[View], views: list[View]) -> _Windows:
@@ -201,7 +201,7 @@ def _window_any(call: Call, form: _Windows, p: float, front: Front) -> Step:
     return Step(entry, (blocks(items), 1), arguments, front)
 
 
-def _covering_strip(call: Call, form: _Windows, p: float, front: Front) -> Step | None:
+def _backward_strip(call: Call, form: _Windows, p: float, front: Front) -> Step | None:
     cells = _strip(call, form)
     maxima = p == math.inf
     if not cells or (maxima and form.kernel[0] * form.kernel[1] > _MOST_MAXIMA):
@@ -236,7 +236,7 @@ def _covering_strip(call: Call, form: _Windows, p: float, front: Front) -> Step 
     return Step(entry, (blocks(items), 1), arguments, front)
 
 
-def _covering_any(call: Call, form: _Windows, p: float, front: Front) -> Step:
+def _backward_any(call: Call, form: _Windows, p: float, front: Front) -> Step:
     items = count(form.planes) * form.cells[0] * form.cells[1]
     functor, members = _norm(call, p, backward=True)
     packer = Packer(wide(items, _reach(form))).pointers(4).add(_code(call), *members)

@@ -1,0 +1,307 @@
+"""What a schedule makes of a problem: the launches of a call, still without device and pointers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from baracuda import layouts
+from baracuda.backends.cuda.compiler import Entry
+from baracuda.backends.cuda.geometry import View
+from baracuda.declaration.dtypes import named
+from baracuda.declaration.roles import Kind
+from baracuda.declaration.spec import Operand, OpSpec, Problem
+from baracuda.layouts import Shape
+
+THREADS = 256
+# What the grid may have in x, and in y and z.
+MOST_BLOCKS, MOST_ROWS = 2**31 - 1, 65535
+# Bytes of the widest access.
+WIDEST = 16
+# Bytes past which the arrays of a call do not fit in an L2, and prefetching is worth its price.
+PAST_CACHES = 1 << 26
+
+Front: TypeAlias = Sequence[tuple[int, int]]
+"""The pointers of a step: which array, and how many bytes into it."""
+
+
+class DeviceFacts(NamedTuple):
+    """What schedules ask of a device."""
+
+    ordinal: int
+    arch: str
+    multiprocessors: int
+    shared_per_block: int
+
+    @property
+    def compute_capability(self) -> int:
+        """Ten times what it is called: 90 of sm_90."""
+        return int(self.arch.removeprefix("sm_").rstrip("a"))
+
+    @property
+    def clusters(self) -> bool:
+        """Whether blocks may be clusters, and reach each other's shared memory."""
+        return self.compute_capability >= 90
+
+
+class Step(NamedTuple):
+    """One kernel launch of a call; blocks may have fewer threads than the entry allows.
+
+    A call fills in the pointers of `front`, then the run-time values, as `struct` has `scalars`.
+    """
+
+    entry: Entry
+    grid: tuple[int, int]
+    arguments: bytes
+    front: Front
+    scalars: str = ""
+    shared: int = 0
+    fewer: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Threads per block."""
+        return self.fewer or self.entry.threads
+
+
+class Zero(NamedTuple):
+    """Zeros into one array."""
+
+    slot: int
+    nbytes: int
+
+
+class Steps(NamedTuple):
+    """All launches of a call, in order, and what is true of them together.
+
+    Attributes
+    ----------
+    steps : tuple of Step or Zero
+    workspaces : tuple of (tuple of int, str)
+        Shape and dtype of each.
+    variant : str
+        Which one this is, where the schedule has several.
+    deterministic : bool
+        The same bits on every run, for every call of the problem.
+    stable : bool
+        The same bits from every variant.
+    """
+
+    steps: tuple[Step | Zero, ...]
+    workspaces: tuple[tuple[Shape, str], ...] = ()
+    variant: str = ""
+    deterministic: bool = True
+    stable: bool = True
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of all workspaces."""
+        return sum([named(dtype).itemsize * math.prod(shape) for shape, dtype in self.workspaces])
+
+    @property
+    def kernels(self) -> tuple[Step, ...]:
+        """The steps that launch a kernel."""
+        return tuple([s for s in self.steps if isinstance(s, Step)])
+
+
+class Call(NamedTuple):
+    """One kind of call of a problem: which layout the outputs have, how all arrays are aligned.
+
+    Attributes
+    ----------
+    problem : Problem
+    facts : DeviceFacts
+    outs : tuple of tuple of int
+        Strides of the outputs, in elements.
+    add : bool
+        Add into the outputs.
+    alignment : int
+        Power of two up to 16 that divides every address.
+    listener : int
+        Where out-of-range indices are reported, 0 for nowhere.
+    ticket : int
+        Under what number.
+    variant : str
+        Which of the schedule's variants to plan; "" leaves it to the schedule's rule.
+    wide : tuple of bool
+        The outputs that have the accumulate dtype where theirs is narrower; () for none.
+    some : tuple of bool
+        The outputs that are added to, where that is not the same for all; () where it is.
+    """
+
+    problem: Problem
+    facts: DeviceFacts
+    outs: tuple[Shape, ...]
+    add: bool = False
+    alignment: int = WIDEST
+    listener: int = 0
+    ticket: int = 0
+    variant: str = ""
+    wide: tuple[bool, ...] = ()
+    some: tuple[bool, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(x.nbytes for x in (*self.problem.given, *self.problem.outputs))
+
+    @property
+    def functor(self) -> str:
+        """The op's functor."""
+        kernel = self.problem.spec.kernel
+        return kernel.functor if kernel else ""
+
+    @property
+    def schedule(self) -> str:
+        """The schedule that maps the functor."""
+        kernel = self.problem.spec.kernel
+        return kernel.schedule if kernel else ""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element of the primal."""
+        return named(self.problem.dtype).itemsize
+
+    @property
+    def type(self) -> str:
+        """The primal's dtype as the sources spell it."""
+        return named(self.problem.dtype).short
+
+    @property
+    def column_type(self) -> str:
+        """The type of values that may be wider than the primal, as the sources spell it."""
+        return named(self.problem.wide_dtype or self.problem.dtype).short
+
+    @property
+    def column_tags(self) -> tuple[str, ...]:
+        """What tells kernels of such values apart."""
+        return (self.column_type,) if self.problem.mixed else ()
+
+    @property
+    def column_argument(self) -> str:
+        """The template argument for them, behind others."""
+        return "".join(f", {kind}" for kind in self.column_tags)
+
+    @property
+    def accumulate_dtype(self) -> str:
+        """The accumulate dtype."""
+        return named(self.problem.dtype).accumulate
+
+    @property
+    def accumulate(self) -> str:
+        """The accumulate type as the sources spell it."""
+        return named(self.accumulate_dtype).short
+
+    def given(self, name: str) -> View | None:
+        """An input, None where it was not given."""
+        for slot, x in enumerate(self.problem.given):
+            if x.name == name:
+                return View(slot, 0, x.shape, strides_of(x))
+        return None
+
+    def view(self, name: str) -> View:
+        """An input that has to be there."""
+        found = self.given(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def of_kind(self, kind: Kind) -> View:
+        """The first input of a kind."""
+        spec = self.problem.spec
+        return self.view(next(x.name for x in self.problem.given if spec.role(x.name).kind == kind))
+
+    @property
+    def ignored(self) -> int:
+        """The entry of the index that is in range everywhere, 0 where there is none."""
+        found = [self.problem.ignored_by(name) for name in self.problem.spec.indices]
+        return next((n for n in found if n is not None), 0)
+
+    def out(self, number: int = 0) -> View:
+        """An output."""
+        x = self.problem.outputs[number]
+        return View(len(self.problem.given) + number, 0, x.shape, self.outs[number])
+
+    @property
+    def sum_type(self) -> str:
+        """The last argument of kernels whose one output has the accumulate type instead."""
+        return f", {self.accumulate}" if any(self.wide) else ""
+
+    @property
+    def adds(self) -> tuple[bool, ...]:
+        """Whether to add into each output."""
+        return self.some or (self.add,) * len(self.outs)
+
+    def how(self, numbers: Sequence[int]) -> int:
+        """How the outputs that are sums are delivered, as `deliver` in common/vec.cuh reads it."""
+        adds, wide = self.adds, self.wide or (False,) * len(self.outs)
+        return sum([adds[i] << 2 * k | wide[i] << 2 * k + 1 for k, i in enumerate(numbers)])
+
+    def workspace(self, number: int = 0) -> int:
+        """The slot of a workspace."""
+        return len(self.problem.given) + len(self.problem.outputs) + number
+
+    def elements(self, itemsize: int | None = None) -> int:
+        """How many elements of `itemsize` bytes every address is a multiple of."""
+        return max(self.alignment // (itemsize or self.itemsize), 1)
+
+    def entry(
+        self, schedule: str, nbytes: int, *tags: object, threads: int = 0, cluster: int = 1
+    ) -> Entry:
+        """The entry point of `schedule`; `tags` are what tells its variants apart."""
+        spec, sizes = self.problem.spec, {"threads": threads, "cluster": cluster}
+        return entry_of(spec, self.type, schedule, nbytes, *tags, **sizes)
+
+
+Planner: TypeAlias = Callable[[Call], Steps]
+"""A schedule: what to launch for a call, or a `Refusal` of its problem."""
+
+Variants: TypeAlias = Callable[[Call], tuple[str, ...]]
+"""The names of the variants that a schedule has for a call, that of its rule first."""
+
+
+def entry_of(
+    spec: OpSpec,
+    dtype: str,
+    schedule: str,
+    nbytes: int,
+    *tags: object,
+    threads: int = 0,
+    cluster: int = 1,
+) -> Entry:
+    """The entry point of a schedule for an op; `tags` are what tells its variants apart."""
+    symbol = "_".join([spec.name, dtype, *map(str, tags)])
+    file = spec.kernel.file if spec.kernel else ""
+    return Entry(file, symbol, schedule, threads or THREADS, nbytes, cluster)
+
+
+def strides_of(x: Operand) -> Shape:
+    """The strides of an operand in elements."""
+    return x.strides if x.strides is not None else layouts.contiguous(x.shape)
+
+
+def flag(value: Any) -> str:
+    """A C++ bool."""
+    return "true" if value else "false"
+
+
+def bits(values: Sequence[bool]) -> int:
+    """Bools as the bits of a number, the first one the lowest."""
+    return sum([value << i for i, value in enumerate(values)])
+
+
+def added(values: Sequence[bool]) -> list[str]:
+    """What names kernels that add into outputs: all of them, or those of some bits."""
+    return ["add" if all(values) else f"add{bits(values)}"] if any(values) else []
+
+
+def delivered(how: int, many: int) -> list[str]:
+    """What names kernels that deliver `many` sums so: added to all, or as the bits of `how` say."""
+    every = sum([1 << 2 * k for k in range(many)])
+    return ["add"] if how == every else [f"how{how}"] if how else []
+
+
+def blocks(items: int, per_thread: int = 1, threads: int = THREADS) -> int:
+    """How many blocks cover `items`."""
+    return -(-items // (threads * per_thread))

@@ -1,0 +1,1 @@
+"""The schedules of gather and scatter, for kernels of `cuda_src/indexed`."""

@@ -1,0 +1,125 @@
+"""Gather: elements are moved, whatever they mean; straight from memory, or over the chip."""
+
+from __future__ import annotations
+
+from baracuda.backends.cuda.geometry import (
+    Dim,
+    Packer,
+    count,
+    divisor,
+    merged,
+    reach,
+    split,
+    wide,
+)
+from baracuda.backends.cuda.launch_plan import Call, Step, Steps, blocks, flag
+from baracuda.backends.cuda.schedules.indexed.tiles import Lanes, Tiling, lanes_of, packed
+from baracuda.declaration.dtypes import named
+
+# Sizes of the elements that gather moves, whatever they mean.
+_UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u128"}
+STRAIGHT, TILES = "straight", "tiles"
+# A tile is read whole: so many of its bins must be asked for, on average, that this can pay.
+_ASKED = 0.5
+_TILE, _WIDEST = 8192, 64
+# Vectors of a thread that are under way together. Across the axis more make it slower: of four, two
+# and one, [8192, 8192] on an H200 takes 376, 327 and 334 us in bf16, 642, 598 and 541 in float32.
+_DEPTH, _DEPTH_ACROSS = 4, {1: 2, 2: 2}
+# Blocks of each multiprocessor from which tiles are preferred.
+_MANY = 4
+
+
+def plan(call: Call) -> Steps:
+    """The named variant; by default over the chip, where that keeps the device busy."""
+    cut = None if call.variant == STRAIGHT else _cut(call)
+    if cut is None or not (call.variant or _many(call, *cut)):
+        return _straight(call)
+    return _tiles(call, *cut)
+
+
+def variants(call: Call) -> tuple[str, ...]:
+    """Those that take the problem, that of the rule first."""
+    cut = _cut(call)
+    if cut is None:
+        return (STRAIGHT,)
+    return (TILES, STRAIGHT) if _many(call, *cut) else (STRAIGHT, TILES)
+
+
+def _many(call: Call, lanes: Lanes, tiling: Tiling) -> bool:
+    """Whether every multiprocessor has blocks to change between."""
+    return tiling.groups(lanes) * lanes.tiles_outside >= _MANY * call.facts.multiprocessors
+
+
+def _straight(call: Call) -> Steps:
+    """One kernel, in vectors where a run of elements shares an index or lies side by side."""
+    src, index, out = call.of_kind("value"), call.of_kind("index"), call.out()
+    axis, shape = call.problem.options["axis"], index.shape
+    along = src.strides[axis]
+    steps = (*src.strides[:axis], 0, *src.strides[axis + 1 :])
+    dims = merged(shape, (steps, index.strides, out.strides))
+    inner = dims[0] if dims else Dim(1, (0, 0, 1))
+    outer = [s for d in dims[1:] for s in d.strides[2:]]
+    width = divisor([inner.extent, *outer], call.elements()) if inner.strides[2] == 1 else 1
+    shared = width > 1 and inner.strides[1] == 0 and inner.strides[0] == 1
+    if shared:
+        width = divisor([along, *(d.strides[0] for d in dims[1:])], width)
+        shared = width > 1
+    item = named(call.problem.index_dtype or "").itemsize
+    together = 1
+    if not shared and inner.strides[1] == 1:
+        most = min(width, call.elements(item))
+        together = divisor([d.strides[1] for d in dims[1:]], most)
+    depth = 1 if width > 1 and not shared else 2 if shared else 4
+    items, extent = count(dims) // width, src.shape[axis]
+    far = abs(along) * extent
+    packer = Packer(wide(count(dims), reach(dims) + far)).pointers(3)
+    packer.add("Q", call.listener).add("q", extent).add("I", call.ticket, 0)
+    packer.indices(items, along, inner.strides[0], inner.strides[1]).walk(split(dims, width), 3)
+    arguments = packer.done()
+    unit, kind = _UNITS[call.itemsize], named(call.problem.index_dtype or "").short
+    schedule = (
+        f"Gather<{unit}, {kind}, {flag(shared)}, {width}, {together}, {depth}, {packer.type}>"
+    )
+    symbol = ("runs" if shared else "cells", kind, f"v{width}", f"a{together}", packer.type)
+    entry = call.entry(schedule, len(arguments), *symbol)
+    front = [(src.slot, 0), (index.slot, 0), (out.slot, 0)]
+    return Steps((Step(entry, (blocks(items, depth), 1), arguments, front),), variant=STRAIGHT)
+
+
+def _cut(call: Call) -> tuple[Lanes, Tiling] | None:
+    """Lanes and their tiles, where the problem has any that pay."""
+    src, index, out = call.of_kind("value"), call.of_kind("index"), call.out()
+    if 0 in index.shape or 0 in src.shape:
+        return None
+    lanes = lanes_of(call.problem.options["axis"], out, index, src)
+    if lanes is None or lanes.length < _ASKED * lanes.extent or lanes.length >= 1 << 24:
+        return None
+    most = (call.facts.shared_per_block - 2048) // (call.itemsize * _blocks(lanes))
+    width = _WIDEST if lanes.across else min(max(_TILE // lanes.length, 1), lanes.count)
+    while width and Tiling(width, lanes.extent, aligned=True).room(lanes) > most:
+        width //= 2
+    return (lanes, Tiling(width, lanes.extent, aligned=True)) if width else None
+
+
+def _blocks(lanes: Lanes) -> int:
+    """Of a multiprocessor at once: one reads while the other writes. But only one where its tile
+    takes columns, the more of which lie side by side the better."""
+    return 1 if lanes.across else 2
+
+
+def _tiles(call: Call, lanes: Lanes, tiling: Tiling) -> Steps:
+    tiled = packed(call, lanes, tiling)
+    arguments = tiled.packer.done()
+    unit, kind = _UNITS[call.itemsize], named(call.problem.index_dtype or "").short
+    way = tiling.way(lanes)
+    depth = _DEPTH_ACROSS.get(call.itemsize, 1) if lanes.across else _DEPTH
+    schedule = (
+        f"GatherTiles<{unit}, {kind}, {way}, {tiled.values}, {tiled.indices}, {tiled.bins}, "
+        f"{depth}, {tiled.packer.type}>"
+    )
+    tags = ("tiles", kind, way.lower(), f"v{tiled.values}", f"a{tiled.indices}", f"w{tiled.bins}")
+    threads = 1024 // _blocks(lanes)
+    entry = call.entry(schedule, len(arguments), *tags, tiled.packer.type, threads=threads)
+    front = [(view.slot, 0) for view in lanes.views]
+    step = Step(entry, tiled.grid, arguments, front, shared=tiled.room * call.itemsize)
+    return Steps((step,), variant=TILES)

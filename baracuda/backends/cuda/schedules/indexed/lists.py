@@ -1,0 +1,125 @@
+"""Rows with one index each, as of embeddings: the index is inverted, then each row written once."""
+
+from __future__ import annotations
+
+from baracuda.backends.cuda.geometry import Packer, divisor
+from baracuda.backends.cuda.launch_plan import Call, Step, Steps, flag
+from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
+from baracuda.declaration.dtypes import named
+
+# cuda_src/indexed/lists.cuh: positions of a part, rows that a warp takes, and as many elements of
+# theirs under way as registers have room for: by itemsize, or where sums are added to an output.
+# [65536, 1024] in bf16 has 0.67 of the copy ceiling of an H200 with 4 rows and 4 elements, as much
+# with 8 rows (Zipf 0.59 for 0.63), 0.64 with 2, 0.69 with 4 rows and 6 elements.
+_PART, _ROWS, _ONCE, _ONCE_ADDING = 64, 4, {2: 6, 4: 7, 8: 7}, 4
+# A row below so many bytes leaves most of a warp without work.
+_LEAST_BYTES = 64
+_WARP, _THREADS, _INVERT_THREADS = 32, 128, 512
+# Blocks of a team that inverts for its rows, where there are clusters; its slots are a multiple of
+# as many. Blocks in all, as a power of 2: one for so many rows, about as many as multiprocessors.
+# Two blocks fit a multiprocessor: else not all clusters would start at once.
+_CLUSTER, _ROWS_OF_BLOCK, _MOST_SHIFT = 8, 64, 7
+# Elements that a block inverts at a time; words of shared memory for each of two of them, and for a
+# slot: eight counts of half a word, three sums.
+_ROUND, _PAIR_WORDS, _SLOT_WORDS = 8192, 3, 7
+# Bytes of values that come into the L2 meanwhile, and of a line of it. 16 MiB gain no more, of 24 a
+# part is gone before it is used.
+_AHEAD, _LINE = 8 << 20, 128
+
+
+def takes(call: Call, lanes: Lanes) -> bool:
+    """Whether the index is the same along rows and not too long, and rows are wide enough."""
+    return (
+        lanes.across
+        and lanes.beside == 0
+        and lanes.tiles_outside == 1
+        and lanes.count * call.itemsize >= _LEAST_BYTES
+        and max(lanes.length, lanes.extent) < 1 << 30
+        and max(lanes.count, *map(abs, lanes.steps)) < 1 << 27
+        and _most_slots(call) > 0
+    )
+
+
+def _blocks(call: Call) -> int:
+    """Blocks of a team."""
+    return _CLUSTER if call.facts.clusters else 1
+
+
+def _words(call: Call, slots: int) -> int:
+    """Words of shared memory that a block takes to invert for a team with so many slots."""
+    rest = _blocks(call) + 1 + 2 * _INVERT_THREADS // _WARP
+    return _ROUND // 2 * _PAIR_WORDS + rest + slots * _SLOT_WORDS
+
+
+def _most_slots(call: Call) -> int:
+    """So many slots of a team have their counts on chip."""
+    room = call.facts.shared_per_block // 4 - _words(call, 0)
+    return max(room // _SLOT_WORDS, 0) // _CLUSTER * _CLUSTER
+
+
+def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
+    """Invert the index, then sum the lists; None where there is no room for that."""
+    values, index, target = lanes.views
+    kind = named(call.problem.index_dtype or "")
+    blocks, most = _blocks(call), _most_slots(call)
+    if most < 1:
+        return None
+    # By the problem alone: where long lists are cut depends on it, and so do the bits.
+    shift = (lanes.extent // (_ROWS_OF_BLOCK * blocks)).bit_length()
+    shift = min(shift, _MOST_SHIFT - blocks.bit_length() + 1)
+    while lanes.extent > most << shift:
+        shift += 1
+    slots = -(-lanes.extent // (_CLUSTER << shift)) * _CLUSTER
+    pieces = -(-lanes.length // _PART)
+    width = divisor([lanes.count, lanes.steps[0], lanes.steps[2]], call.elements())
+    chunks = -(-lanes.count // (_WARP * width))
+    accumulate = named(call.problem.dtype).accumulate
+    counters = 6 * pieces * chunks
+    workspaces = (
+        ((lanes.length,), "int32"),
+        (((slots << shift) + 1,), "int32"),
+        ((2 * pieces,), "int32"),
+        ((counters,), "int32"),
+        ((2 * pieces, lanes.count), accumulate),
+    )
+    *lists, parts = (call.workspace(i) for i in range(5))
+
+    def packer(pointers: int) -> Packer:
+        sizes = (lanes.length, lanes.extent, slots, shift)
+        return Packer(False).pointers(4 + pointers).add("I", *sizes)
+
+    size, lines = call.itemsize, -(-lanes.count * call.itemsize // _LINE)
+    ahead = min(_AHEAD // _LINE, lanes.length * lines)
+    arguments = packer(2).add("Q", call.listener)
+    arguments.add("i", lanes.steps[1] * kind.itemsize, lanes.steps[0] * size)
+    arguments.add("I", call.ticket, -(-lanes.length // blocks), counters, lanes.count)
+    arguments.extents(lines, code="I").add("I", ahead)
+    entry = call.entry(
+        f"Invert<{kind.short}, {blocks}>",
+        len(arguments.done()),
+        *("invert", kind.short, blocks),
+        threads=_INVERT_THREADS,
+        cluster=blocks,
+    )
+    front = [(slot, 0) for slot in (*lists, index.slot, values.slot)]
+    shared, grid = 4 * _words(call, slots), (blocks << shift, 1)
+    invert = Step(entry, grid, arguments.done(), front, "", shared)
+
+    groups = (slots // _ROWS) << shift
+    long = pieces * min(width, 2) * chunks
+    tasks = max(long, groups * chunks)
+    if tasks >= 1 << 31:
+        return None
+    sum_size = named(accumulate).itemsize
+    target_size = sum_size if any(call.wide) else size
+    steps = (lanes.steps[0] * size, lanes.steps[2] * target_size, lanes.count * sum_size)
+    arguments = packer(3).add("i", *steps).add("I", lanes.count, chunks).extents(chunks)
+    arguments.add("I", pieces, groups, min(long, groups * chunks), 0)
+    front = [(slot, 0) for slot in (*lists, values.slot, target.slot, parts)]
+
+    once = _ONCE_ADDING if call.add or any(call.wide) else _ONCE[size]
+    schedule = f"SumLists<{call.type}, {width}, {_ROWS}, {once}, {flag(call.add)}{call.sum_type}>"
+    tags = ("lists", f"v{width}", *["add"] * call.add, *["wide"] * any(call.wide))
+    entry = call.entry(schedule, len(arguments.done()), *tags, threads=_THREADS)
+    grid = (-(-tasks * _WARP // _THREADS), 1)
+    return Steps((invert, Step(entry, grid, arguments.done(), front)), workspaces, variant=name)

@@ -1,0 +1,1 @@
+"""What carries a call: the op, the check of its arguments, the plan, the caches, the gradient."""

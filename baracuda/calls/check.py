@@ -1,0 +1,317 @@
+"""From a spec and arguments to a `Problem`, or to the error that says what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from numbers import Real
+from typing import Any
+
+from baracuda import layouts
+from baracuda.declaration import values
+from baracuda.declaration.dispatch import Choices
+from baracuda.declaration.dtypes import FLOATS, INDICES, named
+from baracuda.declaration.hints import for_position
+from baracuda.declaration.shapes import Axes, Binder, Signature
+from baracuda.declaration.spec import Normaliser, Operand, OpSpec, Problem, compute_dtype
+from baracuda.errors import IndexOutOfRangeError, shown, type_error, value_error
+from baracuda.libraries import TRACED, Array, Facts, Library, library_of
+
+MOST_AXES = 32
+"""Axes of an array. Libraries end at 25 to 64, and bodies need one or two more than they get."""
+
+
+def arguments(
+    spec: OpSpec,
+    names: Mapping[str, Normaliser],
+    given: Mapping[str, Any],
+    whole: bool = True,
+) -> dict[str, Any]:
+    """`given` and the defaults, normalised, in the order of `names`.
+
+    Unless they are the `whole`, what has no default may be left out.
+    """
+    out = {}
+    for name, normalise in names.items():
+        if name in given:
+            out[name] = normalise(spec.name, name, given[name])
+        elif name in spec.usual:
+            out[name] = spec.usual[name]
+        elif whole:
+            raise type_error(spec.name, name, "a value", "none", "the keyword is required")
+    for floor, name in spec.floors:
+        if floor in out and name in out and not out[floor] <= out[name]:
+            raise value_error(spec.name, name, f"a number >= {floor} = {out[floor]}", out[name])
+    return out
+
+
+def scalars(
+    spec: OpSpec,
+    compute: str,
+    given: Mapping[str, Any],
+    whole: bool = True,
+    without: Collection[str] = (),
+) -> dict[str, Any]:
+    """The run-time values among `given`, and the defaults of the others but `without`, checked."""
+    names = {name: f for name, f in spec.scalars.items() if name not in without}
+    out = arguments(spec, names if without else spec.scalars, given, whole)
+    values.within(spec, compute, out)
+    return out
+
+
+def reader(spec: OpSpec, compute: str) -> Callable[..., dict[str, Any]]:
+    """`scalars` of one problem; the defaults alone, as in most calls, are read once."""
+    usual: dict[str, Any] | None = None
+
+    def read(
+        given: Mapping[str, Any], whole: bool = True, without: Collection[str] = ()
+    ) -> dict[str, Any]:
+        nonlocal usual
+        if given or without or not whole:
+            return scalars(spec, compute, given, whole, without)
+        if usual is None:
+            usual = scalars(spec, compute, given)
+        return usual
+
+    return read
+
+
+def problem(
+    spec: OpSpec, arrays: Sequence[Array], options: Mapping[str, Any], choices: Choices
+) -> Problem:
+    """Validate a call.
+
+    Raises
+    ------
+    TypeError
+        No array, libraries or devices or floating dtypes mixed, a dtype or option of the
+        wrong kind.
+    ValueError
+        Shapes or option values that do not fit.
+    """
+    given = dict(zip(spec.arrays, arrays, strict=False))
+    library, facts = _facts(spec, given)
+    state = library.state([x for x in given.values() if x is not None])
+    return described_problem(spec, library, facts, state, options, choices)
+
+
+def described_problem(
+    spec: OpSpec,
+    library: Library,
+    facts: Mapping[str, Facts],
+    state: tuple[str, bool] | None,
+    given: Mapping[str, Any],
+    choices: Choices,
+) -> Problem:
+    """Validate a call of which only the facts of its arrays are known; raises as `problem`."""
+    for name, fact in facts.items():
+        if len(fact.shape) > MOST_AXES:
+            few = f"at most {MOST_AXES} axes"
+            raise value_error(spec.name, name, few, len(fact.shape), None, "reshape it")
+    dtype = _dtypes(spec, facts)
+    options = arguments(spec, spec.options, given)
+    values.within(spec, compute_dtype(spec, dtype), options)
+    signature, axes = _bind(spec, facts, options)
+    known = {
+        name: Operand(name, f.dtype, f.shape, layouts.canonical(f.shape, f.strides), f.alignment)
+        for name, f in facts.items()
+    }
+    inputs = tuple(map(known.get, spec.arrays))
+    mode, switch = state or ("", False)
+    if choices.deterministic is None:
+        choices = _resolved(choices, switch)
+    found = Problem(
+        spec,
+        signature,
+        library,
+        _device(facts),
+        mode,
+        axes,
+        inputs,
+        _outputs(spec, signature, axes, known, dtype, library),
+        options,
+        choices,
+    )
+    for name in found.raising:
+        _refuse_all(found, known[name])
+    return found
+
+
+@lru_cache(maxsize=256)
+def _resolved(choices: Choices, switch: bool) -> Choices:
+    """`choices` with the framework's switch in the place of `deterministic=None`."""
+    return replace(choices, deterministic=switch)
+
+
+def traced(arrays: Sequence[Array]) -> bool:
+    """Whether a framework is tracing these arrays."""
+    try:
+        state = library_of(arrays[0]).state(arrays)
+    except (IndexError, TypeError):
+        return False
+    return state is not None and state[0] == "traced"
+
+
+def _facts(spec: OpSpec, given: Mapping[str, Array]) -> tuple[Library, dict[str, Facts]]:
+    """The library, and the facts of every array given."""
+    first = spec.arrays[0]
+    for name, x in given.items():
+        if isinstance(x, (Real, str)) and not hasattr(x, "dtype"):
+            raise type_error(spec.name, name, "an array", shown(x), for_position(spec))
+    library, fact = described(spec.name, first, given.get(first))
+    facts = {first: fact}
+    for name, x in given.items():
+        if x is None or name == first:
+            continue
+        other, facts[name] = described(spec.name, name, x)
+        for what, own, want in (
+            ("an array of library", other.name, library.name),
+            ("device", facts[name].device, fact.device),
+        ):
+            if own != want and TRACED not in (own, want):
+                raise type_error(spec.name, name, f"{what} {want} (as {first})", own)
+    return library, facts
+
+
+def described(op: str, name: str, x: Array) -> tuple[Library, Facts]:
+    """The library and the facts of one argument, or the error that names it."""
+    try:
+        library = library_of(x)
+        return library, library.describe(x)
+    except TypeError as error:
+        expected, _, got = str(error).removeprefix("expected ").partition(", got ")
+        raise type_error(op, name, expected, got) from None
+
+
+def _device(facts: Mapping[str, Facts]) -> str:
+    """The device that all arrays share; a constant beside what is traced is traced with it."""
+    devices = {fact.device for fact in facts.values()}
+    return TRACED if TRACED in devices else devices.pop()
+
+
+def _dtypes(spec: OpSpec, facts: Mapping[str, Facts]) -> str:
+    """The dtype that all arrays but indices and masks share."""
+    dtype, first, wide = "", "", ""
+    for name, fact in facts.items():
+        if name in spec.integers:
+            if fact.dtype not in INDICES:
+                raise type_error(spec.name, name, "int32 or int64", fact.dtype)
+        elif name in spec.masks:
+            if fact.dtype != "bool":
+                raise type_error(spec.name, name, "bool", fact.dtype)
+        elif fact.dtype not in spec.dtypes:
+            allowed = "a floating dtype" if spec.dtypes == FLOATS else "a dtype of the array API"
+            raise type_error(spec.name, name, f"{allowed} ({', '.join(spec.dtypes)})", fact.dtype)
+        elif not dtype:
+            dtype, first = fact.dtype, name
+        elif spec.role(name).wide:
+            if wide:
+                takes, said = {facts[wide].dtype}, f"{facts[wide].dtype} (as {wide})"
+            else:
+                takes = {dtype, named(dtype).accumulate}
+                said = " or ".join([f"{dtype} (as {first})", *(takes - {dtype})])
+            if fact.dtype not in takes:
+                raise type_error(spec.name, name, said, fact.dtype)
+            wide = name
+        elif fact.dtype != dtype:
+            raise type_error(spec.name, name, f"{dtype} (as {first})", fact.dtype)
+    return dtype
+
+
+def _bind(
+    spec: OpSpec, facts: Mapping[str, Facts], options: dict[str, Any]
+) -> tuple[Signature, Axes]:
+    """The form that the arrays fit, and its axes; options are completed in place."""
+    shapes = {name: fact.shape for name, fact in facts.items()}
+    forms = [s for s in spec.forms(options) if s.takes(shapes)]
+    if not forms:
+        takes = " or ".join(f"({', '.join(s.names)})" for s in spec.signatures)
+        raise type_error(spec.name, "arrays", takes, f"({', '.join(shapes)})")
+    failures: list[tuple[bool, ValueError]] = []
+    for form in forms:
+        trial = dict(options)
+        try:
+            axes = Binder(spec.name, trial, spec.hints).bind(form, shapes, spec.resolve)
+        except ValueError as error:
+            ranks = all(p.fits_rank(len(shapes[p.name])) for p in form.inputs if not p.is_option)
+            failures.append((not ranks, error))
+        else:
+            options.update(trial)
+            return form, axes
+    # Of several forms, the first one whose ranks fit explains best what does not.
+    raise min(failures, key=lambda failure: failure[0])[1]
+
+
+def _outputs(
+    spec: OpSpec,
+    signature: Signature,
+    axes: Axes,
+    known: Mapping[str, Operand],
+    dtype: str,
+    library: Library,
+) -> tuple[Operand, ...]:
+    """The outputs, dense: in C order, or as their primal where the op is elementwise."""
+    out = []
+    for pattern in signature.outputs:
+        extents = pattern.shape(axes)
+        primal = known.get(pattern.name.removeprefix("d"), known[signature.names[0]])
+        strides = None
+        if spec.elementwise and primal.strides and len(primal.shape) == len(extents):
+            order = layouts.dense_order(primal.shape, primal.strides)
+            if order is not None:
+                strides = layouts.canonical(extents, layouts.in_order(extents, order))
+        role = spec.role(pattern.name)
+        same = known.get(role.typed_as)
+        own = library.held_as(role.dtype) if role.dtype else same.dtype if same else dtype
+        out.append(Operand(pattern.name, own, extents, strides))
+    return tuple(out)
+
+
+def indices(problem: Problem, arrays: Sequence[Array]) -> None:
+    """Look for entries out of range that are to raise, where the values can be read at once.
+
+    Raises
+    ------
+    IndexError
+        Naming the first bad value and where it stands.
+    """
+    for name, x in zip(problem.spec.arrays, arrays, strict=False):
+        if name not in problem.raising or not problem.library.readable(x):
+            continue
+        read = problem.library.values(x)
+        x, xp = library_of(read).once(read), library_of(read).xp
+        bad = outside(problem, name, x)
+        if bool(xp.any(bad)):
+            # Namespaces have no `nonzero` of an array without axes.
+            raise out_of_range(problem, name, x, xp.nonzero(bad) if bad.ndim else ())
+
+
+def outside(problem: Problem, name: str, x: Array) -> Array:
+    """Which entries of an index are out of range, but for one that stands for none."""
+    bad = (x < 0) | (x >= problem.extent_of(name))
+    ignored = problem.ignored_by(name)
+    return bad if ignored is None else bad & problem.library.differs(x, ignored)
+
+
+def _refuse_all(problem: Problem, index: Operand) -> None:
+    """Raise where an index has entries and nothing to look up, whatever the entries are.
+
+    A kernel with nothing to write would not find them.
+    """
+    name = index.name
+    if problem.extent_of(name) or 0 in index.shape or problem.ignored_by(name) is not None:
+        return
+    raise IndexOutOfRangeError(
+        f"{problem.spec.name}: {name}: expected 0 <= i < 0, which no entry is, got shape "
+        f"{index.shape}"
+    )
+
+
+def out_of_range(problem: Problem, name: str, x: Array, where: Sequence[Array]) -> IndexError:
+    """The error for the first of the bad entries whose coordinates are `where`."""
+    position = tuple(int(axis[0]) for axis in where)
+    return IndexOutOfRangeError(
+        f"{problem.spec.name}: {name}: expected 0 <= i < {problem.extent_of(name)}, "
+        f"got {int(x[position])} at position {position}"
+    )

@@ -1,0 +1,447 @@
+"""``@op``: from one decorated function to a public op, its plans and its place in the registry."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from baracuda.calls import check, records
+from baracuda.calls.cache import plan_cache
+from baracuda.calls.plan import Plan, make
+from baracuda.calls.recent import Recent
+from baracuda.declaration import hints, values
+from baracuda.declaration.dispatch import DEFAULT, NAMES, current
+from baracuda.declaration.dtypes import FLOATS
+from baracuda.declaration.pairing import Pairing, pairing
+from baracuda.declaration.roles import Role
+from baracuda.declaration.shapes import Signature
+from baracuda.declaration.sku import KernelSku
+from baracuda.declaration.spec import (
+    Case,
+    Kernel,
+    Misfit,
+    Normaliser,
+    OpSpec,
+    Packed,
+    Problem,
+    Resolver,
+    signatures,
+)
+from baracuda.declaration.verify import verify
+from baracuda.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
+from baracuda.forks import import_module
+from baracuda.libraries import TRACED, Array, compiling, facts_of, library_of, unwrapped
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# What looking up an alias raises for a new type, no array at all, or a keyword without a hash.
+_UNFIT = (KeyError, IndexError, TypeError, AttributeError, RuntimeError)
+_NOTHING: dict[str, Any] = {}
+
+registry: dict[str, Op[Any, Any]] = {}
+"""Every op by its public name."""
+
+
+class Route(Protocol):
+    """What a framework does with calls that need more than a plain run.
+
+    Asked only where the library's `state` is ``"traced"``: transforms, tracing, dispatch modes.
+    """
+
+    def takes(self, op: Op[Any, Any], arrays: Sequence[Array], mode: str) -> bool:
+        """Whether this call is the route's."""
+
+    def call(self, op: Op[Any, Any], arrays: Sequence[Array], options: dict[str, Any]) -> Any:
+        """Compute it."""
+
+
+routes: dict[str, Route] = {}
+"""The route of each library; without one, such calls run the differentiable body."""
+
+_modules = sys.modules
+
+
+def _operators(framework: str) -> bool:
+    """Have a framework know the ops as operators, which stand for them in its graphs."""
+    folder = f"baracuda.frameworks.{framework}"
+    import_module(f"{folder}.operators").known()
+    if f"{framework}.distributed.tensor" in _modules:
+        import_module(f"{folder}.sharding").known()
+    if f"{framework}.utils.flop_counter" in _modules:
+        import_module(f"{folder}.flops").known()
+    return True
+
+
+# torch.compile runs it while it reads the caller's code, as what
+# `torch.compiler.assume_constant_result` marks.
+_operators._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+# Libraries whose framework module adds its route when it is loaded, by the first such call.
+_FRAMEWORKS = ("jax", "torch")
+
+
+class Op(Generic[P, R]):
+    """A public op: callable as its function, with plans.
+
+    Attributes
+    ----------
+    spec : OpSpec
+        What the op's block declares.
+    """
+
+    def __init__(self, function: Callable[P, R], spec: OpSpec) -> None:
+        self.spec = spec
+        self._name = spec.name
+        self._scalars = tuple(spec.scalars)
+        self._recent = Recent()
+        functools.update_wrapper(self, function)
+        whole = inspect.signature(function)
+        own = [p for p in whole.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        self._own = whole.replace(parameters=own)
+        self._least = sum(p.kind is p.POSITIONAL_ONLY and p.default is p.empty for p in own)
+        self._required = {p.name for p in own if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+        self._keywords = {*spec.options, *spec.scalars, *NAMES}
+        self._in_graphs = values.in_graphs(own, spec)
+
+    def __repr__(self) -> str:
+        return f"<op {self.spec.name}>"
+
+    def __reduce__(self) -> str:
+        return self.spec.name
+
+    def __call__(self, *arrays: P.args, **options: P.kwargs) -> R:
+        if (torch := compiling()) is not None:
+            return self.as_operator(torch, arrays, options)  # type: ignore[no-any-return]
+        scalars = self._split(options) if self._scalars else _NOTHING
+        state = alias = None
+        try:
+            written = _written(options) if options else ()
+            guess = self._recent.last.next
+            unset = current.get() is DEFAULT
+            # Most calls are as the last one was, or follow it as one did before: no key is built.
+            if (
+                guess.generation == plan_cache.generation
+                and unset
+                and written == guess.written
+                and guess.matches(arrays)
+            ):
+                plan_cache.count_hit()
+                plan, self._recent.last = guess.plan, guess
+            elif not unset or (plan := self._recent.find(arrays, written)) is None:
+                generation = plan_cache.generation
+                alias = self._alias(arrays, options)
+                plan, state = plan_cache.find(alias), alias[1]
+                if plan is not None:
+                    self._recent.remember(plan, generation, alias, arrays)
+        except _UNFIT:
+            plan = alias = None
+        if plan is None or (state is not None and state[0] == "traced"):
+            self._signature_check(arrays, {**options, **scalars})
+            if alias is None and (given := unwrapped(arrays)) is not arrays:
+                return self(*given, **options, **scalars)
+            # Where nothing watches the arrays, no route does.
+            route = self._route(arrays) if alias is None or state is not None else None
+            if route is not None:
+                return route.call(self, arrays, {**options, **scalars})  # type: ignore[no-any-return]
+            if plan is None:
+                generation = plan_cache.generation
+                plan = self._find(arrays, options, alias)
+                if alias is not None and not plan.provisional:
+                    self._recent.remember(plan, generation, alias, arrays, new=True)
+        if self._scalars:
+            try:
+                scalars = plan.scalars(scalars)
+            except ArgumentTypeError:
+                # A value may be traced where no array is.
+                route = self._route([x for x in scalars.values() if hasattr(x, "dtype")])
+                if route is None:
+                    raise
+                return route.call(self, arrays, {**options, **scalars})  # type: ignore[no-any-return]
+        try:
+            return plan.run(arrays, None, False, scalars)  # type: ignore[no-any-return]
+        except Misfit:
+            plan = self._misfit(arrays, options)
+            return plan.run(arrays, None, False, scalars)  # type: ignore[no-any-return]
+
+    @property
+    def forms(self) -> tuple[Signature, ...]:
+        """The forms: which arrays are given and returned together, and how their axes relate."""
+        return self.spec.signatures
+
+    @property
+    def adjoint(self) -> Pairing | None:
+        """The gradient of this op, what it takes and returns; None where no op is its gradient."""
+        found = [op for op in registry.values() if op.spec.adjoint_of == self._name]
+        return pairing(self.spec, found[0], found[0].spec) if found else None
+
+    def _misfit(self, arrays: Sequence[Any], options: Mapping[str, Any]) -> Plan:
+        """The plan for arrays that look like those of the last call, but lie differently."""
+        generation = plan_cache.generation
+        try:
+            alias = self._alias(arrays, options)
+            plan = plan_cache.find(alias)
+        except _UNFIT:
+            return self._find(arrays, options)
+        plan = plan or self._find(arrays, options, alias)
+        if not plan.provisional:
+            self._recent.remember(plan, generation, alias, arrays)
+        return plan
+
+    def as_operator(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
+        """The call as torch's graphs, modes and subclasses see it: one operator."""
+        _operators("torch")
+        for name, form in self._in_graphs.items():
+            if isinstance(options.get(name), int):
+                options = {**options, name: form(options[name])}
+        if isinstance(options.get("sku"), KernelSku):
+            options = {**options, "sku": options["sku"].to_json()}
+        return getattr(torch.ops.baracuda, self._name)(*arrays, **options)
+
+    def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan[R]:
+        """Choose once: the plan that a call with these arguments runs.
+
+        Takes the op's own arguments. The run-time values among them are checked and not kept;
+        they may be left out.
+
+        Returns
+        -------
+        Plan
+
+        Raises
+        ------
+        TypeError, ValueError, NotImplementedError
+            As the op itself does.
+        """
+        if (torch := compiling()) is not None and torch.compiler.is_dynamo_compiling():
+            raise UnsupportedError(
+                f"{self._name}: plan: torch.compile cannot read it: make it outside, or call the op"
+            )
+        given: dict[str, Any] = dict(options)
+        scalars = self._split(given)
+        self._signature_check(arrays, {**dict.fromkeys(self._scalars, 0.0), **given})
+        taken = unwrapped(arrays)
+        try:
+            plan = plan_cache.find(self._alias(taken, given))
+        except _UNFIT:
+            plan = None
+        plan = plan or self._find(taken, given)
+        plan.scalars(scalars, whole=False)
+        return plan
+
+    def planned(self, *arrays: P.args, **options: P.kwargs) -> tuple[R, Plan[R]]:
+        """The result, and the plan that made it."""
+        given: dict[str, Any] = dict(options)
+        scalars = self._split(given)
+        self._signature_check(arrays, {**given, **scalars})
+        plan, taken = self.plan(*arrays, **given), unwrapped(arrays)
+        if self._scalars:
+            scalars = plan.scalars(scalars)
+        try:
+            return plan.run(taken, None, False, scalars), plan
+        except Misfit:
+            plan = self._misfit(taken, given)
+            return plan.run(taken, None, False, scalars), plan
+
+    def _split(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Take the run-time values out of `given`."""
+        return {name: given.pop(name) for name in self._scalars if name in given}
+
+    def _alias(self, arrays: Sequence[Any], options: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The cheap key of a call: facts of the arrays, keywords as written, what is in force.
+
+        One of `_UNFIT` where an array or keyword cannot be part of it; `check` says why.
+        """
+        state, facts = facts_of(arrays)
+        return (
+            self._name,
+            state,
+            facts,
+            _written(options) if options else (),
+            current.get() if state is None or state[0] != "traced" else DEFAULT,
+        )
+
+    def _signature_check(self, arrays: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """The errors of any Python call: too many arrays, an unknown or missing keyword."""
+        if (
+            self._least <= len(arrays) <= len(self.spec.arrays)
+            and options.keys() <= self._keywords
+            and options.keys() >= self._required
+        ):
+            return
+        try:
+            self._own.bind(*arrays, **{k: v for k, v in options.items() if k not in NAMES})
+        except TypeError as error:
+            unknown = next((name for name in options if name not in self._keywords), "")
+            if len(arrays) > len(self.spec.arrays):
+                hint = f"; {hints.for_position(self.spec)}"
+            else:
+                takes = [*self.spec.options, *self.spec.scalars, *sorted(NAMES)]
+                hint = f"; {hints.for_keyword(self.spec, unknown, takes)}" if unknown else ""
+            raise ArgumentTypeError(f"{self.spec.name}: {error}{hint}") from None
+
+    def _route(self, arrays: Sequence[Any]) -> Route | None:
+        try:
+            library = library_of(arrays[0])
+        except (IndexError, TypeError):
+            return None
+        state, name = library.state(arrays), library.name
+        if not state or not state[0]:
+            return None
+        if name in _FRAMEWORKS and name not in routes:
+            import_module(f"baracuda.frameworks.{name}")
+        route = routes.get(name)
+        return route if route and route.takes(self, arrays, state[0]) else None
+
+    def _find(
+        self,
+        arrays: Sequence[Any],
+        options: Mapping[str, Any],
+        alias: tuple[Any, ...] | None = None,
+    ) -> Plan:
+        """The plan for a call whose alias leads to none yet."""
+        dispatch = {name: value for name, value in options.items() if name in NAMES}
+        own = {name: value for name, value in options.items() if name not in NAMES}
+        if alias is not None:
+            block = alias[-1]
+        else:
+            block = DEFAULT if check.traced(arrays) else current.get()
+        problem = check.problem(self.spec, arrays, own, block.but(self.spec.name, dispatch))
+        if alias is None:
+            try:
+                # Only now are all types known.
+                alias = self._alias(arrays, options)
+                hash(alias)
+            except _UNFIT:
+                alias = None
+        facts = facts_of(arrays) if alias is None else alias[1:3]
+        return plan_cache.get(alias, problem, lambda p: make(p, self, facts, arrays))
+
+    def sibling(self, plan: Plan, arrays: Sequence[Any]) -> Plan:
+        """The plan for the same problem in the layout of `arrays`."""
+        problem = plan.problem
+        dispatch = {name: getattr(problem.choices, name) for name in NAMES} | {"sku": None}
+        if problem.choices.sku is not None:
+            dispatch["backend"] = problem.choices.sku.backend
+        options = {**problem.options, **dispatch}
+        try:
+            found = plan_cache.find(self._alias(arrays, options))
+        except _UNFIT:
+            found = None
+        found = found or self._find(arrays, options)
+        route = self._route(arrays) if found.problem.device == TRACED else None
+        if route is None:
+            return found
+        taken = route
+        # A program that is traced may be differentiated, of which the route knows all.
+        return found.through(
+            lambda given, outs, add, scalars: taken.call(self, given, {**options, **scalars})
+        )
+
+    def again(self, record: Mapping[str, Any]) -> Plan:
+        """The plan of a record, or the error that says why it cannot be made here."""
+        problem, sku = records.problem_of(self.spec, record), KernelSku.from_json(record["sku"])
+
+        def made(problem: Problem) -> Plan:
+            choices = replace(problem.choices, sku=sku)
+            plan = make(replace(problem, choices=choices), self, None)
+            # It is what the call chose, not what a caller asked for.
+            plan.problem = problem
+            return plan
+
+        plan = plan_cache.get(None, problem, made)
+        return plan if plan.sku == sku else made(problem)
+
+
+def _planned_again(record: Mapping[str, Any]) -> Plan:
+    if record["op"] not in registry:
+        raise ArgumentValueError(f"plan: expected a known op, got {record['op']}: import it first")
+    return registry[record["op"]].again(record)
+
+
+copyreg.pickle(Plan, lambda plan: (_planned_again, (records.record(plan),)))
+
+
+def _written(options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Keywords as they are written, each with its type: 1, True and 1.0 are equal, but as keys."""
+    return tuple(
+        [(k, tuple(map(type, v)) if type(v) is tuple else type(v), v) for k, v in options.items()]
+    )
+
+
+def op(
+    *forms: str,
+    category: str,
+    options: Mapping[str, Normaliser] | None = None,
+    scalars: Mapping[str, Normaliser] | None = None,
+    dtypes: tuple[str, ...] = FLOATS,
+    roles: Mapping[str, Role] | None = None,
+    resolve: Resolver | None = None,
+    derived: tuple[str, ...] = (),
+    hints: Mapping[str, str] | None = None,
+    adjoint_of: str | None = None,
+    namesake: str | None = None,
+    located: Mapping[str, str] | None = None,
+    batches: tuple[str, ...] | None = None,
+    elementwise: bool = False,
+    numbered: bool = False,
+    composite: bool = False,
+    inplace: bool = False,
+    packed: Packed | None = None,
+    kernel: Kernel | None = None,
+    cases: tuple[Case, ...] = (),
+) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Declare an op; see `OpSpec` for what each keyword says.
+
+    `derived` names the axes that `resolve` computes.
+
+    The decorated function's signature and docstring are the public ones. Its body is the
+    definition in array-API terms, called with arrays in the accumulate dtype and normalised
+    options.
+
+    Raises
+    ------
+    ValueError
+        Where the declaration contradicts the function, other ops or itself; it names the line.
+    """
+
+    def decorate(function: Callable[P, R]) -> Op[P, R]:
+        parameters = inspect.signature(function).parameters
+        spec = OpSpec(
+            name=function.__name__,
+            category=category,
+            body=function,
+            signatures=signatures(forms, derived),
+            options=dict(options or {}),
+            scalars=dict(scalars or {}),
+            defaults={
+                name: p.default
+                for name, p in parameters.items()
+                if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
+            },
+            dtypes=dtypes,
+            roles=dict(roles or {}),
+            resolve=resolve,
+            hints=dict(hints or {}),
+            adjoint_of=adjoint_of,
+            namesake=namesake,
+            located=dict(located or {}),
+            batches=batches,
+            elementwise=elementwise,
+            numbered=numbered,
+            composite=composite,
+            inplace=inplace,
+            packed=packed,
+            kernel=kernel,
+            cases=cases,
+        )
+        verify(spec, function, {name: op.spec for name, op in registry.items()})
+        registry[spec.name] = made = Op(function, spec)
+        return made
+
+    return decorate

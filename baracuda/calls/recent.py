@@ -1,0 +1,122 @@
+"""The plans that the next call of an op is likely to need, found without making a key.
+
+A program repeats a call, or lets a handful take turns: forms, shapes, dtypes, options. Which one
+follows which is the first guess. The next are the plans of calls of the same shapes and options.
+A guess is compared with the arrays as its library does it best; what fits is the right plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from baracuda.calls.cache import plan_cache
+from baracuda.calls.plan import Plan
+from baracuda.declaration.dispatch import DEFAULT
+from baracuda.libraries import Array, alignment, facts_of
+
+# So many kinds of calls are told apart by shapes and options, and so many calls of one kind by
+# what those do not say: dtypes, strides, devices, gradients.
+_MOST_KINDS, _MOST_ALIKE = 64, 4
+_WIDEST = alignment(0)
+# States in which the next call is likely to be as this one: nothing special, and training.
+_REPEATED = (None, ("autograd", False))
+
+
+class Known:
+    """Calls that a plan was found for.
+
+    Attributes
+    ----------
+    plan : Plan
+    generation : int
+        That of the plan cache.
+    written : tuple
+        The keywords of the calls.
+    matches : callable
+        ``(arrays) -> bool``: whether the arrays are those of such a call.
+    next : Known
+        What came behind such a call the last time; to begin with such a call.
+    """
+
+    __slots__ = ("_facts", "generation", "matches", "next", "plan", "written")
+
+    def __init__(self, plan: Any, generation: int, written: Any = (), facts: Any = ()) -> None:
+        self.plan, self.generation, self.written = plan, generation, written
+        self.matches: Callable[[Sequence[Array]], bool] = self._are_alike
+        self.next, self._facts = self, facts
+
+    def _are_alike(self, arrays: Sequence[Array]) -> bool:
+        """Compares facts; from the first arrays that fit on, the library's own way is faster."""
+        if facts_of(arrays) != self._facts:
+            return False
+        self.matches = self.plan.problem.library.matcher(arrays)
+        return True
+
+
+class Recent:
+    """The calls of one op of late.
+
+    Attributes
+    ----------
+    last : Known
+        The last of them.
+    """
+
+    __slots__ = ("_kinds", "last")
+
+    def __init__(self) -> None:
+        self.last = Known(None, -1)
+        self._kinds: tuple[int, dict[Any, tuple[Known, ...]]] = (-1, {})
+
+    def find(self, arrays: Sequence[Array], written: tuple[Any, ...]) -> Plan | None:
+        """The plan of such a call, where there was one of late."""
+        generation, kinds = self._kinds
+        if generation != plan_cache.generation:
+            return None
+        for known in kinds.get(_kind(arrays, written), ()):
+            if known.matches(arrays):
+                plan_cache.count_hit()
+                self.last.next = self.last = known
+                plan: Plan = known.plan
+                return plan
+        return None
+
+    def remember(
+        self,
+        plan: Plan,
+        generation: int,
+        alias: tuple[Any, ...],
+        arrays: Sequence[Array],
+        new: bool = False,
+    ) -> None:
+        """Note that `plan` is that of such a call, where more of them are likely.
+
+        `generation` is that of the plan cache before the plan was taken out of it; a `new` plan
+        may be one of many that are called once.
+        """
+        _, state, facts, written, block = alias
+        if state not in _REPEATED or block is not DEFAULT:
+            return
+        one = Known(plan, generation, written, (state, facts))
+        if not new:
+            # Equal facts of others were not enough: what fits has to be told from those arrays.
+            one.matches = plan.problem.library.matcher(arrays)
+        if any(x.alignment < _WIDEST for x in plan.problem.given):
+            # It would match arrays that are aligned better too: those are not to meet it again.
+            self.last = one
+            return
+        since, kinds = self._kinds
+        if since != generation or len(kinds) >= _MOST_KINDS:
+            kinds = {}
+            self._kinds = generation, kinds
+        kind = _kind(arrays, written)
+        # A new tuple, since another thread may walk over this one.
+        kinds[kind] = (one, *kinds.get(kind, ()))[:_MOST_ALIKE]
+        self.last.next = self.last = one
+
+
+def _kind(arrays: Sequence[Array], written: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What tells most calls of an op apart, at the least cost."""
+    first, last = arrays[0], arrays[-1]
+    return len(arrays), first.shape, None if last is None else last.shape, written

@@ -1,0 +1,205 @@
+// Scatter of whole rows: one index for each row of values, as where embeddings get their gradient.
+//
+// The index is inverted first. Then each row is the sum of its list, written once: every order is
+// fixed, so are the bits. A list longer than PART is summed in parts, cut where the position in all
+// lists is a multiple of PART; who finishes last adds up the parts, in their order.
+#pragma once
+#include "invert_index.cuh"
+#ifdef __CUDACC__
+
+namespace baracuda {
+
+template <class T, class R> struct RowsArgs : Lists {
+  const T* values;
+  R* target;
+  Acc<T>* parts;
+  Dealt dealt;
+  i32 step_values, step_target, step_parts;  // from a row to the next, in bytes
+  u32 columns, chunks;      // elements of a row; warps side by side in it
+  Extent<u32> across;       // `chunks`, to divide by
+  u32 pieces, groups;       // chunks of positions; groups of slots
+  u32 turn, pad;            // warps that take a chunk before the last of the groups
+};
+
+// A warp takes the short lists of ROWS slots: as one stream of elements, ONCE of them under way,
+// whatever list they belong to. Some take a chunk of positions first, of it what belongs to long
+// lists, in vectors of half the width: the few rows that are frequent must not be the last. R is
+// the type of the sums in memory: that of the values, or the accumulate type.
+template <class T, int V, int ROWS, int ONCE, bool ADD, class R = T> struct SumLists {
+  static constexpr int RESIDENT = 8, HALF = greater(V / 2, 1), TWO = V / HALF, MANY = 8;
+  static constexpr u32 SPAN = 16;
+  static constexpr int STEP = lesser(HALF, 16 / int(sizeof(Acc<T>)));
+  using Args = RowsArgs<T, R>;
+
+  static DEVICE void run(const Args& args) {
+    const u32 lane = threadIdx.x & 31;
+    const u32 task = blockIdx.x * (blockDim.x / LANES) + warp_of_block();
+    const u32 chunk = args.across.divide(task / TWO), beside = task - chunk * args.chunks * TWO;
+    if (chunk < args.pieces && beside * LANES * HALF < args.columns) {
+      of_chunk(args, chunk, beside, lane);
+    }
+    // Whoever had a chunk takes some of the last groups.
+    const u32 all = args.groups * args.chunks, turned = task + (task < args.turn ? all : 0);
+    const u32 group = args.across.divide(turned - args.turn);
+    if (task < all) {
+      of_rows(args, group, ((turned - args.turn - group * args.chunks) * LANES + lane) * V, lane);
+    }
+  }
+
+  template <int N> static DEVICE void add(Acc<T> (&x)[N], const Vec<T, N>& value) {
+    Acc<T> y[N];
+    widen(value, y);
+    UNROLL for (int v = 0; v < N; ++v) x[v] += y[v];
+  }
+
+  static DEVICE void of_rows(const Args& args, u32 group, u32 column, u32 lane) {
+    const u32 team = group & ((1u << args.dealt.shift) - 1);
+    // Slots far apart: of frequent rows, which often are neighbours, a warp has one.
+    const u32 apart = args.groups >> args.dealt.shift;
+    const u32 slot = (group >> args.dealt.shift) + lane * apart, row = args.dealt.row(team, slot);
+    // Lanes behind a row read its beginning, and write nothing.
+    const bool there = column < args.columns;
+    if (!there) column = 0;
+    u32 begin = 0, length = 0, elements = 0;
+    if (lane < ROWS) {
+      const u32* offsets = args.offsets + team * args.dealt.slots + slot;
+      begin = offsets[0];
+      length = offsets[1] - begin;
+      elements = length > PART ? 0 : length;
+    }
+    Acc<T> x[V] = {};
+    u32 empty = __ballot_sync(~0u, !ADD && lane < ROWS && length == 0 && row < args.dealt.rows);
+    ROLLED for (; empty; empty &= empty - 1) {
+      const u32 to = __shfl_sync(~0u, row, __ffs(int(empty)) - 1);
+      if (there) put_total<T, false>(row_of(args.target, to, args.step_target) + column, x);
+    }
+    // Where the short lists end in the stream; from there to their elements in `order`.
+    u32 end = elements;
+    UNROLL for (u32 d = 1; d < ROWS; d *= 2) {
+      const u32 other = __shfl_up_sync(~0u, end, d);
+      if (lane >= d) end += other;
+    }
+    const u32 all = __shfl_sync(~0u, end, ROWS - 1), shift = begin + elements - end;
+    bool fresh = true;
+    ROLLED for (u32 window = 0; window < all; window += LANES) {
+      // Of a lane's element: its list, and whether it is the last of it.
+      const u32 at = window + lane;
+      u32 list = 0;
+      UNROLL for (u32 r = 0; r < ROWS - 1; ++r) list += at >= __shfl_sync(~0u, end, r);
+      const u32 from = at + __shfl_sync(~0u, shift, list), to = __shfl_sync(~0u, row, list);
+      const u32 element = at < all ? args.order[from] : NONE;
+      const u32 lasts = __ballot_sync(~0u, at + 1 == __shfl_sync(~0u, end, list));
+      const u32 here = all - window < LANES ? all - window : LANES;
+      ROLLED for (u32 i = 0; i < here; i += ONCE) {
+        Vec<T, V> value[ONCE];
+        UNROLL for (int j = 0; j < ONCE; ++j) {
+          const u32 k = __shfl_sync(~0u, element, i + j);
+          if (i + j < here) value[j] = load<V>(row_of(args.values, k, args.step_values) + column);
+        }
+        UNROLL for (int j = 0; j < ONCE; ++j) {
+          if (i + j >= here) break;
+          if (fresh) {
+            widen(value[j], x);
+          } else {
+            add(x, value[j]);
+          }
+          fresh = lasts >> (i + j) & 1;
+          if (!fresh) continue;
+          R* target = row_of(args.target, __shfl_sync(~0u, to, i + j), args.step_target);
+          if (there) put_total<T, ADD>(target + column, x);
+        }
+      }
+    }
+  }
+
+  static DEVICE void of_chunk(const Args& args, u32 chunk, u32 beside, u32 lane) {
+    const u32 low = chunk * PART, all = args.offsets[args.dealt.all()];
+    u32 column = (beside * LANES + lane) * HALF;
+    const Vec<u32, 2> edges = load<2>(args.edges + 2 * chunk);
+    // A long list that begins in a chunk fills it.
+    const u32 first = low < all ? edges.get(0) : NONE;
+    const u32 last = low + PART <= all ? edges.get(1) : NONE;
+    const bool there = column < args.columns;
+    if (!there) column = 0;
+    ROLLED for (u32 side = 0; side < 2; ++side) {
+      const u32 slot = side ? last : first;
+      if (slot == NONE) continue;
+      const u32 begin = args.offsets[slot], end = args.offsets[slot + 1];
+      if ((begin >= low) != (side == 1)) continue;
+      const u32 from = begin < low ? low : begin, to = end < low + PART ? end : low + PART;
+      Acc<T> x[HALF] = {};
+      ROLLED for (u32 window = from; window < to; window += LANES) {
+        const u32 element = window + lane < to ? args.order[window + lane] : NONE;
+        ROLLED for (u32 i = 0; i < LANES && window + i < to; i += MANY) {
+          Vec<T, HALF> value[MANY];
+          UNROLL for (int j = 0; j < MANY; ++j) {
+            const u32 k = __shfl_sync(~0u, element, i + j);
+            value[j] = Vec<T, HALF>{};
+            if (k == NONE) continue;
+            value[j] = load<HALF>(row_of(args.values, k, args.step_values) + column);
+          }
+          UNROLL for (int j = 0; j < MANY; ++j) add(x, value[j]);
+        }
+      }
+      keep(args, 2 * chunk + side, column, there, x);
+      join(args, slot, chunk, begin / PART, (end - 1) / PART, beside, column, there);
+    }
+  }
+
+  static DEVICE void keep(const Args& args, u32 number, u32 column, bool there,
+                          const Acc<T> (&x)[HALF]) {
+    Acc<T>* sum = row_of(args.parts, number, args.step_parts) + column;
+    UNROLL for (int v = 0; v < HALF; v += STEP) {
+      Vec<Acc<T>, STEP> part;
+      UNROLL for (int j = 0; j < STEP; ++j) part.set(j, x[v + j]);
+      if (there) store<STEP>(sum + v, part);
+    }
+  }
+
+  // The parts of a list, of chunks from `low` to `high`, by the warp that finishes last: first of
+  // SPAN chunks, which takes the place of the first of them, then of all those.
+  static DEVICE void join(const Args& args, u32 slot, u32 chunk, u32 low, u32 high, u32 beside,
+                          u32 column, bool there) {
+    const u32 begin = chunk / SPAN * SPAN, end = begin + SPAN - 1;
+    u32 from = begin < low ? low : begin, to = high < end ? high : end;
+    u32 number = 2 * from + (from == low);
+    Acc<T> x[HALF];
+    ROLLED for (u32 span = 1;; span = SPAN) {
+      // The leader's fence is for what all lanes have stored. Warps side by side count for each
+      // other: each joins its own columns of all parts.
+      __syncwarp();
+      __threadfence();
+      u32 others = 0;
+      u32* done = args.done + number * (TWO * args.chunks) + beside;
+      if ((threadIdx.x & 31) == 0) others = atomicAdd(done, 1u);
+      if (__shfl_sync(~0u, others, 0) != to - from) return;
+      __threadfence();
+      __syncwarp();
+      UNROLL for (int v = 0; v < HALF; ++v) x[v] = 0;
+      ROLLED for (u32 i = from; i <= to; i += MANY) {
+        Vec<Acc<T>, STEP> y[MANY][HALF / STEP];
+        UNROLL for (int j = 0; j < MANY; ++j) {
+          const u32 at = (i + j) * span < low ? low : (i + j) * span;
+          const Acc<T>* part = row_of(args.parts, 2 * at + (at == low), args.step_parts) + column;
+          UNROLL for (int v = 0; v < HALF / STEP; ++v) {
+            y[j][v] = Vec<Acc<T>, STEP>{};
+            if (i + j <= to) y[j][v] = load<STEP>(part + v * STEP);
+          }
+        }
+        UNROLL for (int j = 0; j < MANY; ++j) {
+          UNROLL for (int v = 0; v < HALF; ++v) x[v] += y[j][v / STEP].get(v % STEP);
+        }
+      }
+      if (span == SPAN || low / SPAN == high / SPAN) break;
+      keep(args, number, column, there, x);
+      from = low / SPAN, to = high / SPAN;
+      number = 2 * args.pieces + low;
+    }
+    const u32 team = slot / args.dealt.slots;
+    const u32 row = args.dealt.row(team, slot - team * args.dealt.slots);
+    if (there) put_total<T, ADD>(row_of(args.target, row, args.step_target) + column, x);
+  }
+};
+
+}  // namespace baracuda
+#endif

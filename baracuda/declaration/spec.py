@@ -1,0 +1,450 @@
+"""Frozen declarations: what an op is, what a problem is, what a backend must answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from baracuda.declaration.dispatch import Choices
+from baracuda.declaration.dtypes import FLOATS, named
+from baracuda.declaration.roles import VALUE, Role
+from baracuda.declaration.shapes import Axes, Signature, Term, parse
+from baracuda.declaration.sku import PrecisionGuarantee
+from baracuda.forks import cached_property
+from baracuda.layouts import Shape, kind
+from baracuda.libraries import Array, Library
+
+Normaliser: TypeAlias = Callable[[str, str, Any], Any]
+"""``(op, option, value) -> value``, or an error that names the option."""
+
+Resolver: TypeAlias = Callable[[str, Axes, dict[str, Any]], Mapping[str, int]]
+"""``(op, axes, options) -> derived axes``; may complete the options in place."""
+
+
+Schedule: TypeAlias = Literal[
+    "channels", "window_backward", "cross_entropy", "elementwise", "gather", "nll_loss", "planes",
+    "reduce", "rope", "rows", "scatter", "window",
+]  # fmt: skip
+"""How a kernel goes over the arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Where the bespoke kernel of an op is found: file, functor and the schedule that maps it.
+
+    What only moves elements has no functor.
+    """
+
+    file: str
+    functor: str
+    schedule: Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One array that holds two others as its halves along an axis.
+
+    The packed problem is the unpacked one on views, for its inputs and for its outputs.
+    """
+
+    array: str
+    other: str
+    axis: str
+    first: str
+
+    def order(self, options: Mapping[str, Any]) -> tuple[str, str]:
+        """The names of the first and the second half."""
+        return (self.other, self.array) if options[self.first] else (self.array, self.other)
+
+
+class Case:
+    """One set of axes and options at which the laws are tried."""
+
+    def __init__(self, axes: Mapping[str, int | Shape], **options: Any) -> None:
+        self.axes = dict(axes)
+        self.options = options
+
+    def __repr__(self) -> str:
+        parts = [f"{k}={v}" for k, v in (*self.axes.items(), *self.options.items())]
+        return ",".join(parts).replace(" ", "")
+
+
+@dataclass(frozen=True, eq=False)
+class OpSpec:
+    """Everything that is derived from an op's block.
+
+    Attributes
+    ----------
+    name, category : str
+        Public name and family.
+    body : callable
+        The array-API definition, in the accumulate dtype: fallback, composite and oracle.
+    signatures : tuple of Signature
+        The forms of the op, chosen by the arrays given and their ranks.
+    options, scalars : mapping
+        Structural options and run-time values, each with its normaliser.
+    defaults : mapping
+        Default of every option and scalar that has one.
+    dtypes : tuple of str
+        dtypes of all arrays that are values.
+    roles : mapping
+        What the arrays are that are not plain values: indices, masks, counters.
+    resolve
+        Computes the derived axes of the signatures from the others and the options.
+    adjoint_of : str or None
+        The forward op whose gradient this is.
+    namesake : str or None
+        The function below `torch` that computes the same from the same arrays, in their places,
+        and the same keywords: ``nn.functional.elu``. Tests and benchmarks hold the op to it.
+    located : mapping
+        Flags that make elements depend on their place along the last axis of a group.
+    batches : tuple of str or None
+        The axes and groups along which a problem falls apart into smaller ones; None: all groups.
+    elementwise : bool
+        Outputs keep the layout of a dense input.
+    numbered : bool
+        Elements depend on their number in the whole array, in C order, which functors are given.
+    composite : bool
+        The body is made of other ops: it takes arrays as they are, and rounds by itself.
+    """
+
+    name: str
+    category: str
+    body: Callable[..., Any]
+    signatures: tuple[Signature, ...]
+    options: Mapping[str, Normaliser] = field(default_factory=dict)
+    scalars: Mapping[str, Normaliser] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = FLOATS
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    resolve: Resolver | None = None
+    hints: Mapping[str, str] = field(default_factory=dict)
+    adjoint_of: str | None = None
+    namesake: str | None = None
+    located: Mapping[str, str] = field(default_factory=dict)
+    batches: tuple[str, ...] | None = None
+    elementwise: bool = False
+    numbered: bool = False
+    composite: bool = False
+    inplace: bool = False
+    packed: Packed | None = None
+    kernel: Kernel | None = None
+    cases: tuple[Case, ...] = ()
+
+    @property
+    def moves(self) -> bool:
+        """Whether elements are only moved, so that nothing has to be computed in a wider dtype."""
+        return "bool" in self.dtypes
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether `accumulate=True` may add into given outputs: gradients do."""
+        return self.adjoint_of is not None
+
+    def adds_into(self, output: str) -> bool:
+        """Whether a call may add into this given output: into gradients and sums it may."""
+        return self.accumulates or self.role(output).total
+
+    @cached_property
+    def pointwise(self) -> bool:
+        """Whether it is elementwise, and has one form in which all arrays share one shape."""
+        if not self.elementwise or len(self.signatures) > 1:
+            return False
+        patterns = (*self.signatures[0].inputs, *self.signatures[0].outputs)
+        return len({p.terms for p in patterns}) == 1 and len(patterns[0].terms) == 1
+
+    def batch(self, term: Term) -> bool:
+        """Whether an axis or group is one along which a problem falls apart."""
+        return term.group if self.batches is None else term.name in self.batches
+
+    def role(self, name: str) -> Role:
+        """What an array is."""
+        return self.roles.get(name, VALUE)
+
+    def _of_kind(self, *kinds: str) -> tuple[str, ...]:
+        return tuple(name for name in self.arrays if self.role(name).kind in kinds)
+
+    @cached_property
+    def indices(self) -> tuple[str, ...]:
+        """The inputs that point along an axis."""
+        return self._of_kind("index")
+
+    @cached_property
+    def integers(self) -> tuple[str, ...]:
+        """The inputs of int32 or int64."""
+        return self._of_kind("index", "integer")
+
+    @cached_property
+    def masks(self) -> tuple[str, ...]:
+        """The inputs of bool."""
+        return self._of_kind("mask")
+
+    @cached_property
+    def discrete(self) -> frozenset[str]:
+        """The inputs along which nothing is differentiated."""
+        return frozenset((*self.integers, *self.masks))
+
+    @cached_property
+    def counted(self) -> dict[str, str]:
+        """The inputs that may be left out, each with the axis along which it counts then."""
+        return {name: role.counts for name, role in self.roles.items() if role.counts}
+
+    @cached_property
+    def scatters(self) -> bool:
+        """Whether entries of an index may meet in one element of an output, which adds them up.
+
+        They point along an axis of the output, and lie along one that it does not have. What a
+        composite adds up is for the ops that it is made of to say.
+        """
+        return not self.composite and any(
+            self.role(p.name).below in q.names and p.names - q.names
+            for form in self.signatures
+            for p in form.inputs
+            for q in form.outputs
+        )
+
+    def dtype_of(self, name: str, dtype: str, index: str) -> str:
+        """The dtype of an input beside floating ones of `dtype` and integer ones of `index`."""
+        return "bool" if name in self.masks else index if name in self.integers else dtype
+
+    @cached_property
+    def arrays(self) -> tuple[str, ...]:
+        """All array parameters, in order."""
+        return max((s.names for s in self.signatures), key=len)
+
+    @cached_property
+    def conditions(self) -> frozenset[str]:
+        """The options that choose among the forms."""
+        return frozenset(s.condition.option for s in self.signatures if s.condition)
+
+    def forms(self, given: Mapping[str, Any]) -> tuple[Signature, ...]:
+        """The forms for these options, those not given at their defaults."""
+        options = {**self.defaults, **given}
+        return tuple(s for s in self.signatures if s.allowed(options))
+
+    @cached_property
+    def codes(self) -> str:
+        """How kernels get the run-time values, in order, as `struct` has it."""
+        return "".join(getattr(normalise, "code", "d") for normalise in self.scalars.values())
+
+    @cached_property
+    def floors(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of options of which the second may not lie below the first."""
+        every = {**self.options, **self.scalars}
+        floors = [(getattr(normalise, "floor", ""), name) for name, normalise in every.items()]
+        return tuple(pair for pair in floors if pair[0])
+
+    @cached_property
+    def usual(self) -> dict[str, Any]:
+        """The defaults, normalised."""
+        normalise = {**self.options, **self.scalars}
+        return {k: normalise[k](self.name, k, value) for k, value in self.defaults.items()}
+
+
+def compute_dtype(spec: OpSpec, dtype: str) -> str:
+    """dtype in which the body runs and sums are kept, for arrays of `dtype`."""
+    return dtype if spec.moves else named(dtype).accumulate
+
+
+def signatures(texts: Sequence[str], derived: Sequence[str] = ()) -> tuple[Signature, ...]:
+    """Parse the forms of an op."""
+    return tuple(parse(text, derived) for text in texts)
+
+
+class Operand(NamedTuple):
+    """One array of a problem. `strides` are canonical: None is C order."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    strides: Shape | None
+    alignment: int = 16
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, whatever the strides."""
+        return self.size * named(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A call without its values: validated, normalised, comparable, free of arrays.
+
+    Attributes
+    ----------
+    spec : OpSpec
+    signature : Signature
+        The form that the arrays fit.
+    library : Library
+    device : str
+    mode : str
+        ``""``; concrete values, differentiated backward (``"autograd"``) or as they are computed
+        (``"forward-mode"``); or ``"traced"``.
+    axes : dict
+        Every axis with its extent.
+    inputs : tuple of Operand or None
+        None for an optional array that was not given.
+    outputs : tuple of Operand
+    options : dict
+        Structural options, normalised.
+    choices : Choices
+        Dispatch options, `deterministic` resolved.
+    given : tuple of Operand
+        The inputs that are there.
+    raising : tuple of str
+        The indices that are there, and of which an entry out of range is an error.
+    """
+
+    spec: OpSpec
+    signature: Signature
+    library: Library
+    device: str
+    mode: str
+    axes: Axes
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand, ...]
+    options: dict[str, Any]
+    choices: Choices
+    given: tuple[Operand, ...] = field(init=False)
+    raising: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "given", tuple([x for x in self.inputs if x is not None]))
+        object.__setattr__(self, "raising", tuple(self._raising()))
+
+    def _raising(self) -> Iterator[str]:
+        for name in self.spec.indices:
+            policy = self.spec.role(name).policy
+            if self.options[policy] == "raise" and any(x.name == name for x in self.given):
+                yield name
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes two problems the same, as nested tuples of plain values; made anew."""
+        c = self.choices
+        return (
+            self.spec.name,
+            self.library.name,
+            self.device,
+            self.mode,
+            self.inputs,
+            tuple(self.options.items()),
+            (c.backend, c.deterministic, c.max_workspace_bytes, c.autotune),
+            c.sku and c.sku.to_json(),
+        )
+
+    @property
+    def dtype(self) -> str:
+        """dtype of the primal, which is that of the outputs."""
+        return self.outputs[0].dtype
+
+    @property
+    def wide_dtype(self) -> str | None:
+        """dtype of the values that may have another than the primal, where one was given."""
+        return next((x.dtype for x in self.given if self.spec.role(x.name).wide), None)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether values of two dtypes were given."""
+        return self.wide_dtype not in (None, self.dtype)
+
+    @property
+    def compute_dtype(self) -> str:
+        """dtype in which the body runs and sums are kept."""
+        return compute_dtype(self.spec, self.dtype)
+
+    @property
+    def index_dtype(self) -> str | None:
+        """dtype of the integer input, where one was given."""
+        return next((x.dtype for x in self.given if x.name in self.spec.integers), None)
+
+    def extent_of(self, index: str) -> Any:
+        """What the entries of an index lie below."""
+        return self.axes[self.spec.role(index).below]
+
+    def ignored_by(self, index: str) -> int | None:
+        """The one entry of an index that is in range everywhere, None where there is none."""
+        option = self.spec.role(index).ignored
+        return self.options[option] if option else None
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether each element of the outputs depends on one of each input, and all are alike."""
+        every = (*self.signature.inputs, *self.signature.outputs)
+        return self.spec.elementwise and len({p.names for p in every}) == 1
+
+    @property
+    def layout(self) -> str:
+        """The least regular layout among the inputs."""
+        return layout_of(self.given)
+
+
+def layout_of(given: Sequence[Operand]) -> str:
+    """The least regular layout among inputs."""
+    kinds = {kind(x.shape, x.strides) for x in given if x.strides is not None}
+    return "strided" if "strided" in kinds else "dense" if kinds else "contiguous"
+
+
+Adds: TypeAlias = bool | tuple[bool, ...]
+"""Whether to add into given outputs; one for each where they differ, as `each` reads it."""
+
+Runner: TypeAlias = Callable[
+    [Sequence[Array], "tuple[Array, ...] | None", Adds, Mapping[str, Any]], Any
+]
+"""``(arrays, outs, accumulate, scalars) -> result``; ``outs=None`` allocates."""
+
+
+def each(accumulate: Adds, count: int) -> tuple[bool, ...]:
+    """Whether to add into each of `count` outputs."""
+    return accumulate if isinstance(accumulate, tuple) else (accumulate,) * count
+
+
+class Prepared(NamedTuple):
+    """What a backend made of a problem: the runner, and the facts of it that go into the SKU."""
+
+    run: Runner
+    kernel: str
+    variant: str
+    arch: str
+    precision: PrecisionGuarantee
+    workspace_size: int = 0
+    tuned: Callable[[Sequence[Array]], Prepared] | None = None
+    """Measures the variants on these arrays and prepares the fastest; None where there is one."""
+    provisional: bool = False
+    """Set by `backends.choose`: a backend ahead of this one could not be loaded."""
+
+
+class Refusal(Exception):
+    """Found while preparing: why the backend does not take the problem after all."""
+
+
+class Misfit(Exception):
+    """A runner met arrays less aligned than planned; they have a plan of their own."""
+
+
+class Backend(Protocol):
+    """Whoever can compute. Stateless as seen from outside; asked in the registry's order."""
+
+    name: str
+
+    def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
+        """The dtypes for which this backend takes `spec` on plain arrays of `library`."""
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why this backend does not take `problem`, None when it does."""
+
+    def check_errors(self) -> None:
+        """Wait for what was launched, and raise what it found wrong."""
+
+    def prepare(self, problem: Problem) -> Prepared:
+        """Do all that does not depend on values: choose the kernel, compile.
+
+        `Refusal` says what only then turns out to be in the way.
+        """

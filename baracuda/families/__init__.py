@@ -1,0 +1,1 @@
+"""What families of ops share: arithmetic, sums, norms and losses."""
