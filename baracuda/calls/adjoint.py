@@ -38,6 +38,18 @@ def partner(spec: OpSpec) -> tuple[OpSpec | None, bool]:
     return second, linear
 
 
+def ahead(problem: Problem) -> OpSpec | None:
+    """The op that computes the result and its gradients at once, for engines that scale these.
+
+    None where there is none, where the result is not one number, and for float16: there the share
+    of a mean may flush gradients to 0 before a scaled cotangent comes.
+    """
+    if len(problem.outputs) > 1 or problem.outputs[0].shape or problem.dtype == "float16":
+        return None
+    name = problem.spec.name
+    return next((o.spec for o in registry.values() if o.spec.ahead_of == name), None)
+
+
 def summed(spec: OpSpec, form: Signature) -> frozenset[str]:
     """The axes over which gradients add up: the forward takes each place by itself.
 

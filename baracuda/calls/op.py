@@ -64,6 +64,9 @@ class Route(Protocol):
 routes: dict[str, Route] = {}
 """The route of each library; without one, such calls run the differentiable body."""
 
+operators: dict[str, Callable[..., Any]] = {}
+"""How the graphs of a framework call an op, where it has operators for them."""
+
 _modules = sys.modules
 
 
@@ -180,6 +183,11 @@ class Op(Generic[P, R]):
         found = [op for op in registry.values() if op.spec.adjoint_of == self._name]
         return pairing(self.spec, found[0], found[0].spec) if found else None
 
+    @property
+    def early(self) -> Op[Any, Any] | None:
+        """The op that computes the result of this one and its gradients at once."""
+        return next((op for op in registry.values() if op.spec.ahead_of == self._name), None)
+
     def _misfit(self, arrays: Sequence[Any], options: Mapping[str, Any]) -> Plan:
         """The plan for arrays that look like those of the last call, but lie differently."""
         generation = plan_cache.generation
@@ -201,7 +209,7 @@ class Op(Generic[P, R]):
                 options = {**options, name: form(options[name])}
         if isinstance(options.get("sku"), KernelSku):
             options = {**options, "sku": options["sku"].to_json()}
-        return getattr(torch.ops.baracuda, self._name)(*arrays, **options)
+        return operators["torch"](self, arrays, options)
 
     def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan[R]:
         """Choose once: the plan that a call with these arguments runs.
@@ -385,6 +393,7 @@ def op(
     derived: tuple[str, ...] = (),
     hints: Mapping[str, str] | None = None,
     adjoint_of: str | None = None,
+    ahead_of: str | None = None,
     namesake: str | None = None,
     located: Mapping[str, str] | None = None,
     batches: tuple[str, ...] | None = None,
@@ -429,6 +438,7 @@ def op(
             resolve=resolve,
             hints=dict(hints or {}),
             adjoint_of=adjoint_of,
+            ahead_of=ahead_of,
             namesake=namesake,
             located=dict(located or {}),
             batches=batches,

@@ -95,6 +95,9 @@ class OpSpec:
         Computes the derived axes of the signatures from the others and the options.
     adjoint_of : str or None
         The forward op whose gradient this is.
+    ahead_of : str or None
+        The op whose result, and gradients for a cotangent of 1, this one computes at once. Where an
+        autograd engine will ask for all of them, it runs in the place of that op.
     namesake : str or None
         The function below `torch` that computes the same from the same arrays, in their places,
         and the same keywords: ``nn.functional.elu``. Tests and benchmarks hold the op to it.
@@ -122,6 +125,7 @@ class OpSpec:
     resolve: Resolver | None = None
     hints: Mapping[str, str] = field(default_factory=dict)
     adjoint_of: str | None = None
+    ahead_of: str | None = None
     namesake: str | None = None
     located: Mapping[str, str] = field(default_factory=dict)
     batches: tuple[str, ...] | None = None

@@ -34,7 +34,7 @@ from baracuda.calls.op import Op, registry, routes
 from baracuda.calls.plan import Plan
 from baracuda.declaration.dispatch import NAMES
 from baracuda.declaration.dtypes import FLOATS
-from baracuda.declaration.spec import Runner
+from baracuda.declaration.spec import OpSpec, Runner
 from baracuda.declaration.values import Number, Whole
 from baracuda.errors import type_error
 from baracuda.families.numerics import unread
@@ -275,11 +275,40 @@ def _differentiable(
         moves = any(not zero[i] for i, name in enumerate(names) if name in open)
         return (by_body if moves else by_partner)(primals, along)
 
-    if open:
+    early = adjoint.ahead(problem)
+    if early is not None and not open:
+        function.defjvp(partial(_by_early, plan, early, scalars, dispatch, floats))
+    elif open:
         function.defjvp(by_either, symbolic_zeros=True)
     else:
         function.defjvp(by_partner)
     return function  # type: ignore[no-any-return]
+
+
+def _by_early(
+    plan: Plan, early: OpSpec, scalars: Mapping[str, Any], dispatch: Mapping[str, Any],
+    floats: Sequence[int], primals: Sequence[Array], tangents: Sequence[Array],
+) -> Any:  # fmt: skip
+    """The derivatives of a loss whose gradients cost least in the same pass.
+
+    Gradients are what the loss is linear in beside tangents: forward mode pays for them as well.
+    """
+    slots = iter(primals)
+    arrays = [None if x is None else next(slots) for x in plan.problem.inputs]
+    options = {**plan.problem.options, **scalars, **dispatch}
+    loss, *made = registry[early.name](*arrays, **options)
+
+    def forward(*args: Array) -> tuple[Array, ...]:
+        pairs = zip(args[: len(made)], args[len(made) :], strict=True)
+        wide = plan.problem.library.dtype(plan.problem.compute_dtype)
+        along = [jnp.vdot(g.astype(wide), t.astype(wide)) for g, t in pairs]
+        return (sum(along[1:], along[0]).astype(loss.dtype),)
+
+    def transpose(*args: Array) -> tuple[Array, ...]:
+        return tuple([(g * args[-1].astype(g.dtype)) for g in args[:-1]])
+
+    rule = Linear(len(made), forward, transpose)
+    return (loss,), tuple(linear_p.bind(*made, *[tangents[i] for i in floats], linear=rule))
 
 
 def _varying(arrays: Sequence[Array]) -> list[Array]:

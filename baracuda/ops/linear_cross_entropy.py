@@ -393,6 +393,7 @@ def linear_cross_entropy_backward(
     " if reduction=none",
     "hidden[*b d], weight[v d], target[*b] -> loss[], dhidden[*b d], dweight[v d]"
     " if reduction!=none",
+    ahead_of="linear_cross_entropy",
     roles=_SUMMED,
 )
 def linear_cross_entropy_with_gradient(

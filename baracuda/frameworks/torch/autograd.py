@@ -2,7 +2,11 @@
 
 Everything is read off the declarations (`baracuda.calls.adjoint`). A backward that is itself
 watched, for a second derivative, is a call like any other: it runs the same way where it has an
-adjoint of its own, and else as its body, which autograd differentiates.
+adjoint of its adjoint of its own, and else as its body, which autograd differentiates.
+
+A loss whose gradients cost least in the same pass (`ahead_of`) makes them forward, for a cotangent
+of 1, and scales them backward. It does so where all that it can differentiate is watched, and
+nothing takes saved tensors away, as checkpoints do: they would have them made twice.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ def watched(problem: Problem) -> Callable[[Runner], Runner] | None:
 
 def _differentiable(problem: Problem, partner: OpSpec, run: Runner) -> Runner:
     link, composite, apply = Link(problem, partner, run), body.runner(problem), _apply
+    early = _early(problem, link)
 
     def run_watched(
         arrays: Sequence[Array],
@@ -49,9 +54,31 @@ def _differentiable(problem: Problem, partner: OpSpec, run: Runner) -> Runner:
         # What the gradient has no cotangent for is a constant to it.
         if outs is not None or (link.open and any(arrays[i].requires_grad for i in link.open)):
             return composite(arrays, outs, accumulate, scalars)
+        if early is not None and early.pays(arrays):
+            return early.apply(early, scalars, *arrays)
         return apply(link, scalars, *arrays)
 
     return run_watched
+
+
+class Planned:
+    """An op by the plan of its last call, where arrays are such as those were."""
+
+    __slots__ = ("_last", "_request")
+
+    def __init__(self, request: Callable[..., Plan]) -> None:
+        self._request = request
+        self._last: tuple[Plan | None, Callable[..., bool]] = None, lambda *arrays: False
+
+    def __call__(self, arrays: Sequence[Array], scalars: Mapping[str, Any]) -> Any:
+        plan, fits = self._last
+        if plan is None or not fits(*arrays):
+            plan = self._request(*arrays)
+            self._last = plan, ADAPTER.guard(arrays)
+        try:
+            return plan.run(arrays, None, False, scalars)
+        except Misfit:
+            return plan(*arrays, **scalars)
 
 
 class Link:
@@ -76,7 +103,6 @@ class Link:
         "_chosen",
         "_order",
         "_planned",
-        "_request",
         "inputs",
         "keeps_all",
         "open",
@@ -110,10 +136,9 @@ class Link:
         chosen = {k: getattr(problem.choices, k) for k in NAMES} | {"sku": None}
         op = registry[partner.name]
         self._chosen = partial(op, **asked.options, **chosen)
-        self._request = partial(op.plan, **asked.options, **chosen)
         # What is to be differentiated again is nobody's to choose.
         self._again = partial(op, **asked.options, sku=None)
-        self._planned: tuple[Plan | None, Callable[..., bool]] = None, lambda *arrays: False
+        self._planned = Planned(partial(op.plan, **asked.options, **chosen))
 
     def gradients(
         self, kept: Sequence[Array], cotangents: Sequence[Array], scalars: Mapping[str, Any]
@@ -128,16 +153,9 @@ class Link:
 
     def _explicit(self, *arrays: Array, **scalars: Any) -> Any:
         """The fused gradient, by the plan of the last one where these are such tensors."""
-        plan, fits = self._planned
-        if plan is None or not fits(*arrays):
-            if any(map(is_batch, arrays)):
-                return self._chosen(*arrays, **scalars)
-            plan = self._request(*arrays)
-            self._planned = plan, ADAPTER.guard(arrays)
-        try:
-            return plan.run(arrays, None, False, scalars)
-        except Misfit:
-            return plan(*arrays, **scalars)
+        if any(map(is_batch, arrays)):
+            return self._chosen(*arrays, **scalars)
+        return self._planned(arrays, scalars)
 
 
 class Fused(torch.autograd.Function):
@@ -165,6 +183,69 @@ class Fused(torch.autograd.Function):
         return None, None, *found[: len(ctx.needs_input_grad) - 2]
 
 
+class Early:
+    """A planned op, and the op that makes its gradients along with its result.
+
+    Attributes
+    ----------
+    link : Link
+        Says what becomes of gradients that are asked for again, or are differentiated.
+    places : tuple of (int or None)
+        For each array that the op takes, which of the gradients is its cotangent.
+    """
+
+    __slots__ = ("_plan", "apply", "link", "places")
+
+    def __init__(self, link: Link, plan: Callable[..., Plan], places: tuple[int | None, ...]):
+        self.link, self.places, self.apply = link, places, _apply_early
+        self._plan = Planned(plan)
+
+    def pays(self, arrays: Sequence[Array]) -> bool:
+        """Whether all gradients will be asked for, and what is kept for them stays."""
+        watched = [arrays[i].requires_grad for i, k in enumerate(self.places) if k is not None]
+        return all(watched) and _hooks(True) is None
+
+    def __call__(self, arrays: Sequence[Array], scalars: Mapping[str, Any]) -> Any:
+        """The result, and the gradients for a cotangent of 1."""
+        return self._plan(arrays, scalars)
+
+
+def _early(problem: Problem, link: Link) -> Early | None:
+    spec = adjoint.ahead(problem)
+    if spec is None:
+        return None
+    results = [x.name for x in spec.signatures[0].outputs][len(problem.outputs) :]
+    names = [None if x is None else adjoint.dual(problem.spec, x.name) for x in problem.inputs]
+    places = tuple([results.index(n) if n in results else None for n in names])
+    chosen = {k: getattr(problem.choices, k) for k in NAMES} | {"sku": None}
+    return Early(link, partial(registry[spec.name].plan, **problem.options, **chosen), places)
+
+
+class FusedEarly(torch.autograd.Function):
+    """``FusedEarly.apply(early, scalars, *arrays)``: a loss whose gradients are made forward."""
+
+    @staticmethod
+    def forward(ctx: Any, early: Early, scalars: Mapping[str, Any], *arrays: Array) -> Any:
+        loss, *made = early(arrays, scalars)
+        # Not among what is saved: they are handed out, and may be written to, once.
+        ctx.call, ctx.made = (early, scalars), made
+        ctx.save_for_backward(*[arrays[i] for i in early.link.inputs])
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Array) -> Any:
+        (early, scalars), made, ctx.made = ctx.call, ctx.made, None
+        if made is None or torch.is_grad_enabled() or is_batch(dloss):
+            found = early.link.gradients(ctx.saved_tensors, (dloss,), scalars)
+        else:
+            scaled = [x.mul_(dloss) for x in made]
+            found = [None if k is None else scaled[k] for k in early.places]
+        return None, None, *found[: len(ctx.needs_input_grad) - 2]
+
+
 # What `Function.apply` adds is for transforms, which never come here, and costs a third of it.
 _level: Any = getattr(torch.autograd.function, "_SingleLevelFunction", None)
 _apply = super(_level, Fused).apply if _level else Fused.apply
+_apply_early = super(_level, FusedEarly).apply if _level else FusedEarly.apply
+# Set where a block packs what is saved for backward; torch shows it to its own compiler only.
+_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks

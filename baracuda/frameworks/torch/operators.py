@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from baracuda.calls import adjoint, body, check
-from baracuda.calls.op import Op, registry
+from baracuda.calls.op import Op, operators, registry
 from baracuda.declaration.dispatch import DEFAULT, NAMES
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.shapes import Signature
@@ -186,6 +186,40 @@ def _of_body(
             outputs, wanted, cotangents, create_graph=again, allow_unused=True
         )
     return dict(zip(names, found, strict=True))
+
+
+class Ahead(torch.autograd.Function):
+    """A loss whose gradients for a cotangent of 1 are there: the loss, and those of its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Array, count: int, *both: Array) -> Array:
+        ctx.save_for_backward(*both[:count])
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Array) -> Any:
+        made = ctx.saved_tensors
+        return None, None, *[None] * len(made), *[x * dloss.to(x.dtype) for x in made]
+
+
+def called(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]) -> Any:
+    """A call as graphs, modes and subclasses see it: one operator.
+
+    In a program that torch.compile makes it may be that of the op ahead, whose gradients are kept.
+    """
+    spec, early = op.spec, op.early
+    if early is not None and torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled():
+        places = zip(spec.arrays, arrays, strict=False)
+        floats = [x for name, x in places if name not in spec.discrete]
+        one = not spec.forms(options)[0].outputs[0].terms and floats[0].dtype != torch.float16
+        if one and all([x.requires_grad for x in floats]):
+            below = [x.detach() for x in arrays]
+            loss, *made = getattr(torch.ops.baracuda, early.spec.name)(*below, **options)
+            return Ahead.apply(loss, len(made), *made, *floats)
+    return getattr(torch.ops.baracuda, spec.name)(*arrays, **options)
+
+
+operators["torch"] = called
 
 
 def _define(op: Op[Any, Any]) -> None:
