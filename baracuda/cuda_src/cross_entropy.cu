@@ -54,7 +54,9 @@ struct Entropy {
     u32 ticket, flags, pad;
     Walk<0, 4, i64> walk;  // logits, target, dlogits; loss or dloss
   };
-  enum : u32 { WIDE_TARGET = 1, REDUCED = 2, EQUAL_SHARES = 4 };
+  enum : u32 {
+    WIDE_TARGET = 1, REDUCED = 2, EQUAL_SHARES = 4, WIDE_LOSS = 8, GIVEN = 16, WIDE_DLOSS = 32
+  };
 
   // The largest logit, the sum of exponentials beside it, the sum of what logits exceed another
   // one by; where SOFT, that sum by probabilities, and their own.
@@ -292,7 +294,8 @@ struct Entropy {
     Loaded held = fetch_all<false>(args, row, last);
     [[maybe_unused]] A share = 0;
     if constexpr (GRADIENT) {
-      share = LOSS || !exists ? A(1) : widen(args.dloss[reduced ? 0 : at[3]]);
+      const bool given = exists && (!LOSS || args.flags & GIVEN);
+      share = given ? widened(args.dloss, reduced ? 0 : at[3], args.flags & WIDE_DLOSS) : A(1);
       if (args.parts) share = share / A(number_of(args));
       if (SOFT && args.flags & EQUAL_SHARES) share = share / A(args.rows);
     }
@@ -361,7 +364,7 @@ struct Entropy {
       if (z > 0) loss = fused(norm * z, norm, loss);
       if (!counts) loss = 0;
       if (!reduced) {
-        if (exists && row.rank == 0) narrow(loss, args.loss[at[3]]);
+        if (exists && row.rank == 0) deliver_one(loss, args.loss, at[3], args.flags & WIDE_LOSS);
       } else if constexpr (BY_BLOCK) {
         if (row.rank == 0) args.sums[blockIdx.x / CLUSTER] = loss;
       } else {

@@ -8,7 +8,9 @@ namespace baracuda {
 
 // WIDE_TARGET: of 64 bits. EACH: of every row its own. COSTS: not its weight alone. COUNTED: what
 // all count, where parts have that.
-enum : u32 { WIDE_TARGET = 1, EACH = 2, WEIGHTED = 4, COSTS = 8, MEAN = 16, COUNTED = 32 };
+enum : u32 {
+  WIDE_TARGET = 1, EACH = 2, WEIGHTED = 4, COSTS = 8, MEAN = 16, COUNTED = 32, WIDE_LOSS = 64
+};
 
 // Targets, and what they count.
 template <class T> struct Targets {
@@ -70,7 +72,9 @@ template <class T> struct NllLoss {
         const A cost = counts[d] ? -widen(x[d]) * share : A(0);
         sum.at[0] += cost;
         sum.at[1] += share;
-        if (flags & EACH && first + d * i64(blockDim.x) < end) narrow(cost, args.loss[at[d][2]]);
+        if (flags & EACH && first + d * i64(blockDim.x) < end) {
+          deliver_one(cost, args.loss, at[d][2], flags & WIDE_LOSS);
+        }
       }
     }
     if (flags & EACH) return;
@@ -111,7 +115,8 @@ template <class T> struct NllTotal {
     sum = join_block(sum, Both{}, rooms, turn, Added<A, 2>{});
     if (threadIdx.x) return;
     if (args.flags & COUNTED) return narrow(sum.at[1], args.loss[1]);
-    narrow(args.flags & MEAN ? sum.at[0] / sum.at[1] : sum.at[0], *args.loss);
+    const A total = args.flags & MEAN ? sum.at[0] / sum.at[1] : sum.at[0];
+    deliver_one(total, args.loss, 0, args.flags & WIDE_LOSS);
   }
 };
 
@@ -145,7 +150,7 @@ template <class T, int V, bool ACROSS, class I, bool ADD> struct NllLossBackward
   }
 
   static DEVICE A slope(const Args& args, i64 at, i64 target, A whole) {
-    const A dloss = widen(args.dloss[at]);
+    const A dloss = widened(args.dloss, at, args.targets.flags & WIDE_LOSS);
     if (!(args.targets.flags & WEIGHTED)) return -(dloss / whole);
     // The weight by the sum: a quotient by a sum that is tiny, as weights may be, overflows.
     return -dloss * (args.targets.share(target) / whole);

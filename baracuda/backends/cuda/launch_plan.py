@@ -207,6 +207,11 @@ class Call(NamedTuple):
             raise KeyError(name)
         return found
 
+    def is_wide(self, slot: int) -> bool:
+        """Whether an array of the call has the accumulate dtype beside a narrower primal."""
+        every = (*self.problem.given, *self.problem.outputs)
+        return slot < len(every) and every[slot].dtype != self.problem.dtype
+
     def of_kind(self, kind: Kind) -> View:
         """The first input of a kind."""
         spec = self.problem.spec

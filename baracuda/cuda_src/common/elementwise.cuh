@@ -4,7 +4,7 @@
 // the op's run-time values. A thread has DEPTH vectors of V elements of every input in flight. The
 // inputs whose bits are set in ONE have one element for all, of which each gets a `share`; the
 // outputs whose bits are set in ADD are added to. The inputs, then outputs, whose bits are set in
-// WIDE hold the accumulate type. The functor of a NUMBERED op also takes the number of its element
+// WIDE hold the accumulate type: MANY of these in vectors. The functor of a NUMBERED op also takes the number of its element
 // in the whole array, in C order.
 #pragma once
 #include "index.cuh"
@@ -53,7 +53,9 @@ struct Elementwise {
   static constexpr int RESIDENT = (FEW ? 4 : IN == 2 || IN * OUT == 1 ? 8 : 6) * (IN > 1 ? 2 : 1);
   // Where no more is read than written, blocks ask the L2 for what later ones will read: loads that
   // wait behind stores hold up both.
-  static constexpr bool EARLY = IN - ones(ONE) <= OUT && DIMS == 1 && !ADD && !WIDE;
+  static constexpr int MANY = WIDE & ~ONE;
+  static_assert(!ONE || !MANY, "beside one element for all, no vectors of the accumulate type");
+  static constexpr bool EARLY = IN - ones(ONE) <= OUT && DIMS == 1 && !ADD && !MANY;
 
   struct Args : Operands<T, IN, OUT>, Functor, Share<ONE != 0> {
     I items, tail;  // vectors, and the elements left over behind them
@@ -64,7 +66,7 @@ struct Elementwise {
   static HD constexpr bool one(int k) { return ONE >> k & 1; }
   static HD constexpr bool wide(int k) { return WIDE >> k & 1; }
 
-  template <int N> using Wide = Pieces<A, T, IN, N, WIDE != 0>;
+  template <int N> using Wide = Pieces<A, T, IN, N, MANY != 0>;
   template <int N> struct Batch {
     Vec<T, N> x[IN];
     Wide<N> wide;
@@ -73,8 +75,8 @@ struct Elementwise {
   template <int N>
   static DEVICE void fetch(const Args& args, const I (&at)[ALL], Batch<N>& batch) {
     UNROLL for (int k = 0; k < IN; ++k) {
-      if constexpr (WIDE != 0) {
-        if (wide(k)) {
+      if constexpr (MANY != 0) {
+        if (MANY >> k & 1) {
           batch.wide.fetch(k, reinterpret_cast<const A*>(args.in[k]) + at[k]);
           continue;
         }
@@ -89,7 +91,7 @@ struct Elementwise {
     A x[IN][N], y[OUT][N];
     UNROLL for (int k = 0; k < IN; ++k) {
       if constexpr (ONE != 0) {
-        const A all = one(k) ? widen(args.in[k][0]) * A(args.share) : A(0);
+        const A all = one(k) ? widened(args.in[k], 0, wide(k)) * A(args.share) : A(0);
         UNROLL for (int i = 0; i < N; ++i) x[k][i] = one(k) ? all : widen(batch.x[k], i);
       } else if constexpr (WIDE != 0) {
         UNROLL for (int i = 0; i < N; ++i) {
@@ -108,7 +110,7 @@ struct Elementwise {
     }
     UNROLL for (int k = 0; k < OUT; ++k) {
       const bool adds = ADD >> k & 1;
-      if constexpr (WIDE != 0) {
+      if constexpr (MANY != 0) {
         if (wide(IN + k)) {
           A* const out = reinterpret_cast<A*>(args.out[k]) + at[IN + k];
           if (adds) Wide<N>::template put_all<true>(out, y[k]);

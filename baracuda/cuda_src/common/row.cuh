@@ -37,7 +37,7 @@ template <> struct Each<true> {
   void* costs;
 };
 // And together: what each has of one cotangent, and how the arrays are.
-enum : u32 { WIDE_LABELS = 1, REDUCED = 2 };
+enum : u32 { WIDE_LABELS = 1, REDUCED = 2, WIDE_LOSS = 4 };
 template <bool> struct Together {};
 template <> struct Together<true> {
   f64 part;

@@ -347,11 +347,12 @@ struct Rows {
       const F& f = args;
       A own = f.cost(known, label);
       if (args.flags & REDUCED) cost += own;
-      else narrow(own, static_cast<T*>(args.costs)[row.at[K + 1]]);
+      else deliver_one(own, static_cast<T*>(args.costs), row.at[K + 1], args.flags & WIDE_LOSS);
     } else {
       if constexpr (LOSSES) {
         const F& f = args;
-        const A dloss = widen(static_cast<const T*>(args.costs)[row.at[K + 1]]);
+        const T* const costs = static_cast<const T*>(args.costs);
+        const A dloss = widened(costs, row.at[K + 1], args.flags & WIDE_LOSS);
         f.pull(known, label, dloss * A(args.part));
       }
       finish_all(args, row, number, held, known, room, sums);

@@ -172,6 +172,16 @@ template <class T, bool ADD, int N, class R> DEVICE void put_total(R* p, Acc<T> 
   }
 }
 
+// One element of an array of T, or of the accumulate type where it is `wide`: losses of 16-bit
+// values and their cotangents are.
+template <class T> DEVICE Acc<T> widened(const T* p, i64 at, bool wide) {
+  return wide ? reinterpret_cast<const Acc<T>*>(p)[at] : widen(p[at]);
+}
+template <class T> DEVICE void deliver_one(Acc<T> x, T* p, i64 at, bool wide) {
+  if (wide) reinterpret_cast<Acc<T>*>(p)[at] = x;
+  else narrow(x, p[at]);
+}
+
 // How each of several sums is delivered, two bits for each: added to what is there; in the
 // accumulate type.
 enum : int { ADDED = 1, WIDENED = 2 };

@@ -30,7 +30,8 @@ _COUNTERS, _RUN = 64, 4096
 _SCALARS = 3
 # Bytes of shared memory that are not for logits.
 _FIXED = 4 << 10
-_WIDE_TARGET, _REDUCED, _EQUAL_SHARES = 1, 2, 4
+# Flags of cuda_src/cross_entropy.cu.
+_WIDE_TARGET, _REDUCED, _EQUAL_SHARES, _WIDE_LOSS, _GIVEN, _WIDE_DLOSS = 1, 2, 4, 8, 16, 32
 
 
 class Way(NamedTuple):
@@ -186,6 +187,9 @@ def _rows(
     packer.add("i", n, how.lanes.bit_length() - 1, over.rounds, over.kept, parts)
     flags = _WIDE_TARGET * (problem.index_dtype == "int64")
     flags |= _REDUCED * (options["reduction"] != "none")
+    dloss, loss = front[2][0], front[4][0]
+    flags |= _WIDE_DLOSS * call.is_wide(dloss) | _WIDE_LOSS * call.is_wide(loss)
+    flags |= _GIVEN * (dloss != front[0][0])
     if not problem.spec.integers and options["reduction"] == "mean":
         flags |= _EQUAL_SHARES
     arguments = packer.add("I", call.ticket, flags, 0).walk(over.dims, 4).done()

@@ -21,7 +21,7 @@ from baracuda.declaration.spec import Refusal
 from baracuda.layouts import Shape
 
 # Flags of cuda_src/nll_loss.cu.
-_WIDE_TARGET, _EACH, _WEIGHTED, _COSTS, _MEAN, _COUNTED = 1, 2, 4, 8, 16, 32
+_WIDE_TARGET, _EACH, _WEIGHTED, _COSTS, _MEAN, _COUNTED, _WIDE_LOSS = 1, 2, 4, 8, 16, 32, 64
 # Sums that one block adds up; those that every warp does, each of so many rows at least.
 _MOST, _PARTS, _RUN = 4096, 64, 4096
 # Vectors of a thread along classes, and the lanes of a row; bytes of each row for which a thread
@@ -43,11 +43,12 @@ def _losses(call: Call) -> Steps:
     if rows:
         dims = _dims(target, without(x.strides, options["axis"]), out.strides if each else None)
         places = [(x.slot, 0), (out.slot, 0), (out.slot, 0) if each else sums]
-        along, flags = x.strides[options["axis"]], _COSTS | _EACH * each
+        along, flags = x.strides[options["axis"]], _COSTS | _EACH * each | _wide(call, out)
         steps.append(_looked_up(call, dims, places, run, along, flags))
     if each:
         return Steps(tuple(steps))
-    last = _total(call, call.type, many, _MEAN * (reduction == "mean"), [sums, (out.slot, 0)])
+    flags = _MEAN * (reduction == "mean") | _wide(call, out)
+    last = _total(call, call.type, many, flags, [sums, (out.slot, 0)])
     return Steps((*steps, last), (((max(many, 1), 2), call.accumulate_dtype),))
 
 
@@ -88,7 +89,7 @@ def _gradient(call: Call) -> Steps:
 
     sums = (call.workspace(1 if parts < counted else 0), 0) if counted else (dx.slot, 0)
     packer = Packer(wide(n * rows, items, reach(dims) + n * abs(step)))
-    _targets(call, packer, 0, call.listener)
+    _targets(call, packer, _wide(call, dloss), call.listener)
     packer.add("i", parts, each).indices(items, step, *inner.strides[:2])
     packer.extents(vectors, runs).walk(dims, 3)
     arguments, integer = packer.done(), packer.type
@@ -107,6 +108,11 @@ def _gradient(call: Call) -> Steps:
         steps.append(_total(call, call.accumulate, counted, _COUNTED, [left, sums]))
         workspaces.append(((2,), kind))
     return Steps((*steps, last), tuple(workspaces))
+
+
+def _wide(call: Call, loss: View) -> int:
+    """The flag of a loss, or of its cotangent, that is wider than the rows."""
+    return _WIDE_LOSS * call.is_wide(loss.slot)
 
 
 def _dims(target: View, first: Shape | None, last: Shape | None) -> list[Dim]:

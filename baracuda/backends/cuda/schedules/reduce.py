@@ -49,7 +49,8 @@ def total(
     call: Call, count: int, share: float, sums: Place, counts: Place, out: Place, parts: int = 0
 ) -> Step:
     """Adds up what `count` blocks left: a share of that, or one by the number in `parts` counts."""
-    packer = Packer(False).pointers(3).add("d", share).add("i", count, parts)
+    wide = call.is_wide(out[0])
+    packer = Packer(False).pointers(3).add("d", share).add("i", count, parts, wide, 0)
     arguments = packer.done()
     entry = call.entry(f"Total<{call.type}>", len(arguments), "total", threads=_ADDERS)
     return Step(entry, (1, 1), arguments, [sums, counts, out])

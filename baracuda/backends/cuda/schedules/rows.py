@@ -69,7 +69,7 @@ _ASKED = 2
 # Bytes on chip beside the sums, and threads of the kernel that adds them up.
 _JOINS, _ADDERS = 3 << 10, 1024
 _CAUSAL, _MASKED = 1, 2
-_WIDE_LABELS, _REDUCED = 1, 2
+_WIDE_LABELS, _REDUCED, _WIDE_LOSS = 1, 2, 4
 # Columns are counted in 32 bits, with room for the steps of a block.
 _LONGEST = 2**31 - 2**22
 
@@ -380,6 +380,7 @@ def _rows(
     if of.costs:
         part = elementwise.share(problem, outer) if of.outs else 1.0
         flags = _WIDE_LABELS * (problem.index_dtype == "int64") + _REDUCED * of.reduced
+        flags += _WIDE_LOSS * call.is_wide(of.costs[0].slot)
         packer.add("d", part).add("I", flags, 0)
     width, by = WIDEST // call.itemsize, "BY_ELEMENTS"
     if planes and of.columns:
