@@ -20,6 +20,7 @@ import torch
 import baracuda as bc
 from baracuda.calls import check
 from baracuda.calls.op import Op, registry
+from baracuda.declaration.spec import Misfit
 from baracuda.libraries import FACTS, alignment, library
 from baracuda.testing.cases import Subject, to_library
 
@@ -162,10 +163,9 @@ def test_what_was_remembered_is_forgotten_with_the_cache() -> None:
     assert bc.plan_cache.info()[:3] == (0, 2, 2)
 
 
-def test_arrays_aligned_less_do_not_take_the_plan_of_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A plan for any alignment fits arrays of the widest too; they keep the kernel of their own."""
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[stub_device.StubDevice]:
+    """A device on which the alignment of an array is that of its address."""
     device = stub_device.install(monkeypatch)
     adapter: Any = type(library("torch"))
     facts, describe = adapter.facts, adapter.describe
@@ -176,6 +176,29 @@ def test_arrays_aligned_less_do_not_take_the_plan_of_others(
     )
     monkeypatch.setitem(FACTS, torch.Tensor, library("torch").facts)
     bc.plan_cache.clear()
+    yield device
+    bc.plan_cache.clear()
+
+
+@pytest.fixture
+def misfits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every run that found arrays less aligned than planned."""
+    from baracuda.backends.cuda import runner
+
+    notes: list[str] = []
+
+    class Noted(Misfit):
+        def __init__(self) -> None:
+            notes.append("misfit")
+
+    monkeypatch.setattr(runner, "Misfit", Noted)
+    return notes
+
+
+def test_arrays_aligned_less_do_not_take_the_plan_of_others(
+    device: stub_device.StubDevice, misfits: list[str]
+) -> None:
+    """A plan for any alignment fits arrays of the widest too; they keep the kernel of their own."""
     room = torch.ones(33)
     x, off = room[:32].reshape(4, 8), room[1:].reshape(4, 8)
     assert x.data_ptr() % 16 == 0
@@ -187,10 +210,37 @@ def test_arrays_aligned_less_do_not_take_the_plan_of_others(
 
     other = torch.ones(2, 8)
     for _ in range(3):
-        for y, width in ((off, "_v1_"), (other, "_v4_"), (x, "_v4_"), (off, "_v1_")):
+        for y, width in ((off, "_v1_"), (other, "_v4_"), (x, "_v4_"), (off, "_v1_"), (x, "_v4_")):
             assert width in kernel(y)
         bc.glu(other)
-    bc.plan_cache.clear()
+    # In turns each is found without a run that fails, once that was learned.
+    misfits.clear()
+    for y in (off, x) * 4:
+        bc.glu(y)
+    assert len(misfits) <= 1
+
+
+def test_chunks_aligned_less_find_their_plan_at_once(
+    device: stub_device.StubDevice, misfits: list[str], looked_up: list[str]
+) -> None:
+    hidden, weight = torch.ones(9, 7), torch.ones(5, 7)
+    target = torch.zeros(9, dtype=torch.int64)
+    assert target.data_ptr() % 16 == 0
+    # The targets of the second chunk begin at 8 bytes from a multiple of 16.
+    tasks = [
+        partial(bc.linear_cross_entropy, hidden, weight, target, chunk=3),
+        partial(bc.linear_cross_entropy_with_gradient, hidden, weight, target, chunk=3),
+    ]
+    for task in tasks:
+        for _ in range(2):
+            task()
+        misfits.clear()
+        looked_up.clear()
+        device.launched.clear()
+        task()
+        assert not misfits
+        assert not looked_up
+        assert len(device.launched) >= 3
 
 
 def test_what_is_remembered_is_bounded() -> None:

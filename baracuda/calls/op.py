@@ -192,6 +192,9 @@ class Op(Generic[P, R]):
         """The plan for arrays that look like those of the last call, but lie differently."""
         generation = plan_cache.generation
         try:
+            found = self._recent.find(arrays, _written(options), narrow=True)
+            if found is not None and current.get() is DEFAULT:
+                return found
             alias = self._alias(arrays, options)
             plan = plan_cache.find(alias)
         except _UNFIT:
@@ -270,7 +273,7 @@ class Op(Generic[P, R]):
             self._name,
             state,
             facts,
-            _written(options) if options else (),
+            _written(options),
             current.get() if state is None or state[0] != "traced" else DEFAULT,
         )
 

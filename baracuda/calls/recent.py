@@ -7,12 +7,12 @@ A guess is compared with the arrays as its library does it best; what fits is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from baracuda.calls.cache import plan_cache
 from baracuda.calls.plan import Plan
-from baracuda.declaration.dispatch import DEFAULT
+from baracuda.declaration.dispatch import DEFAULT, current
 from baracuda.libraries import Array, alignment, facts_of
 
 # So many kinds of calls are told apart by shapes and options, and so many calls of one kind by
@@ -35,14 +35,20 @@ class Known:
         The keywords of the calls.
     matches : callable
         ``(arrays) -> bool``: whether the arrays are those of such a call.
+    narrow : bool
+        Whether some array is less aligned than it may be. Such a call is told by facts alone: the
+        library's own way does not see alignment, and would match arrays that are aligned better.
     next : Known
         What came behind such a call the last time; to begin with such a call.
     """
 
-    __slots__ = ("_facts", "generation", "matches", "next", "plan", "written")
+    __slots__ = ("_facts", "generation", "matches", "narrow", "next", "plan", "written")
 
-    def __init__(self, plan: Any, generation: int, written: Any = (), facts: Any = ()) -> None:
+    def __init__(
+        self, plan: Any, generation: int, written: Any = (), facts: Any = (), narrow: bool = False
+    ) -> None:
         self.plan, self.generation, self.written = plan, generation, written
+        self.narrow = narrow
         self.matches: Callable[[Sequence[Array]], bool] = self._are_alike
         self.next, self._facts = self, facts
 
@@ -50,7 +56,8 @@ class Known:
         """Compares facts; from the first arrays that fit on, the library's own way is faster."""
         if facts_of(arrays) != self._facts:
             return False
-        self.matches = self.plan.problem.library.matcher(arrays)
+        if not self.narrow:
+            self.matches = self.plan.problem.library.matcher(arrays)
         return True
 
 
@@ -69,18 +76,41 @@ class Recent:
         self.last = Known(None, -1)
         self._kinds: tuple[int, dict[Any, tuple[Known, ...]]] = (-1, {})
 
-    def find(self, arrays: Sequence[Array], written: tuple[Any, ...]) -> Plan | None:
-        """The plan of such a call, where there was one of late."""
+    def find(
+        self, arrays: Sequence[Array], written: tuple[Any, ...], narrow: bool = False
+    ) -> Plan | None:
+        """The plan of such a call, where there was one of late; a `narrow` one alone if asked."""
         generation, kinds = self._kinds
         if generation != plan_cache.generation:
             return None
         for known in kinds.get(_kind(arrays, written), ()):
-            if known.matches(arrays):
+            if (known.narrow or not narrow) and known.matches(arrays):
                 plan_cache.count_hit()
                 self.last.next = self.last = known
                 plan: Plan = known.plan
                 return plan
         return None
+
+    def plan(
+        self,
+        make: Callable[..., Plan],
+        arrays: Sequence[Array],
+        written: tuple[Any, ...],
+        options: Mapping[str, Any],
+        narrow: bool = False,
+    ) -> Plan:
+        """The plan that was found of late, or else what `make` gives for arrays and options.
+
+        Only a `narrow` one where another plan has just refused how the arrays are aligned.
+        """
+        block = current.get()
+        found = self.find(arrays, written, narrow) if block is DEFAULT else None
+        if found is None:
+            alias, generation = ("", *facts_of(arrays), written, block), plan_cache.generation
+            found = make(*arrays, **options)
+            if not found.provisional:
+                self.remember(found, generation, alias, arrays)
+        return found
 
     def remember(
         self,
@@ -98,21 +128,21 @@ class Recent:
         _, state, facts, written, block = alias
         if state not in _REPEATED or block is not DEFAULT:
             return
-        one = Known(plan, generation, written, (state, facts))
-        if not new:
+        narrow = any(x.alignment < _WIDEST for x in plan.problem.given)
+        one = Known(plan, generation, written, (state, facts), narrow)
+        if not (new or narrow):
             # Equal facts of others were not enough: what fits has to be told from those arrays.
             one.matches = plan.problem.library.matcher(arrays)
-        if any(x.alignment < _WIDEST for x in plan.problem.given):
-            # It would match arrays that are aligned better too: those are not to meet it again.
-            self.last = one
-            return
         since, kinds = self._kinds
         if since != generation or len(kinds) >= _MOST_KINDS:
             kinds = {}
             self._kinds = generation, kinds
         kind = _kind(arrays, written)
-        # A new tuple, since another thread may walk over this one.
-        kinds[kind] = (one, *kinds.get(kind, ()))[:_MOST_ALIKE]
+        alike = [one, *kinds.get(kind, ())]
+        fewer, others = [[k for k in alike if k.narrow is n][:_MOST_ALIKE] for n in (True, False)]
+        # The narrow ones first: the others match their arrays too, and do not fit them. A new
+        # tuple, since another thread may walk over this one.
+        kinds[kind] = (*fewer, *others)
         self.last.next = self.last = one
 
 

@@ -11,11 +11,10 @@ from functools import partial
 from math import prod
 from typing import Any, Literal, NamedTuple, Unpack
 
-from baracuda.calls.cache import plan_cache
 from baracuda.calls.op import op, registry
 from baracuda.calls.recent import Recent
 from baracuda.declaration import roles
-from baracuda.declaration.dispatch import DEFAULT, Dispatch, current
+from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS, name_of, named
 from baracuda.declaration.spec import Case, Misfit
 from baracuda.declaration.values import between, choice, integer, optional, positive, sizes
@@ -153,20 +152,14 @@ def _run(
     name: str, arrays: tuple[Array, ...], outs: tuple[Array, ...] | None, options: dict[str, Any]
 ) -> Any:
     """An op on plain arrays, and into others, that are ours: they fit and are checked by none."""
-    fused, recent, block = registry[name], _recent[name], current.get()
+    fused, recent = registry[name], _recent[name]
     scalars = {key: options[key] for key in fused.spec.scalars}
     written = tuple([(key, value) for key, value in options.items() if key not in scalars])
-    plan = recent.find(arrays, written) if block is DEFAULT else None
-    if plan is None:
-        generation = plan_cache.generation
-        plan = fused.plan(*arrays, **options)
-        if not plan.provisional:
-            alias = (name, plan.problem.library.state(arrays), None, written, block)
-            recent.remember(plan, generation, alias, arrays)
+    plan = partial(recent.plan, fused.plan, arrays, written, options)
     try:
-        return plan.run(arrays, outs, False, scalars)
+        return plan().run(arrays, outs, False, scalars)
     except Misfit:
-        return plan(*arrays, out=outs, **scalars)
+        return plan(narrow=True).run(arrays, outs, False, scalars)
 
 
 def _in_place(

@@ -275,7 +275,7 @@ _PLANS = (
     ),
     mutant(
         "calls in turns are remembered", "calls/recent.py",
-        "kinds[kind] = (one, *kinds.get(kind, ()))[:_MOST_ALIKE]", "kinds[kind] = ()",
+        "alike = [one, *kinds.get(kind, ())]", "alike = []",
         "test_turns.py::test_calls_in_turns_make_no_key[forms-numpy]",
     ),
     mutant(
@@ -285,8 +285,18 @@ _PLANS = (
     ),
     mutant(
         "arrays aligned less do not take the plan of others", "calls/recent.py",
-        "if any(x.alignment < _WIDEST for x in plan.problem.given):", "if False:",
+        "        if not self.narrow:\n", "        if True:\n",
         "test_turns.py::test_arrays_aligned_less_do_not_take_the_plan_of_others",
+    ),
+    mutant(
+        "arrays aligned less are told before others", "calls/recent.py",
+        "kinds[kind] = (*fewer, *others)", "kinds[kind] = (*others, *fewer)",
+        "test_turns.py::test_chunks_aligned_less_find_their_plan_at_once",
+    ),
+    mutant(
+        "a chunk aligned less runs by a plan of its own", "ops/linear_cross_entropy.py",
+        "plan(narrow=True).run", "plan().run",
+        "test_turns.py::test_chunks_aligned_less_find_their_plan_at_once",
     ),
     mutant(
         "what is remembered is forgotten with the cache", "calls/recent.py",
@@ -467,8 +477,8 @@ _BODIES = (
         "test_saturation.py::test_slopes_of_a_mean_keep_their_digits_in_half_precision",
     ),
     mutant(
-        "chunks of a composite are planned once", "ops/linear_cross_entropy.py",
-        "            recent.remember(plan, generation, alias, arrays)\n", "            pass\n",
+        "chunks of a composite are planned once", "calls/recent.py",
+        "self.remember(found, generation, alias, arrays)", "pass",
         "test_losses.py::test_a_repeated_chunk_makes_no_plan",
     ),
     mutant(
