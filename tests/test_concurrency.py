@@ -256,7 +256,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 # Locks that no fork has to renew: nobody can hold them in a child but the thread that forked.
-LOCAL = {("cache", "Lock"), ("backends/numpy/blocks", "Lock")}
+LOCAL = {("calls/cache", "Lock"), ("backends/numpy/blocks", "Lock")}
 KINDS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "cached_property"}
 
 
