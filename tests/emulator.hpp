@@ -142,6 +142,9 @@ inline const uint64_t* meet(unsigned mask, uint64_t x) {
 
 template <class T> T* shared() { return reinterpret_cast<T*>(self->block->shared); }
 template <class T> T* fixed() { return reinterpret_cast<T*>(self->block->fixed.data()); }
+template <class T> T* copied() {
+  return reinterpret_cast<T*>(self->block->fixed.data() + FIXED - 1024);
+}
 template <class T> T* of_block(T* p, unsigned rank) {
   Block &mine = *self->block, &there = blocks[rank];
   char* at = reinterpret_cast<char*>(p);

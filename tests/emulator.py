@@ -22,7 +22,7 @@ import pytest
 from builds import built
 from numpy.typing import NDArray
 
-from baracuda.backends.cuda.compiler import SOURCES, Entry, flattened
+from baracuda.backends.cuda.compiler import SOURCES, Entry
 from baracuda.backends.cuda.launch_plan import Step, Steps
 
 HERE = Path(__file__).parent
@@ -32,6 +32,8 @@ _INSTEAD = (
     (r'_Pragma\("unroll[^"]*"\)', ""),
     (r"extern __shared__ __align__\(16\) (\w+) (\w+)\[\];", r"\1* \2 = emulated::shared<\1>();"),
     (r"__shared__ (\w+) (\w+)((?:\[\d+\])+);", r"auto& \2 = *emulated::fixed<\1\3>();"),
+    # Behind what the schedule itself has there.
+    (r"__shared__ Args (\w+);", r"auto& \1 = *emulated::copied<Args>();"),
     (r"__shared__ ([\w<>]+) (\w+);", r"auto& \2 = *emulated::fixed<\1>();"),
     (
         r"__shared__ (typename [\w:]+) (\w+)\[(.+)\];",
@@ -96,8 +98,9 @@ def shared_object(text: str, flags: Sequence[str], *headers: Path) -> ctypes.CDL
 
 def source(entries: Sequence[Entry]) -> str:
     """A C function for each entry of one file."""
-    (file,) = {entry.file for entry in entries}
-    text = flattened(file)
+    (_,) = {entry.file for entry in entries}
+    # What reads run-time values has one header more, behind all others.
+    text = max([entry.text for entry in entries], key=len)
     # What blocks of a cluster do together, and copies in bulk, are instructions: the whole headers
     # are stood in for.
     for name in ("cluster", "bulk"):
@@ -109,7 +112,7 @@ def source(entries: Sequence[Entry]) -> str:
         text = re.sub(pattern, instead, text)
     parts = ['#include "emulator.hpp"', text, "using namespace baracuda;"]
     parts += [
-        f"using {e.symbol}_s = {e.schedule};\n"
+        f"using {e.symbol}_s = {e.runs};\n"
         f'static_assert(sizeof(typename {e.symbol}_s::Args) == {e.nbytes}, "packed otherwise");\n'
         f'extern "C" void {e.symbol}(const void* args, unsigned x, unsigned y, unsigned threads,'
         f" unsigned shared, unsigned seed) {{\n"

@@ -147,7 +147,7 @@ USELESS = {
     "a backend that is not here": at("sku", "backend", value="nobody"),
     "a backend for others": at("sku", "backend", value="cupy"),
     "another backend than was forced": at("key", 6, 0, value="array_api"),
-    "a problem with a SKU": at("key", 7, value="{}"),
+    "a problem with a SKU": at("key", 8, value="{}"),
     "no problem": at("key", value=5),
     "half a problem": at("key", 4, value=[["x"]]),
 }

@@ -28,7 +28,7 @@ FLOORS = [
     {"backends"},
     {"calls/plan"},
     {"calls/cache"},
-    {"calls/recent", "calls/records"},
+    {"calls/recent", "calls/records", "calls/routes"},
     {"calls/op"},
     {"families/losses", "families/norms"},
     {"calls/adjoint", "ops"},
@@ -182,7 +182,7 @@ def test_the_check_of_the_floors_passes_a_house_that_keeps_them(tmp_path):
         libraries__torch="import torch\nfrom baracuda.libraries import Library\n",
         backends__numpy__blocks="from baracuda.backends.numpy import indexed\n",
         ops__x="import numpy\nfrom baracuda.calls.op import op\n",
-        frameworks__torch="import torch\nfrom baracuda.calls.op import routes\n",
+        frameworks__torch="import torch\nfrom baracuda.calls.routes import routes\n",
         examples__model="import baracuda as bc\n",
         tools__train="import torch, jax, cupy\nfrom baracuda import lerp, plan_cache\n",
     )

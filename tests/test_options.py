@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import cache
 
 import array_api_strict as strict
+import jax
 import jax.numpy as jnp
 import lanes
 import numpy as np
@@ -30,6 +31,11 @@ VALUES = (
     1j, np.array(0.5), torch.tensor(0.5), strict.asarray(0.5), "1", b"x", None, [1], (2, 2), (0,),
     (True,), [2.0], (2**63, 2), (2**62, 4), {},
 )  # fmt: skip
+# Of each library the class of its arrays.
+ARRAYS = {
+    "numpy": np.ndarray, "torch": torch.Tensor, "jax": jax.Array,
+    "array_api_strict": type(strict.asarray(0)),
+}  # fmt: skip
 SWEPT = [name for name, op in registry.items() if op.spec.options or op.spec.scalars]
 
 
@@ -100,6 +106,12 @@ def assert_alike(got, want, what):
         np.testing.assert_allclose(*wide, rtol=2e-4, atol=1e-5, err_msg=what)
 
 
+def stands_for_a_number(op, option, value):
+    """Whether an array beside those of its library is taken for this run-time value."""
+    takes = getattr(registry[op].spec.scalars.get(option), "dtypes", ())
+    return bool(takes) and isinstance(value, tuple(ARRAYS.values()))
+
+
 @cache
 def swept(name):
     """Every option with every value, and what the body makes of it on NumPy arrays."""
@@ -121,6 +133,12 @@ def test_a_value_is_refused_or_means_the_same_in_every_library(op, library):
         if library == "jax" and not lanes.FULL and not any(value is v for v in FEW):
             continue
         got = outcome(call.subject.function, arrays, options)
+        if stands_for_a_number(op, option, value):
+            # `test_values.py` tries those of the library itself.
+            if not isinstance(value, ARRAYS[library]):
+                assert isinstance(got, TypeError), got
+                assert_clear(got, op, option, value)
+            continue
         assert_alike(got, want, f"{op}: {option}={shown(value)}")
 
 
@@ -219,6 +237,11 @@ def test_a_value_is_refused_or_means_the_same_on_a_gpu(op):
     arrays = [x if x is None else x.cuda() for x in call.given("torch")]
     for option, value, options, want in swept(op):
         got = outcome(call.subject.function, arrays, options)
+        if stands_for_a_number(op, option, value):
+            # One of the CPU is on another device.
+            assert isinstance(got, TypeError), got
+            assert_clear(got, op, option, value)
+            continue
         if isinstance(want, IndexError) and not isinstance(got, IndexError):
             # A GPU reports it later.
             with pytest.raises(IndexError):

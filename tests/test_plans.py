@@ -19,8 +19,9 @@ import torch
 import baracuda as bc
 from baracuda import backends, layouts
 from baracuda.calls import body
-from baracuda.calls.op import Op, registry, routes
+from baracuda.calls.op import Op, registry
 from baracuda.calls.recent import Known
+from baracuda.calls.routes import routes
 from baracuda.declaration.spec import Misfit, OpSpec, Prepared, Problem
 from baracuda.libraries import library_of
 

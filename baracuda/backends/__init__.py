@@ -321,6 +321,10 @@ def _reason(name: str, problem: Problem, forced: bool) -> str | None:
         return _Unloaded(f"cannot be loaded: {error}")
     if problem.mixed and not _mixes(backend, problem.spec):
         return f"has nothing for {problem.wide_dtype} beside {problem.dtype}"
+    # One of another package need not say.
+    reads = getattr(backend, "reads", "")
+    if any(x and c not in reads for x, c in zip(problem.reads, problem.spec.codes, strict=False)):
+        return "takes such run-time values from the host alone"
     return backend.refuses(problem)
 
 

@@ -16,6 +16,7 @@ class ArrayAPIBackend:
     """Takes everything."""
 
     name = "array_api"
+    reads = "d"
 
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
         return spec.dtypes

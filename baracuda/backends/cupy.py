@@ -24,6 +24,7 @@ class CuPyBackend:
     """The body through CuPy's functions, on the device and the current stream of the arrays."""
 
     name = "cupy"
+    reads = "d"
 
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
         return spec.dtypes
@@ -42,6 +43,8 @@ class CuPyBackend:
             return f"{problem.mode} arrays need functions that can be differentiated and traced"
         if not problem.device.startswith("cuda"):
             return f"takes arrays on NVIDIA devices, not on {problem.device}"
+        if problem.reads and problem.library.name != "cupy":
+            return "takes run-time values of another library from the host alone"
         if problem.dtype == "bfloat16":
             try:
                 numpy_dtype("bfloat16")

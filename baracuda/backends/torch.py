@@ -20,6 +20,7 @@ class TorchBackend:
     """The body through torch's functions, outside autograd, into tensors of the right layout."""
 
     name = "torch"
+    reads = "d"
 
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
         return [d for d in spec.dtypes if not (d == "bfloat16" and library == "numpy")]

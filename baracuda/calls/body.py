@@ -9,12 +9,30 @@ from baracuda.calls.check import indices
 from baracuda.declaration.dispatch import unrecorded
 from baracuda.declaration.sku import PrecisionGuarantee
 from baracuda.declaration.spec import Adds, Problem, Runner, each
-from baracuda.families.numerics import stored_as
+from baracuda.families.numerics import stored_as, unread
 from baracuda.libraries import TRACED, Array
 
 
 def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
     """``(arrays, scalars) -> results`` in the accumulate dtype, without looking at values."""
+    evaluate, library = _of_numbers(problem), problem.library
+    if not problem.reads:
+        return evaluate
+    astype, compute = library.xp.astype, library.dtype(problem.compute_dtype)
+
+    def unlooked(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
+        values = {
+            name: astype(x, compute) if dtype else x
+            for (name, x), dtype in zip(scalars.items(), problem.reads, strict=True)
+        }
+        with unread():
+            return evaluate(arrays, values)
+
+    return unlooked
+
+
+def _of_numbers(problem: Problem) -> Callable[..., tuple[Array, ...]]:
+    """`evaluator` where run-time values are numbers, or arrays of the accumulate dtype."""
     body, options, library = problem.spec.body, problem.options, problem.library
     stored = library.stored_as.get(problem.dtype)
     if stored is not None and problem.spec.moves:

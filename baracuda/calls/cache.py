@@ -299,7 +299,7 @@ def _useless(key: Any, sku: KernelSku) -> str | None:
     if sku.version != __version__:
         return f"made by version {sku.version}, this is {__version__}"
     try:
-        op, library, device, _, inputs, _, (backend, *_), given_sku = key
+        op, library, device, _, inputs, _, (backend, *_), _, given_sku = key
         given = [Operand(*x) for x in inputs if x is not None]
         layout, dtypes = layout_of(given), {x.dtype for x in given}
     except (TypeError, ValueError, AttributeError, IndexError):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from baracuda import layouts
 from baracuda.declaration import values
@@ -15,7 +17,14 @@ from baracuda.declaration.dtypes import FLOATS, INDICES, named
 from baracuda.declaration.hints import for_position
 from baracuda.declaration.shapes import Axes, Binder, Signature
 from baracuda.declaration.spec import Normaliser, Operand, OpSpec, Problem, compute_dtype
-from baracuda.errors import IndexOutOfRangeError, shown, type_error, value_error
+from baracuda.declaration.values import Number
+from baracuda.errors import (
+    ArgumentTypeError,
+    IndexOutOfRangeError,
+    shown,
+    type_error,
+    value_error,
+)
 from baracuda.libraries import TRACED, Array, Facts, Library, library_of
 
 MOST_AXES = 32
@@ -60,9 +69,83 @@ def scalars(
     return out
 
 
-def reader(spec: OpSpec, compute: str) -> Callable[..., dict[str, Any]]:
+class Values(NamedTuple):
+    """Run-time values of which some may be arrays.
+
+    Attributes
+    ----------
+    numbers : dict
+        What the host knows.
+    arrays : dict
+        What lies on a device, or is watched by a framework: nobody reads or checks it.
+    dtypes : tuple of str
+        Of each value that the op takes the dtype of its array, "" for a number; () for no array.
+    mode : str
+        How a framework watches the arrays, as `Problem` has it.
+    """
+
+    numbers: dict[str, Any]
+    arrays: dict[str, Array] = {}  # noqa: RUF012
+    dtypes: tuple[str, ...] = ()
+    mode: str = ""
+
+
+def are_arrays(given: Iterable[Any]) -> bool:
+    """Whether some run-time values are arrays."""
+    return any(hasattr(x, "dtype") and not isinstance(x, np.generic) for x in given)
+
+
+def values_of(spec: OpSpec, primal: Array, given: Mapping[str, Any]) -> Values:
+    """Run-time values beside the array `primal`; an array that can be read at once is a number.
+
+    What is no array of the library is left for `scalars` to refuse.
+
+    Raises
+    ------
+    TypeError
+        For an array of another dtype, with axes, or on another device.
+    """
+    library, there = described(spec.name, spec.arrays[0], primal)
+    numbers, arrays, mode = dict(given), {}, ""
+    for name, x in given.items():
+        takes = getattr(spec.scalars.get(name), "dtypes", ())
+        if not (takes and are_arrays((x,)) and _is_of(library, x)):
+            continue
+        fact = library.describe(x)
+        if fact.shape or fact.dtype not in takes:
+            expected = f"a number, or an array without axes of {' or '.join(takes)}"
+            raise type_error(spec.name, name, expected, f"{fact.dtype} of shape {fact.shape}")
+        fixed = TRACED not in (there.device, fact.device) and library.device_of(x) is not None
+        if fixed and fact.device != there.device:
+            expected = f"device {there.device} (as {spec.arrays[0]})"
+            raise type_error(spec.name, name, expected, fact.device)
+        state = library.state((x,))
+        watched = state[0] if state else ""
+        if library.readable(x) and not watched:
+            read = library.shared(library.values(x))
+            numbers[name] = float(read) if takes == Number.dtypes else int(read)
+        else:
+            arrays[name] = numbers.pop(name)
+            mode = mode or watched
+    dtypes = [library.describe(arrays[n]).dtype if n in arrays else "" for n in spec.scalars]
+    return Values(numbers, arrays, tuple(dtypes) if arrays else (), mode)
+
+
+def _is_of(library: Library, x: Any) -> bool:
+    """Whether `x` is an array of `library`."""
+    try:
+        return library_of(x) is library
+    except TypeError:
+        return False
+
+
+def reader(problem: Problem) -> Callable[..., dict[str, Any]]:
     """`scalars` of one problem; the defaults alone, as in most calls, are read once."""
+    spec, compute = problem.spec, problem.compute_dtype
     usual: dict[str, Any] | None = None
+
+    def other(given: Mapping[str, Any], **how: Any) -> dict[str, Any]:
+        raise ArgumentTypeError(f"{spec.name}: plan: expected run-time values that are arrays")
 
     def read(
         given: Mapping[str, Any], whole: bool = True, without: Collection[str] = ()
@@ -74,13 +157,17 @@ def reader(spec: OpSpec, compute: str) -> Callable[..., dict[str, Any]]:
             usual = scalars(spec, compute, given)
         return usual
 
-    return read
+    return other if problem.reads else read
 
 
 def problem(
-    spec: OpSpec, arrays: Sequence[Array], options: Mapping[str, Any], choices: Choices
+    spec: OpSpec,
+    arrays: Sequence[Array],
+    options: Mapping[str, Any],
+    choices: Choices,
+    given: Values | None = None,
 ) -> Problem:
-    """Validate a call.
+    """Validate a call; `given` are run-time values where some are arrays.
 
     Raises
     ------
@@ -90,10 +177,16 @@ def problem(
     ValueError
         Shapes or option values that do not fit.
     """
-    given = dict(zip(spec.arrays, arrays, strict=False))
-    library, facts = _facts(spec, given)
-    state = library.state([x for x in given.values() if x is not None])
-    return described_problem(spec, library, facts, state, options, choices)
+    named_arrays = dict(zip(spec.arrays, arrays, strict=False))
+    library, facts = _facts(spec, named_arrays)
+    state = library.state([x for x in named_arrays.values() if x is not None])
+    if given is None:
+        return described_problem(spec, library, facts, state, options, choices)
+    if given.mode:
+        # Only the body knows the gradient along a run-time value.
+        mode = "traced" if given.mode == "autograd" else given.mode
+        state = mode, bool(state and state[1])
+    return described_problem(spec, library, facts, state, options, choices, given.dtypes)
 
 
 def described_problem(
@@ -103,6 +196,7 @@ def described_problem(
     state: tuple[str, bool] | None,
     given: Mapping[str, Any],
     choices: Choices,
+    reads: tuple[str, ...] = (),
 ) -> Problem:
     """Validate a call of which only the facts of its arrays are known; raises as `problem`."""
     for name, fact in facts.items():
@@ -132,6 +226,7 @@ def described_problem(
         _outputs(spec, signature, axes, known, dtype, library),
         options,
         choices,
+        reads,
     )
     for name in found.raising:
         _refuse_all(found, known[name])

@@ -5,21 +5,21 @@ from __future__ import annotations
 import copyreg
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from baracuda.calls import check, records
 from baracuda.calls.cache import plan_cache
 from baracuda.calls.plan import Plan, make
 from baracuda.calls.recent import Recent
+from baracuda.calls.routes import Route, in_graph, route_of
 from baracuda.declaration import hints, values
 from baracuda.declaration.dispatch import DEFAULT, NAMES, current
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.pairing import Pairing, pairing
 from baracuda.declaration.roles import Role
-from baracuda.declaration.shapes import Signature
+from baracuda.declaration.shapes import Signature, signatures
 from baracuda.declaration.sku import KernelSku
 from baracuda.declaration.spec import (
     Case,
@@ -30,12 +30,10 @@ from baracuda.declaration.spec import (
     Packed,
     Problem,
     Resolver,
-    signatures,
 )
 from baracuda.declaration.verify import verify
 from baracuda.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
-from baracuda.forks import import_module
-from baracuda.libraries import TRACED, Array, compiling, facts_of, library_of, unwrapped
+from baracuda.libraries import TRACED, compiling, facts_of, library_of, unwrapped
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,47 +44,6 @@ _NOTHING: dict[str, Any] = {}
 
 registry: dict[str, Op[Any, Any]] = {}
 """Every op by its public name."""
-
-
-class Route(Protocol):
-    """What a framework does with calls that need more than a plain run.
-
-    Asked only where the library's `state` is ``"traced"``: transforms, tracing, dispatch modes.
-    """
-
-    def takes(self, op: Op[Any, Any], arrays: Sequence[Array], mode: str) -> bool:
-        """Whether this call is the route's."""
-
-    def call(self, op: Op[Any, Any], arrays: Sequence[Array], options: dict[str, Any]) -> Any:
-        """Compute it."""
-
-
-routes: dict[str, Route] = {}
-"""The route of each library; without one, such calls run the differentiable body."""
-
-operators: dict[str, Callable[..., Any]] = {}
-"""How the graphs of a framework call an op, where it has operators for them."""
-
-_modules = sys.modules
-
-
-def _operators(framework: str) -> bool:
-    """Have a framework know the ops as operators, which stand for them in its graphs."""
-    folder = f"baracuda.frameworks.{framework}"
-    import_module(f"{folder}.operators").known()
-    if f"{framework}.distributed.tensor" in _modules:
-        import_module(f"{folder}.sharding").known()
-    if f"{framework}.utils.flop_counter" in _modules:
-        import_module(f"{folder}.flops").known()
-    return True
-
-
-# torch.compile runs it while it reads the caller's code, as what
-# `torch.compiler.assume_constant_result` marks.
-_operators._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-# Libraries whose framework module adds its route when it is loaded, by the first such call.
-_FRAMEWORKS = ("jax", "torch")
 
 
 class Op(Generic[P, R]):
@@ -152,6 +109,8 @@ class Op(Generic[P, R]):
             route = self._route(arrays) if alias is None or state is not None else None
             if route is not None:
                 return route.call(self, arrays, {**options, **scalars})  # type: ignore[no-any-return]
+            if plan is None and check.are_arrays(scalars.values()):
+                return self._run_valued(arrays, options, scalars)  # type: ignore[no-any-return]
             if plan is None:
                 generation = plan_cache.generation
                 plan = self._find(arrays, options, alias)
@@ -161,11 +120,7 @@ class Op(Generic[P, R]):
             try:
                 scalars = plan.scalars(scalars)
             except ArgumentTypeError:
-                # A value may be traced where no array is.
-                route = self._route([x for x in scalars.values() if hasattr(x, "dtype")])
-                if route is None:
-                    raise
-                return route.call(self, arrays, {**options, **scalars})  # type: ignore[no-any-return]
+                return self._run_valued(arrays, options, scalars)  # type: ignore[no-any-return]
         try:
             return plan.run(arrays, None, False, scalars)  # type: ignore[no-any-return]
         except Misfit:
@@ -204,15 +159,35 @@ class Op(Generic[P, R]):
             self._recent.remember(plan, generation, alias, arrays)
         return plan
 
+    def _run_valued(
+        self, arrays: Sequence[Any], options: Mapping[str, Any], scalars: Mapping[str, Any]
+    ) -> Any:
+        """A call of which run-time values may be arrays, which stay where they are."""
+        # A value may be traced where no array is.
+        route = self._route([x for x in scalars.values() if hasattr(x, "dtype")])
+        if route is not None:
+            return route.call(self, arrays, {**options, **scalars})
+        plan, values = self._valued(arrays, options, scalars)
+        return plan.run(arrays, None, False, values)
+
+    def _valued(
+        self,
+        arrays: Sequence[Any],
+        options: Mapping[str, Any],
+        scalars: Mapping[str, Any],
+        whole: bool = True,
+    ) -> tuple[Plan, dict[str, Any]]:
+        """The plan of such a call, and the values as it takes them."""
+        given = check.values_of(self.spec, arrays[0], scalars)
+        alias = self._alias(arrays, options, given)
+        plan = plan_cache.find(alias) or self._find(arrays, options, alias, given)
+        dtype = plan.problem.compute_dtype
+        every = check.scalars(self.spec, dtype, given.numbers, whole, given.arrays) | given.arrays
+        return plan, {name: every[name] for name in self._scalars if name in every}
+
     def as_operator(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
         """The call as torch's graphs, modes and subclasses see it: one operator."""
-        _operators("torch")
-        for name, form in self._in_graphs.items():
-            if isinstance(options.get(name), int):
-                options = {**options, name: form(options[name])}
-        if isinstance(options.get("sku"), KernelSku):
-            options = {**options, "sku": options["sku"].to_json()}
-        return operators["torch"](self, arrays, options)
+        return in_graph(torch, self, arrays, options, self._in_graphs)
 
     def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan[R]:
         """Choose once: the plan that a call with these arguments runs.
@@ -237,6 +212,8 @@ class Op(Generic[P, R]):
         scalars = self._split(given)
         self._signature_check(arrays, {**dict.fromkeys(self._scalars, 0.0), **given})
         taken = unwrapped(arrays)
+        if check.are_arrays(scalars.values()):
+            return self._valued(taken, given, scalars, whole=False)[0]
         try:
             plan = plan_cache.find(self._alias(taken, given))
         except _UNFIT:
@@ -250,9 +227,12 @@ class Op(Generic[P, R]):
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**given, **scalars})
-        plan, taken = self.plan(*arrays, **given), unwrapped(arrays)
-        if self._scalars:
-            scalars = plan.scalars(scalars)
+        taken = unwrapped(arrays)
+        if check.are_arrays(scalars.values()):
+            plan, scalars = self._valued(taken, given, scalars)
+        else:
+            plan = self.plan(*arrays, **given)
+            scalars = plan.scalars(scalars) if self._scalars else scalars
         try:
             return plan.run(taken, None, False, scalars), plan
         except Misfit:
@@ -263,7 +243,9 @@ class Op(Generic[P, R]):
         """Take the run-time values out of `given`."""
         return {name: given.pop(name) for name in self._scalars if name in given}
 
-    def _alias(self, arrays: Sequence[Any], options: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _alias(
+        self, arrays: Sequence[Any], options: Mapping[str, Any], given: check.Values | None = None
+    ) -> tuple[Any, ...]:
         """The cheap key of a call: facts of the arrays, keywords as written, what is in force.
 
         One of `_UNFIT` where an array or keyword cannot be part of it; `check` says why.
@@ -273,7 +255,7 @@ class Op(Generic[P, R]):
             self._name,
             state,
             facts,
-            _written(options),
+            _written(options) + (given[2:] if given else ()),
             current.get() if state is None or state[0] != "traced" else DEFAULT,
         )
 
@@ -304,9 +286,7 @@ class Op(Generic[P, R]):
         state, name = library.state(arrays), library.name
         if not state or not state[0]:
             return None
-        if name in _FRAMEWORKS and name not in routes:
-            import_module(f"baracuda.frameworks.{name}")
-        route = routes.get(name)
+        route = route_of(name)
         return route if route and route.takes(self, arrays, state[0]) else None
 
     def _find(
@@ -314,6 +294,7 @@ class Op(Generic[P, R]):
         arrays: Sequence[Any],
         options: Mapping[str, Any],
         alias: tuple[Any, ...] | None = None,
+        given: check.Values | None = None,
     ) -> Plan:
         """The plan for a call whose alias leads to none yet."""
         dispatch = {name: value for name, value in options.items() if name in NAMES}
@@ -322,11 +303,11 @@ class Op(Generic[P, R]):
             block = alias[-1]
         else:
             block = DEFAULT if check.traced(arrays) else current.get()
-        problem = check.problem(self.spec, arrays, own, block.but(self.spec.name, dispatch))
+        problem = check.problem(self.spec, arrays, own, block.but(self.spec.name, dispatch), given)
         if alias is None:
             try:
                 # Only now are all types known.
-                alias = self._alias(arrays, options)
+                alias = self._alias(arrays, options, given)
                 hash(alias)
             except _UNFIT:
                 alias = None
@@ -335,11 +316,7 @@ class Op(Generic[P, R]):
 
     def sibling(self, plan: Plan, arrays: Sequence[Any]) -> Plan:
         """The plan for the same problem in the layout of `arrays`."""
-        problem = plan.problem
-        dispatch = {name: getattr(problem.choices, name) for name in NAMES} | {"sku": None}
-        if problem.choices.sku is not None:
-            dispatch["backend"] = problem.choices.sku.backend
-        options = {**problem.options, **dispatch}
+        options = _chosen(plan)
         try:
             found = plan_cache.find(self._alias(arrays, options))
         except _UNFIT:
@@ -354,6 +331,12 @@ class Op(Generic[P, R]):
             lambda given, outs, add, scalars: taken.call(self, given, {**options, **scalars})
         )
 
+    def valued(
+        self, plan: Plan, arrays: Sequence[Any], scalars: Mapping[str, Any]
+    ) -> tuple[Plan, dict[str, Any]]:
+        """The plan for the same problem where run-time values are arrays, and these values."""
+        return self._valued(arrays, _chosen(plan), scalars)
+
     def again(self, record: Mapping[str, Any]) -> Plan:
         """The plan of a record, or the error that says why it cannot be made here."""
         problem, sku = records.problem_of(self.spec, record), KernelSku.from_json(record["sku"])
@@ -367,6 +350,15 @@ class Op(Generic[P, R]):
 
         plan = plan_cache.get(None, problem, made)
         return plan if plan.sku == sku else made(problem)
+
+
+def _chosen(plan: Plan) -> dict[str, Any]:
+    """The options with which an op is called for what `plan` is for."""
+    choices = plan.problem.choices
+    dispatch = {name: getattr(choices, name) for name in NAMES} | {"sku": None}
+    if choices.sku is not None:
+        dispatch["backend"] = choices.sku.backend
+    return {**plan.problem.options, **dispatch}
 
 
 def _planned_again(record: Mapping[str, Any]) -> Plan:

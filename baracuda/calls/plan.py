@@ -13,7 +13,7 @@ from baracuda.calls import check, outputs
 from baracuda.declaration.hints import for_keyword
 from baracuda.declaration.sku import KernelSku
 from baracuda.declaration.spec import Adds, Misfit, Prepared, Problem, Runner
-from baracuda.errors import UnsupportedError, type_error, value_error
+from baracuda.errors import ArgumentTypeError, UnsupportedError, type_error, value_error
 from baracuda.forks import import_module
 from baracuda.instruments import logger, ranged
 from baracuda.libraries import TRACED, Array, compiling, facts_of, unwrapped
@@ -32,6 +32,11 @@ class Owner(Protocol):
 
     def sibling(self, plan: Plan, arrays: Sequence[Array]) -> Plan:
         """The plan for the same problem in the layout of `arrays`."""
+
+    def valued(
+        self, plan: Plan, arrays: Sequence[Array], scalars: Mapping[str, Any]
+    ) -> tuple[Plan, dict[str, Any]]:
+        """The plan for the same problem where run-time values are arrays, and these values."""
 
     def as_operator(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
         """A call as torch's graphs see it."""
@@ -98,7 +103,7 @@ class Plan(Generic[R]):
         self._owner = owner
         self._sku: KernelSku | None = None
         self._facts = facts
-        self.scalars = check.reader(problem.spec, problem.compute_dtype)
+        self.scalars = check.reader(problem)
         self.run: Runner = ranged(prepared.run, lambda: str(self.sku))
 
     def __repr__(self) -> str:
@@ -171,16 +176,20 @@ class Plan(Generic[R]):
         """
         if (torch := compiling()) is not None:
             return self._in_graph(torch, arrays, out, accumulate, scalars)  # type: ignore[no-any-return]
-        if scalars or self.problem.spec.scalars:
-            scalars = self._scalars(scalars)
         plan = self
+        if scalars or self.problem.spec.scalars:
+            self._check_names(scalars)
+            try:
+                scalars = self.scalars(scalars)
+            except ArgumentTypeError:
+                plan, scalars = self._valued(arrays, scalars)
         try:
-            fits = self.matches(arrays)
+            fits = plan.matches(arrays)
         except (KeyError, IndexError, AttributeError, TypeError, RuntimeError):
             fits = False
-        if not fits and not self._same_facts(arrays):
+        if not fits and not plan._same_facts(arrays):
             arrays = tuple(unwrapped(arrays))
-            plan = self._fitting(arrays)
+            plan = plan._fitting(arrays)
         outs: tuple[Array, ...] | None = None
         adds: Adds = False
         if out is not None or accumulate is not False:
@@ -224,7 +233,7 @@ class Plan(Generic[R]):
         except (KeyError, IndexError, AttributeError, TypeError, RuntimeError):
             return False
 
-    def _scalars(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _check_names(self, given: Mapping[str, Any]) -> None:
         spec = self.problem.spec
         for name in given:
             if name not in spec.scalars:
@@ -232,7 +241,15 @@ class Plan(Generic[R]):
                 hint = "a structural option is part of the plan"
                 hint = hint if name in spec.options else for_keyword(spec, name, spec.scalars)
                 raise type_error(spec.name, name, takes, "that keyword", hint)
-        return self.scalars(given)
+
+    def _valued(
+        self, arrays: Sequence[Array], scalars: Mapping[str, Any]
+    ) -> tuple[Plan, dict[str, Any]]:
+        """The plan where run-time values are arrays, or were when this one was made."""
+        arrays = unwrapped(arrays)
+        if not self._same_facts(arrays):
+            self._fitting(arrays)
+        return self._owner.valued(self, arrays, scalars)
 
     def _fitting(self, arrays: Sequence[Array]) -> Plan:
         """This plan or its sibling for the layout of `arrays`."""

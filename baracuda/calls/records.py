@@ -38,6 +38,7 @@ def record(plan: Plan) -> dict[str, Any]:
         "mode": problem.mode,
         "inputs": {x.name: (x.dtype, x.shape, x.strides, x.alignment) for x in problem.given},
         "options": dict(problem.options),
+        "reads": problem.reads,
         "choices": {**asdict(problem.choices), "sku": wanted and wanted.to_json()},
         "sku": plan.sku.to_json(),
     }
@@ -60,9 +61,8 @@ def problem_of(spec: OpSpec, made: Mapping[str, Any]) -> Problem:
     sku = made["choices"]["sku"]
     choices = replace(Choices(**made["choices"]), sku=sku and KernelSku.from_json(sku))
     state = (made["mode"], choices.deterministic or False)
-    return check.described_problem(
-        spec, _library(made["library"]), facts, state, made["options"], choices
-    )
+    library, reads = _library(made["library"]), tuple(made["reads"])
+    return check.described_problem(spec, library, facts, state, made["options"], choices, reads)
 
 
 def _library(name: str) -> Library:

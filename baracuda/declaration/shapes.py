@@ -178,6 +178,11 @@ def parse(text: str, derived: Sequence[str] = ()) -> Signature:
     return Signature(text, *sides, tuple(derived), condition)
 
 
+def signatures(texts: Sequence[str], derived: Sequence[str] = ()) -> tuple[Signature, ...]:
+    """Parse the forms of an op."""
+    return tuple(parse(text, derived) for text in texts)
+
+
 def _patterns(text: str, part: str) -> tuple[Pattern, ...]:
     out, end = [], 0
     for match in _PATTERN.finditer(part):

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from baracuda.declaration.dispatch import Choices
 from baracuda.declaration.dtypes import FLOATS, named
 from baracuda.declaration.roles import VALUE, Role
-from baracuda.declaration.shapes import Axes, Signature, Term, parse
+from baracuda.declaration.shapes import Axes, Signature, Term
 from baracuda.declaration.sku import PrecisionGuarantee
 from baracuda.forks import cached_property
 from baracuda.layouts import Shape, kind
@@ -252,11 +252,6 @@ def compute_dtype(spec: OpSpec, dtype: str) -> str:
     return dtype if spec.moves else named(dtype).accumulate
 
 
-def signatures(texts: Sequence[str], derived: Sequence[str] = ()) -> tuple[Signature, ...]:
-    """Parse the forms of an op."""
-    return tuple(parse(text, derived) for text in texts)
-
-
 class Operand(NamedTuple):
     """One array of a problem. `strides` are canonical: None is C order."""
 
@@ -300,6 +295,8 @@ class Problem:
         Structural options, normalised.
     choices : Choices
         Dispatch options, `deterministic` resolved.
+    reads : tuple of str
+        Of each run-time value the dtype of the array that it is, "" for a number; () for none.
     given : tuple of Operand
         The inputs that are there.
     raising : tuple of str
@@ -316,6 +313,7 @@ class Problem:
     outputs: tuple[Operand, ...]
     options: dict[str, Any]
     choices: Choices
+    reads: tuple[str, ...] = ()
     given: tuple[Operand, ...] = field(init=False)
     raising: tuple[str, ...] = field(init=False)
 
@@ -341,6 +339,7 @@ class Problem:
             self.inputs,
             tuple(self.options.items()),
             (c.backend, c.deterministic, c.max_workspace_bytes, c.autotune),
+            self.reads,
             c.sku and c.sku.to_json(),
         )
 

@@ -56,6 +56,8 @@ class Number:
     ----------
     code : str
         How kernels get it, as `struct` has it.
+    dtypes : tuple of str
+        Those of an array that may stand for it.
     text : str
         What is expected.
     bounds : tuple of float or None
@@ -71,6 +73,7 @@ class Number:
     """
 
     code: ClassVar[str] = "d"
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64")
     text: str = "a real number"
     bounds: tuple[float, float] | None = None
     zero: bool = True
@@ -104,8 +107,11 @@ class Whole:
         Both included.
     code : str
         "q", or "Q" for one without a sign: then a negative number is what its bits stand for.
+    dtypes : tuple of str
+        Those of an array that may stand for it.
     """
 
+    dtypes: ClassVar[tuple[str, ...]] = ("int32", "int64", "uint32", "uint64")
     least: int
     largest: int
     code: str = "q"

@@ -30,8 +30,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from baracuda.calls import adjoint, body, check
-from baracuda.calls.op import Op, registry, routes
+from baracuda.calls.op import Op, registry
 from baracuda.calls.plan import Plan
+from baracuda.calls.routes import routes
 from baracuda.declaration.dispatch import NAMES
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import OpSpec, Runner

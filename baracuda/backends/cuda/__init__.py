@@ -26,6 +26,7 @@ class CudaBackend:
     """The op's functor on its schedule, compiled for the device."""
 
     name = "cuda"
+    reads = "dqQ"
 
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
         return spec.dtypes if spec.kernel is not None else ()
@@ -50,6 +51,8 @@ class CudaBackend:
             return f"{problem.mode} arrays need functions that can be differentiated and traced"
         if any(x.alignment == 0 for x in problem.given):
             return "reads memory as it is, not lazily conjugated or negated views"
+        if problem.reads and problem.library.name == "jax":
+            return "takes run-time values of a program of XLA from the host alone"
         reason = unavailable() or _arrays(problem.library.name).refuses()
         return reason or _too_many_dims(problem)
 
@@ -64,8 +67,10 @@ class CudaBackend:
         if recorded is not None:
             variant = _recorded(recorded.variant, runner.variants())
             runner = build(problem, facts, arrays, variant)
-        # There is nothing to measure on while a framework traces, or on several devices.
-        measured = problem.choices.autotune and not problem.mode and "," not in problem.device
+        # There is nothing to measure on while a framework traces or values are on the device, or on
+        # several devices.
+        known = not (problem.mode or problem.reads)
+        measured = problem.choices.autotune and known and "," not in problem.device
         choices = runner.variants() if measured else ()
 
         def tuned(given: Sequence[Array]) -> Prepared:

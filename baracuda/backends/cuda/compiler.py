@@ -44,6 +44,9 @@ class Entry(NamedTuple):
         Size of its arguments as the host packs them; the compiler checks it.
     cluster : int
         Blocks that stand together; more than one needs compute capability 9.0.
+    reads : str
+        What `Reading` in common/reading.cuh takes besides: where run-time values are that lie on
+        the device, and their types; "" where all are numbers.
     """
 
     file: str
@@ -52,15 +55,27 @@ class Entry(NamedTuple):
     threads: int
     nbytes: int
     cluster: int = 1
+    reads: str = ""
+
+    @property
+    def runs(self) -> str:
+        """What the entry point runs, in C++."""
+        return f"Reading<{self.schedule}, {self.reads}>" if self.reads else self.schedule
+
+    @property
+    def text(self) -> str:
+        """The sources that it is compiled from."""
+        files = (self.file, "common/reading.cuh") if self.reads else (self.file,)
+        return "".join(map(flattened, files))
 
     @property
     def source(self) -> str:
         """The whole text that is compiled."""
         numbers = f"{self.symbol}, {self.threads}, {self.nbytes}"
-        kernel = f"KERNEL({numbers}, {self.schedule})"
+        kernel = f"KERNEL({numbers}, {self.runs})"
         if self.cluster > 1:
-            kernel = f"KERNEL_IN_CLUSTERS({numbers}, {self.cluster}, {self.schedule})"
-        return f"{flattened(self.file)}\nusing namespace baracuda;\n{kernel}\n"
+            kernel = f"KERNEL_IN_CLUSTERS({numbers}, {self.cluster}, {self.runs})"
+        return f"{self.text}\nusing namespace baracuda;\n{kernel}\n"
 
 
 @dataclass(frozen=True, slots=True)

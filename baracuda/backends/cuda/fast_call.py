@@ -118,7 +118,9 @@ def compiled(
         kinds.append((tuple(pointers), takes, clears))
         steps.append((*launch.parts, offsets))
     present = tuple([x is not None for x in problem.inputs])
-    kind = tuple(kinds), tuple(problem.spec.scalars), present, len(problem.outputs)
+    reads = problem.reads or ("",) * len(problem.spec.scalars)
+    values = tuple(zip(problem.spec.scalars, map(bool, reads), strict=True))
+    kind = tuple(kinds), values, present, len(problem.outputs)
     bind = _binder(*kind, bool(workspaces), arrays)
     return bind(alignment - 1, state, ordinal, general, news, steps)
 
@@ -126,13 +128,16 @@ def compiled(
 @lru_cache(maxsize=256)
 def _binder(
     steps: tuple[Step, ...],
-    scalars: tuple[str, ...],
+    scalars: tuple[tuple[str, bool], ...],
     present: tuple[bool, ...],
     outputs: int,
     works: bool,
     arrays: Any,
 ) -> Callable[..., Runner]:
-    """Binds the code for such operands and launches to what differs from plan to plan."""
+    """Binds the code for such operands and launches to what differs from plan to plan.
+
+    Of each run-time value stands its name, and whether kernels take its address.
+    """
     given = [f"a{i}" for i, there in enumerate(present) if there]
     made = [f"y{i}" for i in range(outputs)]
     every = [*given, *made, "w"]
@@ -146,7 +151,9 @@ def _binder(
         words = [
             f"p_{every[slot]}" + f" + o{i}_{j}" * moved for j, (slot, moved) in enumerate(front)
         ]
-        words += [f"scalars[{name!r}]" for name in scalars if takes]
+        for name, reads in scalars if takes else ():
+            value = f"scalars[{name!r}]"
+            words.append(arrays.POINTER.format(value) if reads else value)
         fixed = ", ".join(f"g{i}_{j}" for j in range(GEOMETRY))
         parts = f"nbytes{i}" if clears else f"pack{i}, free{i}, new{i}, function{i}, ({fixed})"
         bound.append(f"({parts}, [{', '.join(f'o{i}_{j}' for j in range(len(front)))}]), ")

@@ -59,6 +59,18 @@ class Step(NamedTuple):
     shared: int = 0
     fewer: int = 0
 
+    def reading(self, dtypes: Sequence[str]) -> Step:
+        """The same with run-time values of these dtypes on the device; "" for a number."""
+        if not self.scalars:
+            return self
+        kinds = [named(x).short if x else "ByValue" for x in dtypes]
+        # Behind the pointers, each in 8 bytes; what is fetched is 8 bytes of address.
+        reads = ", ".join([str(8 * len(self.front)), *kinds])
+        symbol = "_".join([self.entry.symbol, "reads", *[x.lower() for x in kinds]])
+        codes = [c if x == "" else "Q" for c, x in zip(self.scalars, dtypes, strict=True)]
+        entry = self.entry._replace(symbol=symbol, reads=reads)
+        return self._replace(entry=entry, scalars="".join(codes))
+
     @property
     def threads(self) -> int:
         """Threads per block."""
@@ -103,6 +115,11 @@ class Steps(NamedTuple):
     def kernels(self) -> tuple[Step, ...]:
         """The steps that launch a kernel."""
         return tuple([s for s in self.steps if isinstance(s, Step)])
+
+    def reading(self, dtypes: Sequence[str]) -> Steps:
+        """The same with run-time values of these dtypes on the device; "" for a number."""
+        every = [s.reading(dtypes) if isinstance(s, Step) else s for s in self.steps]
+        return self._replace(steps=tuple(every))
 
 
 class Call(NamedTuple):

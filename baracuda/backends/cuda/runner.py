@@ -73,6 +73,7 @@ class CudaRunner:
         "_made",
         "_ordinal",
         "_programs",
+        "_reads",
         "_state",
         "_strides",
         "_sums",
@@ -104,6 +105,7 @@ class CudaRunner:
         self._empty = all(0 in x.shape for x in problem.outputs)
         self._programs: dict[_Key, _Program] = {}
         self._guard = Guard()
+        self._reads = problem.reads
         self._alignment = min([x.alignment for x in problem.given], default=WIDEST)
         self._sums = any(outputs.may_have(problem, x)[1:] for x in problem.outputs)
         self._usual: _Key = (self._alignment, None, False, ())
@@ -140,7 +142,11 @@ class CudaRunner:
         held = [self.arrays.workspace(*each, self._ordinal) for each in workspaces]
         words += [pointer(x) for x in held]
         stream = stream_of(self.arrays.current_stream(self._ordinal))
-        launch_all(launches, words, scalars.values(), stream)
+        values: Iterable[Any] = scalars.values()
+        if self._reads:
+            pairs = zip(values, self._reads, strict=True)
+            values = [pointer(x) if dtype else x for x, dtype in pairs]
+        launch_all(launches, words, values, stream)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _allocate(self) -> list[Array]:

@@ -58,7 +58,18 @@ def _differentiable(problem: Problem, partner: OpSpec, run: Runner) -> Runner:
             return early.apply(early, scalars, *arrays)
         return apply(link, scalars, *arrays)
 
-    return run_watched
+    def run_on_copies(
+        arrays: Sequence[Array],
+        outs: tuple[Array, ...] | None,
+        accumulate: Adds,
+        scalars: Mapping[str, Any],
+    ) -> Any:
+        # The gradient is that at the values of now, whatever is written to them until then.
+        pairs = zip(scalars.items(), problem.reads, strict=True)
+        held = {name: x.clone() if dtype else x for (name, x), dtype in pairs}
+        return run_watched(arrays, outs, accumulate, held)
+
+    return run_on_copies if problem.reads else run_watched
 
 
 class Planned:
@@ -103,6 +114,7 @@ class Link:
         "_chosen",
         "_order",
         "_planned",
+        "_reads",
         "inputs",
         "keeps_all",
         "open",
@@ -112,7 +124,7 @@ class Link:
     )
 
     def __init__(self, problem: Problem, partner: OpSpec, run: Runner) -> None:
-        spec, self.run = problem.spec, run
+        spec, self.run, self._reads = problem.spec, run, bool(problem.reads)
         outputs = [x.name for x in problem.outputs]
         there = [x and x.name for x in problem.inputs]
         self.inputs = tuple([i for i, name in enumerate(there) if name in partner.arrays])
@@ -146,7 +158,9 @@ class Link:
         """The cotangents of all that the op takes, None for what has none."""
         some = (*kept, *cotangents)
         arrays = [None if i is None else some[i] for i in self._order]
-        explicit = self._again if torch.is_grad_enabled() else self._explicit
+        # The plan that is kept is for numbers.
+        explicit = self._chosen if self._reads else self._explicit
+        explicit = self._again if torch.is_grad_enabled() else explicit
         found = explicit(*arrays, **scalars)
         results = found if type(found) is tuple else (found,)
         return [None if i is None else results[i] for i in self.places]
@@ -212,7 +226,8 @@ class Early:
 
 def _early(problem: Problem, link: Link) -> Early | None:
     spec = adjoint.ahead(problem)
-    if spec is None:
+    # The plan that is kept is for numbers.
+    if spec is None or problem.reads:
         return None
     results = [x.name for x in spec.signatures[0].outputs][len(problem.outputs) :]
     names = [None if x is None else adjoint.dual(problem.spec, x.name) for x in problem.inputs]

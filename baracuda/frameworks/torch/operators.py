@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from baracuda.calls import adjoint, body, check
-from baracuda.calls.op import Op, operators, registry
+from baracuda.calls.op import Op, registry
+from baracuda.calls.routes import graphs
 from baracuda.declaration.dispatch import DEFAULT, NAMES
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.shapes import Signature
@@ -219,7 +220,7 @@ def called(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]
     return getattr(torch.ops.baracuda, spec.name)(*arrays, **options)
 
 
-operators["torch"] = called
+graphs["torch"] = called
 
 
 def _define(op: Op[Any, Any]) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from baracuda.calls.op import Op, routes
+from baracuda.calls.op import Op
+from baracuda.calls.routes import routes
 from baracuda.frameworks.torch import batches
 from baracuda.libraries import Array
 from baracuda.libraries.torch import is_batch, modes, transforms

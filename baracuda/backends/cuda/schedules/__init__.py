@@ -37,6 +37,9 @@ PLANNERS: dict[str, Planner] = {
     "planes": planes.plan,
 }
 
+# Bytes on chip of arguments that a block copies (common/reading.cuh), and of what is static beside
+# what a schedule asks for, at most.
+_COPY, _NEAR = 1024, 8192
 VARIANTS: dict[str, Variants] = {
     "elementwise": elementwise.variants,
     "gather": gather.variants,
@@ -53,7 +56,13 @@ def plan(call: Call) -> Steps:
     Refusal
         Where it does not take the problem.
     """
-    steps = PLANNERS[call.schedule](call)
+    planner, reads = PLANNERS[call.schedule], call.problem.reads
+    steps = planner(call)
+    if reads:
+        most = call.facts.shared_per_block
+        if any(step.shared > most - _NEAR for step in steps.kernels):
+            steps = planner(call._replace(facts=call.facts._replace(shared_per_block=most - _COPY)))
+        steps = steps.reading(reads)
     for step in steps.kernels:
         if step.grid[0] > MOST_BLOCKS or step.grid[1] > MOST_ROWS:
             across, down = step.grid
