@@ -29,10 +29,11 @@ from baracuda.calls import check, outputs
 from baracuda.calls.op import registry
 from baracuda.declaration.dispatch import DEFAULT
 from baracuda.declaration.dtypes import INDICES, named
+from baracuda.declaration.roles import Wide
 from baracuda.declaration.shapes import Signature
 from baracuda.declaration.spec import Case, OpSpec, Problem
 from baracuda.libraries import library
-from baracuda.testing.cases import _derived, options_of, tried
+from baracuda.testing.cases import _derived, mixtures_of, options_of, tried
 
 ALL = os.environ.get("BARACUDA_ALL_KERNELS") == "1"
 FACTS = DeviceFacts(0, "sm_90", 132, 232448)
@@ -281,16 +282,17 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
                     options[pattern.name] = shape
                 else:
                     kind = spec.dtype_of(pattern.name, dtype, index)
-                    if mixed and spec.role(pattern.name).wide:
+                    if spec.role(pattern.name).wide in mixed:
                         kind = named(dtype).accumulate
                     arrays[pattern.name] = phantom(shape, layout[integer], kind)
             yield check.problem(spec, list(arrays.values()), options, DEFAULT), layout[2]
 
 
-def mixtures(spec: OpSpec, form: Signature, dtype: str) -> tuple[bool, ...]:
-    """Whether values that may be wider are: kernels for such are made where a schedule has any."""
-    wide = [p for p in form.inputs if spec.role(p.name).wide]
-    return (False, True) if wide and backends.mixes(spec, "cuda", dtype) else (False,)
+def mixtures(spec: OpSpec, form: Signature, dtype: str) -> tuple[tuple[Wide, ...], ...]:
+    """Which kinds of values are wider: kernels for such are made where a schedule has any."""
+    takes = backends.mixes(spec, "cuda", dtype)
+    there = {spec.role(p.name).wide for p in form.inputs}
+    return mixtures_of(tuple([kind for kind in spec.wide if takes and kind in there]))
 
 
 def thin(options: Mapping[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from baracuda.calls import check
 from baracuda.calls.op import registry
 from baracuda.declaration.dispatch import DEFAULT
 from baracuda.declaration.dtypes import named
+from baracuda.declaration.roles import Wide
 
 Array = NDArray[Any]
 OPS = [name for name, op in registry.items() if op.spec.category == "channel_norm"]
@@ -72,10 +73,10 @@ def mixed(op: str, dtype: str) -> Iterator[Trial]:
     for n, c, s, groups in (SIZES[0], SIZES[1], SIZES[4], SIZES[5], SIZES[7]):
         options = {"num_groups": groups} if "num_groups" in spec.options else {}
         shapes = {p.name: p.shape({"n": n, "c": c, "s": s}) for p in form.inputs}
-        yield trial(op, shapes, dtype, mixed=True, **options)
+        yield trial(op, shapes, dtype, mixed=("parameter",), **options)
         if spec.accumulates:
-            yield trial(op, shapes, dtype, add=True, mixed=True, **options)
-    yield from kept(op, dtype, mixed=True)
+            yield trial(op, shapes, dtype, add=True, mixed=("parameter",), **options)
+    yield from kept(op, dtype, mixed=("parameter",))
 
 
 def every(op: str, dtype: str) -> Iterator[Trial]:
@@ -95,7 +96,7 @@ def every(op: str, dtype: str) -> Iterator[Trial]:
                 yield permuted(trial(op, shapes, dtype, **options), (0, *range(2, 2 + len(s)), 1))
 
 
-def kept(op: str, dtype: str, mixed: bool = False) -> Iterator[Trial]:
+def kept(op: str, dtype: str, mixed: tuple[Wide, ...] = ()) -> Iterator[Trial]:
     """Sets that stay on chip, in clusters of every size, two in turn."""
     spec = registry[op].spec
     options = {"num_groups": 2} if "num_groups" in spec.options else {}

@@ -22,10 +22,14 @@ from baracuda.calls import check
 from baracuda.calls.op import registry
 from baracuda.declaration.dispatch import DEFAULT
 from baracuda.declaration.dtypes import named
+from baracuda.declaration.roles import Wide
 from baracuda.families.numerics import stored_as
+from baracuda.testing.cases import mixtures_of
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
+# The kinds of inputs that are wider than the others.
+Mixed = tuple[Wide, ...]
 FACTS = DeviceFacts(0, "sm_90", 4, 232448)
 # Shared memory for the sums of rows that are not quite as long: adding these up takes its time.
 SMALL = DeviceFacts(0, "sm_90", 4, 19 << 10)
@@ -37,7 +41,8 @@ LENGTHS = {"float32": (1, 7, 64, 1000, 4096, 20004), "bfloat16": (1, 7, 64, 1000
 SUMMED = {"float32": 5004, "bfloat16": 5008, "float64": 2502}
 NORMS = [name for name, op in registry.items() if op.spec.category == "norm"]
 # One column and two, one sum and two.
-MIXED = ["layer_norm", "rms_norm_backward", "add_layer_norm_backward"]
+MIXED = ["layer_norm", "rms_norm_backward", "add_layer_norm", "add_rms_norm_backward",
+         "add_layer_norm_backward"]  # fmt: skip
 SOFTMAXES = [name for name, op in registry.items() if op.spec.category == "softmax"]
 
 
@@ -54,7 +59,7 @@ class Trial(NamedTuple):
 
 def trial(
     op: str, shapes: dict[str, Shape], dtype: str, how: str = "dense", add: bool = False,
-    facts: DeviceFacts = FACTS, mixed: bool = False, **options: Any,
+    facts: DeviceFacts = FACTS, mixed: Mixed = (), **options: Any,
 ) -> Trial:  # fmt: skip
     spec = registry[op].spec
     rng = np.random.default_rng(len(op) + sum(next(iter(shapes.values()))))
@@ -70,7 +75,7 @@ def trial(
                 axis = options.get("axis", -1)
                 x = np.exp(x) / np.exp(x).sum(axis, keepdims=True)
                 x = np.log(x) if "log" in op else x
-            kind = named(dtype).accumulate if mixed and spec.role(name).wide else dtype
+            kind = named(dtype).accumulate if spec.role(name).wide in mixed else dtype
             arrays.append(emulator.lying(x.astype(getattr(ml_dtypes, kind, kind)), how))
     problem = check.problem(spec, arrays, options, DEFAULT)
     given = [x for x in arrays if x is not None]
@@ -79,7 +84,7 @@ def trial(
     outs = tuple(strides_of(x) for x in problem.outputs)
     call = Call(problem, facts, outs, add, alignment)
     scalars = {"scale": 0.7} if "scale" in spec.scalars else {"eps": 1e-5}
-    label = f"{op} {shapes} {how} {options}{' mixed' * mixed}"
+    label = f"{op} {shapes} {how} {options} {mixed}"
     return Trial(op, tuple(arrays), scalars, call, plan(call), label)
 
 
@@ -128,22 +133,28 @@ def norm_trials(op: str, dtype: str) -> Iterator[Trial]:
 
 
 def mixed_trials(op: str, dtype: str) -> Iterator[Trial]:
-    """Columns wider than rows, in every way of sharing a row."""
+    """Columns, residual streams, or both, wider than the rest, in every way of sharing a row."""
+    every = [mixed for mixed in mixtures_of(registry[op].spec.wide) if mixed]
+    for mixed in every if lanes.FULL else dict.fromkeys((every[0], every[-1])):
+        yield from mixture_trials(op, dtype, mixed)
+
+
+def mixture_trials(op: str, dtype: str, mixed: Mixed) -> Iterator[Trial]:
     form = registry[op].spec.signatures[-1]
     for n in (1, 7, 64, 1000, 4096, SUMMED[dtype]):
         facts = SMALL if n == SUMMED[dtype] else FACTS
         shapes = {p.name: p.shape({"b": (3, 5) if n < 100 else (2,), "n": n}) for p in form.inputs}
         for how in ("dense", "padded", "odd", "stepped") if n == 64 else ("dense",):
-            yield trial(op, shapes, dtype, how, facts=facts, mixed=True)
+            yield trial(op, shapes, dtype, how, facts=facts, mixed=mixed)
     if registry[op].spec.accumulates:
-        yield from kept_trials(op, dtype, mixed=True)
-        yield from streamed_trials(op, dtype, mixed=True)
+        yield from kept_trials(op, dtype, mixed)
+        yield from streamed_trials(op, dtype, mixed)
     else:
         shapes = {p.name: p.shape({"b": (2,), "n": LENGTHS[dtype][-1]}) for p in form.inputs}
-        yield trial(op, shapes, dtype, mixed=True)
+        yield trial(op, shapes, dtype, mixed=mixed)
 
 
-def kept_trials(op: str, dtype: str, mixed: bool = False) -> Iterator[Trial]:
+def kept_trials(op: str, dtype: str, mixed: Mixed = ()) -> Iterator[Trial]:
     """Rows of just what a block holds, more than there are blocks: near, and as if far."""
     form = registry[op].spec.signatures[-1]
     shapes = {p.name: p.shape({"b": (2, 137), "n": 1024}) for p in form.inputs}
@@ -156,11 +167,12 @@ def kept_trials(op: str, dtype: str, mixed: bool = False) -> Iterator[Trial]:
         yield from every
 
 
-def streamed_trials(op: str, dtype: str, mixed: bool = False) -> Iterator[Trial]:
+def streamed_trials(op: str, dtype: str, mixed: Mixed = ()) -> Iterator[Trial]:
     """Rows that come in bulk, more of a block than it has places for, of one block and of more."""
     form = registry[op].spec.signatures[-1]
     for parts, slots, held in ((1, 2, 4), (1, 3, 2), (2, 3, 4), (8, 2, 4)):
-        n = parts * 64 * held * 16 // named(dtype).itemsize
+        size = named("float32" if "residual" in mixed else dtype).itemsize
+        n = parts * 64 * held * 16 // size
         shapes = {p.name: p.shape({"b": (2, 13), "n": n}) for p in form.inputs}
         ways = {"_STREAMED": {2: held, 4: held}, "_PARTS": {parts: 3}, "_EARLY": slots}
         with patch.multiple(kept_rows, _HELD={}, _LEAST=64, _THREADS=64, **ways):
@@ -225,7 +237,7 @@ def reference(one: Trial) -> tuple[Array, ...]:
     while wide[-1] is None:
         wide.pop()
     options = one.call.problem.options
-    with stored_as(one.call.problem.dtype):
+    with stored_as(*[x.dtype for x in one.call.problem.outputs]):
         found = registry[one.op](*wide, **options, **one.scalars, backend="array_api")
     return found if isinstance(found, tuple) else (found,)
 

@@ -233,7 +233,7 @@ def load(name: str) -> Backend:
 
 def mixes(spec: OpSpec, backend: str, dtype: str) -> bool:
     """Whether a backend takes values of the accumulate dtype of `dtype` where an op allows them."""
-    if named(dtype).accumulate == dtype or not any(role.wide for role in spec.roles.values()):
+    if named(dtype).accumulate == dtype or not spec.wide:
         return False
     return _mixes(load(backend), spec)
 
@@ -320,7 +320,7 @@ def _reason(name: str, problem: Problem, forced: bool) -> str | None:
             logger.warning("backend %s cannot be loaded, each call tries again: %s", name, error)
         return _Unloaded(f"cannot be loaded: {error}")
     if problem.mixed and not _mixes(backend, problem.spec):
-        return f"has nothing for {problem.wide_dtype} beside {problem.dtype}"
+        return f"has nothing for {problem.compute_dtype} beside {problem.dtype}"
     # One of another package need not say.
     reads = getattr(backend, "reads", "")
     if any(x and c not in reads for x, c in zip(problem.reads, problem.spec.codes, strict=False)):

@@ -62,18 +62,19 @@ def _of_numbers(problem: Problem) -> Callable[..., tuple[Array, ...]]:
 
         return plain
 
-    compute, astype, dtype = (
-        library.dtype(problem.compute_dtype), library.xp.astype, problem.dtype
+    compute, astype, dtypes = (
+        library.dtype(problem.compute_dtype), library.xp.astype,
+        [x.dtype for x in problem.outputs],
     )  # fmt: skip
     # Of all parameters: blocks give the halves of a packed array in the places of two.
     narrow = [name not in problem.spec.discrete for name in problem.spec.arrays]
 
     def widened(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
         wide = [
-            astype(x, compute) if cast and x is not None else x
+            astype(x, compute) if cast and x is not None and x.dtype != compute else x
             for x, cast in zip(arrays, narrow, strict=False)
         ]
-        with stored_as(dtype):
+        with stored_as(*dtypes):
             result = body(*wide, **options, **scalars)
         return result if type(result) is tuple else (result,)
 

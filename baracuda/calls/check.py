@@ -287,7 +287,7 @@ def _device(facts: Mapping[str, Facts]) -> str:
 
 def _dtypes(spec: OpSpec, facts: Mapping[str, Facts]) -> str:
     """The dtype that all arrays but indices and masks share."""
-    dtype, first, wide = "", "", ""
+    dtype, first, wide = "", "", dict[str, str]()
     for name, fact in facts.items():
         if name in spec.integers:
             if fact.dtype not in INDICES:
@@ -300,15 +300,16 @@ def _dtypes(spec: OpSpec, facts: Mapping[str, Facts]) -> str:
             raise type_error(spec.name, name, f"{allowed} ({', '.join(spec.dtypes)})", fact.dtype)
         elif not dtype:
             dtype, first = fact.dtype, name
-        elif spec.role(name).wide:
-            if wide:
-                takes, said = {facts[wide].dtype}, f"{facts[wide].dtype} (as {wide})"
+        elif kind := spec.role(name).wide:
+            if kind in wide:
+                like = wide[kind]
+                takes, said = {facts[like].dtype}, f"{facts[like].dtype} (as {like})"
             else:
                 takes = {dtype, named(dtype).accumulate}
                 said = " or ".join([f"{dtype} (as {first})", *(takes - {dtype})])
             if fact.dtype not in takes:
                 raise type_error(spec.name, name, said, fact.dtype)
-            wide = name
+            wide.setdefault(kind, name)
         elif fact.dtype != dtype:
             raise type_error(spec.name, name, f"{dtype} (as {first})", fact.dtype)
     return dtype

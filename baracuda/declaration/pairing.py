@@ -29,12 +29,15 @@ class Kept(NamedTuple):
         Keywords of the gradient, shapes of inputs among them.
     results : tuple of tuple of int
         The shape of each result, in order.
+    dtypes : dict of str to dtype
+        Those of inputs and results, by name.
     """
 
     inputs: tuple[str, ...]
     arrays: dict[str, Array]
     options: dict[str, Any]
     results: tuple[Shape, ...]
+    dtypes: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class Pairing:
             {name: known[name] for name in self.saved if name in known},
             {**{k: v for k, v in options.items() if k in self.options}, **shapes},
             tuple([tuple(x.shape) for x in made]),
+            {name: x.dtype for name, x in known.items()},
         )
 
     def pull(self, kept: Kept, cotangents: Sequence[Array | None]) -> dict[str, Array]:
@@ -116,7 +120,7 @@ class Pairing:
         Returns
         -------
         dict of str to array
-            By the names of the inputs that were given and have one.
+            By the names of the inputs that were given and have one, each in the dtype of its input.
 
         Raises
         ------
@@ -128,10 +132,12 @@ class Pairing:
             expected = f"{len(kept.results)} cotangents, not all of them None"
             raise type_error(self._forward.name, "cotangents", expected, f"{len(given)} arrays")
         library = library_of(given[0])
-        where = {"dtype": given[0].dtype, "device": library.device_of(given[0])}
-        known = dict(kept.arrays)
-        for name, x, shape in zip(self.cotangents.values(), cotangents, kept.results, strict=True):
-            known[name] = library.xp.zeros(shape, **where) if x is None else x
+        device, known = library.device_of(given[0]), dict(kept.arrays)
+        for (name, dual), x, shape in zip(
+            self.cotangents.items(), cotangents, kept.results, strict=True
+        ):
+            where = {"dtype": kept.dtypes[name], "device": device}
+            known[dual] = library.xp.zeros(shape, **where) if x is None else x
         arrays = [known.get(name) for name in self._backward.arrays]
         while arrays[-1] is None:
             arrays.pop()
@@ -141,8 +147,9 @@ class Pairing:
         there = {name for name, x in names if x is not None}
         form = next(f for f in self._backward.forms(kept.options) if f.takes(there))
         named = dict(zip([p.name for p in form.outputs], results, strict=True))
-        own = [(x, self.gradients.get(x)) for x in kept.inputs]
-        return {x: named[dx] for x, dx in own if dx in named}
+        own = [(x, named[dx]) for x in kept.inputs if (dx := self.gradients.get(x)) in named]
+        cast = library.xp.astype
+        return {x: g if g.dtype == (d := kept.dtypes[x]) else cast(g, d) for x, g in own}
 
 
 def pairing(forward: OpSpec, op: Callable[..., Any], backward: OpSpec) -> Pairing:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["value", "integer", "index", "mask"]
+Wide: TypeAlias = Literal["", "parameter", "residual"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,10 @@ class Role:
         The least and the largest value that tests and benchmarks draw, both included by an integer.
     alike : str
         Of a value: the input whose gradient is its own too, since only the sum of both matters.
-    wide : bool
+    wide : {"", "parameter", "residual"}
         Of a value: it may have the accumulate dtype of the problem instead of its dtype, as all
-        others that may: float32 parameters beside 16-bit activations.
+        others of its kind that are given: float32 parameters, or a float32 residual stream, beside
+        16-bit activations. "": it may not.
     typed_as : str
         Of a result: the input whose dtype it has; that of the primal by default.
     dtype : str
@@ -53,7 +55,7 @@ class Role:
     counts: str = ""
     between: tuple[float, float] | None = None
     alike: str = ""
-    wide: bool = False
+    wide: Wide = ""
     typed_as: str = ""
     dtype: str = ""
     total: bool = False
@@ -70,7 +72,15 @@ def value(low: float, high: float) -> Role:
 
 def parameter(low: float | None = None, high: float | None = None) -> Role:
     """A value that may be float32 beside 16-bit ones."""
-    return Role(between=None if low is None or high is None else (low, high), wide=True)
+    return Role(between=None if low is None or high is None else (low, high), wide="parameter")
+
+
+def residual(like: str = "") -> Role:
+    """A value of a residual stream, which may be float32 beside 16-bit ones.
+
+    Its gradient is its own, or that of the input `like` where only the sum of both matters.
+    """
+    return Role(alike=like, wide="residual")
 
 
 def typed_as(name: str) -> Role:

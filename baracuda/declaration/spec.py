@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from baracuda.declaration.dispatch import Choices
 from baracuda.declaration.dtypes import FLOATS, named
-from baracuda.declaration.roles import VALUE, Role
+from baracuda.declaration.roles import VALUE, Role, Wide
 from baracuda.declaration.shapes import Axes, Signature, Term
 from baracuda.declaration.sku import PrecisionGuarantee
 from baracuda.forks import cached_property
@@ -21,7 +21,6 @@ Normaliser: TypeAlias = Callable[[str, str, Any], Any]
 
 Resolver: TypeAlias = Callable[[str, Axes, dict[str, Any]], Mapping[str, int]]
 """``(op, axes, options) -> derived axes``; may complete the options in place."""
-
 
 Schedule: TypeAlias = Literal[
     "channels", "window_backward", "cross_entropy", "elementwise", "gather", "nll_loss", "planes",
@@ -209,6 +208,11 @@ class OpSpec:
             for q in form.outputs
         )
 
+    @cached_property
+    def wide(self) -> tuple[Wide, ...]:
+        """The kinds of inputs that may be wider than the others."""
+        return tuple(dict.fromkeys([r.wide for r in map(self.role, self.arrays) if r.wide]))
+
     def dtype_of(self, name: str, dtype: str, index: str) -> str:
         """The dtype of an input beside floating ones of `dtype` and integer ones of `index`."""
         return "bool" if name in self.masks else index if name in self.integers else dtype
@@ -297,6 +301,8 @@ class Problem:
         Dispatch options, `deterministic` resolved.
     reads : tuple of str
         Of each run-time value the dtype of the array that it is, "" for a number; () for none.
+    dtype : str
+        That of the primal: of the first value that may not be wider.
     given : tuple of Operand
         The inputs that are there.
     raising : tuple of str
@@ -314,11 +320,15 @@ class Problem:
     options: dict[str, Any]
     choices: Choices
     reads: tuple[str, ...] = ()
+    dtype: str = field(init=False)
     given: tuple[Operand, ...] = field(init=False)
     raising: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "given", tuple([x for x in self.inputs if x is not None]))
+        spec, given = self.spec, tuple([x for x in self.inputs if x is not None])
+        own = [x for x in given if not (x.name in spec.discrete or spec.role(x.name).wide)]
+        object.__setattr__(self, "dtype", (own or self.outputs)[0].dtype)
+        object.__setattr__(self, "given", given)
         object.__setattr__(self, "raising", tuple(self._raising()))
 
     def _raising(self) -> Iterator[str]:
@@ -343,20 +353,15 @@ class Problem:
             c.sku and c.sku.to_json(),
         )
 
-    @property
-    def dtype(self) -> str:
-        """dtype of the primal, which is that of the outputs."""
-        return self.outputs[0].dtype
-
-    @property
-    def wide_dtype(self) -> str | None:
-        """dtype of the values that may have another than the primal, where one was given."""
-        return next((x.dtype for x in self.given if self.spec.role(x.name).wide), None)
+    def dtype_of(self, kind: Wide) -> str:
+        """dtype of the values of a kind that may be wider; of the primal where none was given."""
+        some = (x.dtype for x in self.given if self.spec.role(x.name).wide == kind)
+        return next(some, self.dtype)
 
     @property
     def mixed(self) -> bool:
         """Whether values of two dtypes were given."""
-        return self.wide_dtype not in (None, self.dtype)
+        return any(self.dtype_of(kind) != self.dtype for kind in self.spec.wide)
 
     @property
     def compute_dtype(self) -> str:

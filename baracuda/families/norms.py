@@ -21,6 +21,9 @@ SCALED = {"weight": roles.parameter()}
 AFFINE = {**SCALED, "bias": roles.parameter()}
 SCALED_BACKWARD = {**SCALED, "dweight": roles.total("weight")}
 AFFINE_BACKWARD = {**SCALED_BACKWARD, "dbias": roles.total("weight")}
+# What a residual stream, its sum and their one gradient may be.
+STREAM = {"residual": roles.residual("x"), "s": roles.typed_as("residual")}
+STREAM_BACKWARD = {"ds": roles.residual(), "s": roles.residual(), "dx": roles.typed_as("s")}
 
 norm = partial(
     op,

@@ -20,26 +20,26 @@ import numpy as np
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
 
-_stored: ContextVar[str] = ContextVar("stored", default="")
+_stored: ContextVar[tuple[str, ...]] = ContextVar("stored", default=())
 _unread: ContextVar[bool] = ContextVar("unread", default=False)
 
 
 @contextmanager
-def stored_as(dtype: str) -> Iterator[None]:
-    """A block in which `stored` rounds to `dtype`; an outer one counts."""
-    token = _stored.set(_stored.get() or dtype)
+def stored_as(*dtypes: str) -> Iterator[None]:
+    """A block in which `stored` rounds to the dtypes of the results; an outer one counts."""
+    token = _stored.set(_stored.get() or dtypes)
     try:
         yield
     finally:
         _stored.reset(token)
 
 
-def stored(x: Array) -> Array:
-    """`x` as an output holds it: rounded to the dtype of the call, in the dtype of `x`."""
-    library, name = library_of(x), _stored.get()
-    if not name or library.dtype(name) == x.dtype:
+def stored(x: Array, number: int) -> Array:
+    """`x` as the result of this number holds it: rounded to its dtype, in the dtype of `x`."""
+    library, names = library_of(x), _stored.get()
+    if not names or library.dtype(names[number]) == x.dtype:
         return x
-    return library.rounded(x, name)
+    return library.rounded(x, names[number])
 
 
 def sides(b: Array) -> tuple[Array, Array]:

@@ -252,12 +252,14 @@ def _differentiable(
 
     open = (*adjoint.constants(problem, ask({*kept, *map(dual, outputs)})), *traced)
     floats = [i for i in floats if names[i] not in open]
+    dtypes = [problem.library.dtype(x.dtype) for x in problem.given]
 
     def transpose(*args: Array) -> tuple[Array, ...]:
         known = dict(zip([*kept, *map(dual, outputs)], args, strict=True))
         values = {**scalars, **{name: known[name] for name in traced}}
         found = ask(known).call(registry[partner.name], known, {**values, **dispatch})
-        return tuple(found[dual(names[i])] for i in floats)
+        # One gradient of two inputs has the dtype of the wider.
+        return tuple(found[dual(names[i])].astype(dtypes[i]) for i in floats)
 
     def by_partner(primals: Sequence[Array], tangents: Sequence[Array]) -> Any:
         out = function(*primals)

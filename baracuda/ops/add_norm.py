@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.families import norms
 from baracuda.families.norms import kernel, norm
@@ -22,7 +21,7 @@ __all__ = [
 @norm(
     "x[*b n], residual[*b n] -> y[*b n], s[*b n]",
     "x[*b n], residual[*b n], weight[n] -> y[*b n], s[*b n]",
-    roles={**norms.SCALED, "residual": roles.like("x")},
+    roles={**norms.SCALED, **norms.STREAM},
     kernel=kernel("AddRmsNorm"),
 )
 def add_rms_norm(
@@ -38,15 +37,17 @@ def add_rms_norm(
 
     Parameters
     ----------
-    x, residual : arrays of shape [*b, n]
+    x : array of shape [*b, n]
         Any floating dtype.
+    residual : array of shape [*b, n]
+        dtype of `x`, or float32 beside 16 bits, whatever that of the parameters.
     weight, eps, **dispatch
         As in `rms_norm`.
 
     Returns
     -------
     y, s : arrays of shape [*b, n]
-        dtype of `x`, C order.
+        dtype of `x`, and that of `residual`; C order.
 
     Raises
     ------
@@ -63,7 +64,7 @@ def add_rms_norm(
     >>> bc.add_rms_norm(np.asarray([1.0, -2.0]), np.asarray([2.0, -1.0]), eps=0.0)
     (array([ 1., -1.]), array([ 3., -3.]))
     """
-    s = stored(x + residual)
+    s = stored(x + residual, 1)
     return norms.rms_norm(s, weight, eps), s
 
 
@@ -71,7 +72,7 @@ def add_rms_norm(
     "dy[*b n], ds[*b n], s[*b n] -> dx[*b n]",
     "dy[*b n], ds[*b n], s[*b n], weight[n] -> dx[*b n], dweight[n]",
     adjoint_of="add_rms_norm",
-    roles=norms.SCALED_BACKWARD,
+    roles={**norms.SCALED_BACKWARD, **norms.STREAM_BACKWARD},
     kernel=kernel("AddRmsNormBackward"),
 )
 def add_rms_norm_backward(
@@ -88,17 +89,19 @@ def add_rms_norm_backward(
 
     Parameters
     ----------
-    dy, ds : arrays of shape [*b, n]
-        Gradients of the results.
+    dy : array of shape [*b, n]
+        Gradient of y. Any floating dtype.
+    ds : array of shape [*b, n]
+        Gradient of s, in its dtype.
     s : array of shape [*b, n]
-        The sum that `add_rms_norm` returned.
+        dtype of `dy`, or float32 beside 16 bits. The sum that `add_rms_norm` returned.
     weight, eps, **dispatch
         As in `rms_norm`.
 
     Returns
     -------
     dx, and dweight where `weight` was given : arrays of shapes [*b, n] and [n]
-        dtype of `dy`, those of parameters that of `weight`; C order.
+        dtype of `s`, those of parameters that of `weight`; C order.
 
     Raises
     ------
@@ -124,7 +127,7 @@ def add_rms_norm_backward(
     "x[*b n], residual[*b n] -> y[*b n], s[*b n]",
     "x[*b n], residual[*b n], weight[n] -> y[*b n], s[*b n]",
     "x[*b n], residual[*b n], weight[n], bias[n] -> y[*b n], s[*b n]",
-    roles={**norms.AFFINE, "residual": roles.like("x")},
+    roles={**norms.AFFINE, **norms.STREAM},
     kernel=kernel("AddLayerNorm"),
 )
 def add_layer_norm(
@@ -141,15 +144,17 @@ def add_layer_norm(
 
     Parameters
     ----------
-    x, residual : arrays of shape [*b, n]
+    x : array of shape [*b, n]
         Any floating dtype.
+    residual : array of shape [*b, n]
+        dtype of `x`, or float32 beside 16 bits, whatever that of the parameters.
     weight, bias, eps, **dispatch
         As in `layer_norm`.
 
     Returns
     -------
     y, s : arrays of shape [*b, n]
-        dtype of `x`, C order.
+        dtype of `x`, and that of `residual`; C order.
 
     Raises
     ------
@@ -166,7 +171,7 @@ def add_layer_norm(
     >>> bc.add_layer_norm(np.asarray([1.0, 1.0]), np.asarray([0.0, 2.0]), eps=0.0)
     (array([-1.,  1.]), array([1., 3.]))
     """
-    s = stored(x + residual)
+    s = stored(x + residual, 1)
     return norms.layer_norm(s, weight, bias, eps), s
 
 
@@ -174,7 +179,7 @@ def add_layer_norm(
     "dy[*b n], ds[*b n], s[*b n] -> dx[*b n]",
     "dy[*b n], ds[*b n], s[*b n], weight[n] -> dx[*b n], dweight[n], dbias[n]",
     adjoint_of="add_layer_norm",
-    roles=norms.AFFINE_BACKWARD,
+    roles={**norms.AFFINE_BACKWARD, **norms.STREAM_BACKWARD},
     kernel=kernel("AddLayerNormBackward"),
 )
 def add_layer_norm_backward(
@@ -191,17 +196,19 @@ def add_layer_norm_backward(
 
     Parameters
     ----------
-    dy, ds : arrays of shape [*b, n]
-        Gradients of the results.
+    dy : array of shape [*b, n]
+        Gradient of y. Any floating dtype.
+    ds : array of shape [*b, n]
+        Gradient of s, in its dtype.
     s : array of shape [*b, n]
-        The sum that `add_layer_norm` returned.
+        dtype of `dy`, or float32 beside 16 bits. The sum that `add_layer_norm` returned.
     weight, eps, **dispatch
         As in `layer_norm`.
 
     Returns
     -------
     dx, and dweight and dbias where `weight` was given : arrays of shapes [*b, n], [n] and [n]
-        dtype of `dy`, those of parameters that of `weight`; C order.
+        dtype of `s`, those of parameters that of `weight`; C order.
 
     Raises
     ------

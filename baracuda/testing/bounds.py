@@ -21,17 +21,18 @@ def tolerance(call: Call, stored: bool = True) -> list[np.ndarray[Any, Any]]:
 
     One rounding to the storage dtype, and as much as `STEPS` roundings of the accumulate dtype
     move the result when they are made to the inputs (its conditioning) or to the output. What is
-    not `stored` in the dtype of the subject goes without that rounding.
+    not `stored` in its declared dtype goes without that rounding.
     """
     spec, dtype = call.subject.spec, call.subject.dtype
     if spec.moves:
         return [np.zeros(x.shape) for x in call.reference()]
-    store = named(dtype)  # in which composites round in between, too
-    compute = store if spec.composite else named(store.accumulate)
+    own = named(dtype)  # in which composites round in between, too
+    compute = own if spec.composite else named(own.accumulate)
     exact = call.reference()
     moved = [call.reference(noise=compute.eps, seed=seed) for seed in range(3)]
     out = []
-    for i, value in enumerate(exact):
+    for i, (value, dtype) in enumerate(zip(exact, call.dtypes, strict=True)):
+        store = named(dtype)
         shift = np.max([np.abs(apart(m[i], value)) for m in moved], axis=0)
         value = np.where(np.isinf(value), 0.0, value)
         size = np.max(np.abs(value), initial=0.0)

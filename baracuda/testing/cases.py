@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from baracuda import backends
 from baracuda.calls import adjoint
 from baracuda.calls.op import Op, registry
 from baracuda.declaration.dtypes import named
+from baracuda.declaration.roles import Wide
 from baracuda.declaration.shapes import Signature
 from baracuda.declaration.spec import Case, OpSpec
 from baracuda.families.numerics import stored_as
@@ -31,8 +33,8 @@ LIBRARIES = ("numpy", "torch", "jax", "array_api_strict")
 class Subject:
     """One op on one backend, for arrays of one library and dtype.
 
-    A brief one tries each form of the op at the first case alone. In a mixed one what may be wider
-    than the dtype is: parameters.
+    A brief one tries each form of the op at the first case alone. In a mixed one some kinds of
+    inputs are wider than the dtype: parameters, a residual stream.
     """
 
     op: str
@@ -41,10 +43,10 @@ class Subject:
     dtype: str
     device: str = "cpu"
     brief: bool = False
-    mixed: bool = False
+    mixed: tuple[Wide, ...] = ()
 
     def __str__(self) -> str:
-        end = "-mixed" * self.mixed + "-brief" * self.brief
+        end = "".join([f"-wide_{kind}" for kind in self.mixed]) + "-brief" * self.brief
         return f"{self.op}-{self.backend}-{self.library}-{named(self.dtype).short}{end}"
 
     @property
@@ -87,9 +89,15 @@ def subjects(
                     for dtype in dtypes:
                         if not holds(lib, dtype):
                             continue
-                        yield Subject(name, backend, lib, dtype, device)
-                        if backends.mixes(registry[name].spec, backend, dtype):
-                            yield Subject(name, backend, lib, dtype, device, mixed=True)
+                        spec = registry[name].spec
+                        takes = backends.mixes(spec, backend, dtype)
+                        for mixed in mixtures_of(spec.wide if takes else ()):
+                            yield Subject(name, backend, lib, dtype, device, mixed=mixed)
+
+
+def mixtures_of(kinds: Sequence[Wide]) -> tuple[tuple[Wide, ...], ...]:
+    """None of the kinds of inputs that may be wider, each choice of some, and all."""
+    return tuple([c for many in range(len(kinds) + 1) for c in combinations(kinds, many)])
 
 
 @cache
@@ -176,6 +184,13 @@ class Call:
         return {name: known[name] for name in spec.scalars}
 
     @property
+    def dtypes(self) -> list[str]:
+        """The dtype of each result that is a value, as declared."""
+        roles = [self.subject.spec.role(p.name) for p in self.form.outputs]
+        same = [self.arrays.get(role.typed_as) for role in roles]
+        return [self.subject.dtype if x is None else x.dtype.name for x in same]
+
+    @property
     def watched(self) -> list[str]:
         """The inputs that the op has an explicit gradient to, all floating ones where it has none.
 
@@ -241,7 +256,7 @@ class Call:
                 x = x.astype(np.float64)
                 x = x * (1 + noise * rng.choice([-1.0, 1.0], x.shape)) if noise else x
             wide.append(x)
-        with stored_as(self.subject.dtype):
+        with stored_as(*self.dtypes):
             result = self.subject.function(
                 *positional(wide), **{**self.options, "backend": "array_api"}
             )
@@ -275,12 +290,17 @@ def tried(spec: OpSpec, cases: Sequence[Case]) -> Iterator[tuple[Case, Signature
 
 @cache
 def draw(
-    spec: OpSpec, case: Case, form: Signature, dtype: str, seed: int = 0, mixed: bool = False
+    spec: OpSpec,
+    case: Case,
+    form: Signature,
+    dtype: str,
+    seed: int = 0,
+    mixed: tuple[Wide, ...] = (),
 ) -> Mapping[str, np.ndarray[Any, Any]]:
     """Normal values, indices in range, positions up to a million, masks that keep two of three.
 
     Saved outputs are those of the forward, with such inputs of it as the gradient does not take.
-    `mixed`: what may be wider than the dtype is.
+    `mixed`: the kinds of inputs that are wider than the dtype.
     """
     rng = np.random.default_rng([seed, len(spec.name), *map(ord, spec.name)])
     out = _drawn(rng, spec, case, form, dtype, mixed)
@@ -299,7 +319,12 @@ def draw(
 
 
 def _drawn(
-    rng: np.random.Generator, spec: OpSpec, case: Case, form: Signature, dtype: str, mixed: bool
+    rng: np.random.Generator,
+    spec: OpSpec,
+    case: Case,
+    form: Signature,
+    dtype: str,
+    mixed: tuple[Wide, ...],
 ) -> dict[str, np.ndarray[Any, Any]]:
     axes = dict(case.axes)
     if spec.resolve is not None:
@@ -310,7 +335,7 @@ def _drawn(
         if pattern.is_option:
             continue
         shape, role = pattern.shape(axes), spec.role(pattern.name)
-        wide = mixed and role.wide
+        wide = role.wide in mixed
         kind = adapter("numpy").dtype(named(dtype).accumulate if wide else dtype)
         if pattern.name in spec.integers and role.between:
             low, high = map(int, role.between)

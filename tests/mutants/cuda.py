@@ -219,6 +219,22 @@ _GEOMETRY = (
         "test_cupy_host.py::test_a_view_off_the_widest_access_has_a_plan_of_its_own",
     ),
     mutant(
+        "planes are of one type", "backends/cuda/__init__.py",
+        'schedule == "planes" and spec.wide == ("parameter",)', 'schedule == "planes"',
+        "test_mixed.py::test_schedules_say_which_wider_values_they_take",
+    ),
+    mutant(
+        "rows that are losses are of one type", "backends/cuda/schedules/rows.py",
+        "if of.costs and call.row_type != call.type:", "if False:",
+        "test_mixed.py::test_schedules_say_which_wider_values_they_take",
+    ),
+    mutant(
+        "columns are of one type", "backends/cuda/schedules/rows.py",
+        "not (of.masks or of.columns or call.row_type != call.type):",
+        "not (of.masks or of.columns):",
+        "test_mixed.py::test_schedules_say_which_wider_values_they_take",
+    ),
+    mutant(
         "halves of a packed array are told apart", "backends/cuda/schedules/elementwise.py",
         "return both[::-1] if swapped else both", "return both",
         "test_emulated_views.py::test_views_that_run_backwards_give_what_copies_give[gated.cu]",

@@ -338,6 +338,16 @@ _CHECKS = (
         "test_mixed.py::test_gradients_are_added_into_float32_buffers",
     ),
     mutant(
+        "a residual may be wider where parameters are not", "calls/check.py",
+        "if kind in wide:", "if wide:\n                kind = next(iter(wide))",
+        "test_mixed.py::test_torch_trains_each_input_in_its_own_dtype",
+    ),
+    mutant(
+        "the dtype of a gradient is its primal's, not its residual's", "declaration/spec.py",
+        "(own or self.outputs)[0].dtype", "self.outputs[0].dtype",
+        "test_laws.py::test_laws[add_rms_norm_backward-torch-torch-bf16-wide_residual]",
+    ),
+    mutant(
         "an index without a policy is refused", "declaration/verify.py",
         "if not role.policy or role.policy not in", "if role.policy and role.policy not in",
         "test_declarations.py::test_a_mistake_is_refused_and_names_op_and_line",
@@ -472,6 +482,12 @@ _CHECKS = (
 
 _BODIES = (
     mutant(
+        "a sum is stored as its own result is", "calls/body.py",
+        "[x.dtype for x in problem.outputs],\n    )",
+        "[problem.dtype for x in problem.outputs],\n    )",
+        "test_mixed.py::test_torch_trains_each_input_in_its_own_dtype",
+    ),
+    mutant(
         "slopes of a mean keep the range of float16", "ops/linear_cross_entropy.py",
         'name_of(rows.weight.dtype) != "float16"', "True",
         "test_saturation.py::test_slopes_of_a_mean_keep_their_digits_in_half_precision",
@@ -575,6 +591,22 @@ _BODIES = (
 )  # fmt: skip
 
 _FRAMEWORKS = (
+    mutant(
+        "a shared gradient has the dtype of each input in JAX", "frameworks/jax.py",
+        "found[dual(names[i])].astype(dtypes[i])", "found[dual(names[i])]",
+        "test_mixed.py::test_jax_differentiates_them[add_rms_norm-residual]",
+    ),
+    mutant(
+        "a shared gradient has the dtype of each input on a tape", "declaration/pairing.py",
+        "else cast(g, d)", "else g",
+        "test_mixed.py::test_an_engine_gets_gradients_in_the_dtypes_of_the_inputs",
+    ),
+    mutant(
+        "a cotangent of zeros has the dtype of its result", "declaration/pairing.py",
+        '{"dtype": kept.dtypes[name], "device": device}',
+        '{"dtype": given[0].dtype, "device": device}',
+        "test_mixed.py::test_an_engine_gets_gradients_in_the_dtypes_of_the_inputs",
+    ),
     mutant(
         "watched tensors get the explicit gradient", "calls/plan.py",
         "if problem.mode != \"autograd\":", "if True:",

@@ -38,7 +38,10 @@ class CudaBackend:
 
     def mixes(self, spec: OpSpec) -> bool:
         """Whether kernels take the values that may be wider than others so."""
-        return spec.kernel is not None and spec.kernel.schedule in ("rows", "planes", "elementwise")
+        schedule = spec.kernel and spec.kernel.schedule
+        # Planes are of one type.
+        only = schedule == "planes" and spec.wide == ("parameter",)
+        return only or schedule in ("rows", "elementwise")
 
     def refuses(self, problem: Problem) -> str | None:
         if problem.spec.kernel is None:

@@ -187,18 +187,50 @@ class Call(NamedTuple):
 
     @property
     def column_type(self) -> str:
-        """The type of values that may be wider than the primal, as the sources spell it."""
-        return named(self.problem.wide_dtype or self.problem.dtype).short
+        """The type of parameters, which may be wider than the primal, as the sources spell it."""
+        return named(self.problem.dtype_of("parameter")).short
 
     @property
     def column_tags(self) -> tuple[str, ...]:
-        """What tells kernels of such values apart."""
-        return (self.column_type,) if self.problem.mixed else ()
+        """What tells kernels of wider parameters apart."""
+        return (self.column_type,) if self.column_type != self.type else ()
 
     @property
     def column_argument(self) -> str:
         """The template argument for them, behind others."""
         return "".join(f", {kind}" for kind in self.column_tags)
+
+    @property
+    def row_dtype(self) -> str:
+        """dtype of rows: of a residual stream where there is one, else of the primal."""
+        return self.problem.dtype_of("residual")
+
+    @property
+    def row_type(self) -> str:
+        """The same, as the sources spell it."""
+        return named(self.row_dtype).short
+
+    @property
+    def row_size(self) -> int:
+        """Bytes per element of a row."""
+        return named(self.row_dtype).itemsize
+
+    @property
+    def row_tags(self) -> tuple[str, ...]:
+        """What tells kernels apart whose rows or parameters are wider than the primal."""
+        wider = self.row_type != self.type
+        return (self.column_type, "residual") if wider else self.column_tags
+
+    def row_arguments(self, views: Sequence[View]) -> str:
+        """The template arguments for them, behind others; `views` are the loads and outputs."""
+        if self.row_type == self.type:
+            return self.column_argument
+        return f", {self.column_type}, {self.type}, {self.narrow(views)}"
+
+    def narrow(self, views: Sequence[View]) -> int:
+        """Which of these arrays have the primal's dtype where rows have a wider one, as bits."""
+        every = (*self.problem.given, *self.problem.outputs)
+        return bits([every[v.slot].dtype != self.row_dtype for v in views])
 
     @property
     def accumulate_dtype(self) -> str:

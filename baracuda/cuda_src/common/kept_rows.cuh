@@ -14,7 +14,9 @@
 
 namespace baracuda {
 
-template <class F, class T, int HELD, Access ACCESS, bool FAR, bool ADD, class C = T>
+template <
+    class F, class T, int HELD, Access ACCESS, bool FAR, bool ADD, class C = T, class N = T,
+    int NARROW = 0>
 struct KeptRows {
   using A = Acc<T>;
   using State = typename F::State;
@@ -36,9 +38,11 @@ struct KeptRows {
     i64 at[LOADS + OUT];
   };
   struct Row {
-    Vec<T, V> x[LOADS][HELD];
-    Vec<T, G> front[LOADS];
+    Piece<T, N, V> x[LOADS][HELD];
+    Piece<T, N, G> front[LOADS];
   };
+  // Of the loads, then outputs: those whose bits are set in NARROW are of N, narrower than T.
+  static HD constexpr bool is_narrow(int k) { return NARROW >> k & 1; }
   // Three rows leave no registers for columns, nor do two for wider ones.
   static constexpr bool AT_HAND = !FAR && LOADS < 3 && sizeof(C) == sizeof(T);
   static constexpr int LATE = FAR && sizeof(T) == 4 ? F::LATE : -1;
@@ -51,25 +55,25 @@ struct KeptRows {
   static DEVICE Row load_row(const Args& args, const Place& place) {
     Row row;
     UNROLL for (int k = 0; k < LOADS; ++k) {
-      const T* from = args.in[k] + place.at[k];
-      if constexpr (F::stages == CENTRED) {
-        row.front[k] = fetch<G, ACCESS>(from, args.step[k], 0, G);
-      }
+      if constexpr (F::stages == CENTRED) load_at(args, place, k, 0, row.front[k]);
       UNROLL for (int h = 0; h < HELD; ++h) {
-        if (k != LATE) row.x[k][h] = load_vector(args, place, k, h);
+        if (k != LATE) load_at(args, place, k, element(h), row.x[k][h]);
       }
     }
     return row;
   }
-  static DEVICE Vec<T, V> load_vector(const Args& args, const Place& place, int k, int h) {
-    const i32 e = element(h);
-    return fetch<V, ACCESS>(args.in[k] + place.at[k], args.step[k], e, e + V);
+  template <int W>
+  static DEVICE void load_at(
+      const Args& args, const Place& place, int k, i32 e, Piece<T, N, W>& to) {
+    to.template fetch<ACCESS>(is_narrow(k), args.in[k], place.at[k], args.step[k], e, e + W);
   }
 
   static DEVICE void ask(const Args& args, const Place& place) {
     if constexpr (ACCESS == VECTORS) {
       UNROLL for (int k = 0; k < LOADS; ++k) {
-        UNROLL for (int h = 0; h < HELD; ++h) prefetch<V>(args.in[k] + place.at[k] + element(h));
+        UNROLL for (int h = 0; h < HELD; ++h) {
+          prefetch_either<N, V>(is_narrow(k), args.in[k], place.at[k] + element(h));
+        }
       }
     }
   }
@@ -83,7 +87,7 @@ struct KeptRows {
       const Args& args, const Row& row, const Columns& column, int h, A (&x)[LOADS][V],
       A (&c)[COLUMNS + 1][V]) {
     UNROLL for (int k = 0; k < LOADS; ++k) {
-      if (k != LATE) widen(row.x[k][h], x[k]);
+      if (k != LATE) row.x[k][h].widen(is_narrow(k), x[k]);
     }
     UNROLL for (int k = 0; k < COLUMNS; ++k) {
       widen(AT_HAND ? column[k][h] : load_column(args, k, h), c[k]);
@@ -113,7 +117,7 @@ struct KeptRows {
     Known known{};
     if constexpr (F::stages == CENTRED) {
       A front[G];
-      widen(row.front[F::X], front);
+      row.front[F::X].widen(is_narrow(F::X), front);
       known.guess(front, G);
     }
     stage(args, row, column, part, rooms, turn, known);
@@ -126,11 +130,16 @@ struct KeptRows {
     UNROLL for (int h = 0; h < HELD; ++h) {
       A x[LOADS][V], c[COLUMNS + 1][V], y[1][V], t[SUMS + 1][V];
       widen_all(args, row, column, h, x, c);
-      if constexpr (LATE >= 0) widen(load_vector(args, place, LATE, h), x[LATE]);
+      const i32 e = element(h);
+      if constexpr (LATE >= 0) {
+        Piece<T, N, V> late;
+        load_at(args, place, LATE, e, late);
+        late.widen(is_narrow(LATE), x[LATE]);
+      }
       f.finish(known, x, c, FULL, y);
       f.share(known, x, t);
-      const i32 e = element(h);
-      put<ACCESS, ADD>(args.out[0] + place.at[LOADS], args.step[LOADS], e, e + V, y[0]);
+      put_either<N, ACCESS>(
+          is_narrow(LOADS), ADD, args.out[0], place.at[LOADS], args.step[LOADS], e, e + V, y[0]);
       sums.add(h, t);
     }
   }

@@ -44,6 +44,13 @@ template <> struct Together<true> {
   u32 flags, pad;
 };
 
+// Where the elements of a row are, and which of them count.
+template <int WALKED> struct RowPlace {
+  i64 at[WALKED];
+  i32 end, written, channel;
+  int rank, lanes;
+};
+
 // Where an element is, from the beginning of its row.
 template <Access ACCESS> DEVICE i64 offset(i32 e, i64 step) {
   return ACCESS == STEPS ? e * step : i64(e);
@@ -90,6 +97,38 @@ template <Access ACCESS, int V, class T>
 DEVICE void put_or_add(bool add, T* p, i64 step, i32 e, i32 end, Acc<T> (&y)[V]) {
   if (add) put<ACCESS, true>(p, step, e, end, y);
   else put<ACCESS, false>(p, step, e, end, y);
+}
+
+// V elements of an array of rows. These are of T, but for the arrays that are of a narrower N, such
+// as what is added to a residual stream. Which one it is, a constant says wherever it is asked.
+template <class T, class N, int V> struct Piece {
+  Vec<T, V> own;
+  Vec<N, V> narrow;
+
+  template <Access ACCESS>
+  DEVICE void fetch(bool narrower, const T* p, i64 at, i64 step, i32 e, i32 end) {
+    const N* const other = reinterpret_cast<const N*>(p);
+    if (narrower) narrow = baracuda::fetch<V, ACCESS>(other + at, step, e, end);
+    else own = baracuda::fetch<V, ACCESS>(p + at, step, e, end);
+  }
+  DEVICE void widen(bool narrower, Acc<T> (&x)[V]) const {
+    if (narrower) baracuda::widen(narrow, x);
+    else baracuda::widen(own, x);
+  }
+};
+template <class N, Access ACCESS, int V, class T>
+DEVICE void put_either(
+    bool narrower, bool add, T* p, i64 at, i64 step, i32 e, i32 end, Acc<T> (&y)[V]) {
+  if (narrower) put_or_add<ACCESS>(add, reinterpret_cast<N*>(p) + at, step, e, end, y);
+  else put_or_add<ACCESS>(add, p + at, step, e, end, y);
+}
+template <class N, int V, class T> DEVICE void prefetch_either(bool narrower, const T* p, i64 at) {
+  if (narrower) prefetch<V>(reinterpret_cast<const N*>(p) + at);
+  else prefetch<V>(p + at);
+}
+// The address of the element `at`.
+template <class N, class T> DEVICE const T* moved(bool narrower, const T* p, i64 at) {
+  return narrower ? reinterpret_cast<const T*>(reinterpret_cast<const N*>(p) + at) : p + at;
 }
 
 // First elements of a row that tell its centre: as many as two registers take.

@@ -13,7 +13,8 @@
 // A thread holds HELD vectors of 16 bytes of each input; which elements, alignment does not say,
 // but in the longest rows. Rows of a few vectors take some lanes of a warp (LANES), others a block
 // (BLOCK); what a block does not hold it reads again (LONG).
-// The outputs whose bits are set in ADD are added to.
+// The outputs whose bits are set in ADD are added to. Of the loads, then outputs, those whose bits
+// are set in NARROW are of N, which is narrower than T.
 // Where rows are some planes each, columns are the channels' own, and a row leaves sums of its own.
 #pragma once
 #include "indexed/policy.cuh"
@@ -27,7 +28,7 @@ namespace baracuda {
 
 template <
     class F, class T, Way WAY, int HELD, Access ACCESS, int LEFT, int ADD, int BY = BY_ELEMENTS,
-    bool LOSSES = false, class C = T>
+    bool LOSSES = false, class C = T, class N = T, int NARROW = 0>
 struct Rows {
   using A = Acc<T>;
   using State = typename F::State;
@@ -42,6 +43,7 @@ struct Rows {
   static constexpr int SUMS = BY == BY_ELEMENTS ? F::sums : 0, SHARES = F::sums - SUMS;
   static constexpr int K = LOADS + OUT + ((LEFT & MASKED) != 0), WALKED = K + 2 * LOSSES;
   static constexpr bool COSTS = LOSSES && OUT == 0;
+  static_assert(!NARROW || !LOSSES, "what rows cost is of T");
   // All elements of a vector that is read are kept.
   static constexpr bool WHOLE = WIDE && LEFT == NONE;
   static constexpr u32 FULL = (1u << V) - 1;
@@ -81,15 +83,14 @@ struct Rows {
 
   static_assert(HELD * V <= 32, "a word says which elements count");
 
-  // Where the elements of a row are, and which of them count.
-  struct Row {
-    i64 at[WALKED];
-    i32 end, written, channel;
-    int rank, lanes;
-  };
+  using Row = RowPlace<WALKED>;
 
-  template <int N> struct Held {
-    Vec<T, V> x[N][HELD];
+  static HD constexpr bool is_narrow(int k) { return NARROW >> k & 1; }
+  static HD constexpr bool held_narrow(int k) { return LOADS == IN && is_narrow(k); }
+  using Some = Piece<T, N, V>;
+
+  template <int K> struct Held {
+    Some x[K][HELD];
     u32 kept;  // V bits for each vector
   };
   struct Whole : Held<IN> {
@@ -139,32 +140,34 @@ struct Rows {
   }
 
   // What is held of the vectors that were loaded.
-  static DEVICE void merge(const Vec<T, V> (&from)[LOADS], Vec<T, V> (&to)[IN]) {
+  static DEVICE void merge(const Some (&from)[LOADS], Some (&to)[IN]) {
     if constexpr (LOADS == IN) {
       UNROLL for (int k = 0; k < IN; ++k) to[k] = from[k];
     } else {
       A x[LOADS][V], y[IN][V];
-      UNROLL for (int k = 0; k < LOADS; ++k) widen(from[k], x[k]);
+      UNROLL for (int k = 0; k < LOADS; ++k) from[k].widen(is_narrow(k), x[k]);
       F::merge(x, y);
-      UNROLL for (int k = 0; k < IN; ++k) narrow(y[k], to[k]);
+      UNROLL for (int k = 0; k < IN; ++k) narrow(y[k], to[k].own);
     }
   }
 
-  static DEVICE void fetch_all(const Args& args, const Row& row, i32 e, Vec<T, V> (&to)[IN]) {
-    Vec<T, V> from[LOADS];
-    UNROLL for (int k = 0; k < LOADS; ++k) {
-      from[k] = fetch<V, ACCESS>(args.in[k] + row.at[k], args.step[k], e, row.end);
-    }
+  template <int W>
+  static DEVICE void load(const Args& args, const Row& row, int k, i32 e, Piece<T, N, W>& to) {
+    to.template fetch<ACCESS>(is_narrow(k), args.in[k], row.at[k], args.step[k], e, row.end);
+  }
+  static DEVICE void fetch_all(const Args& args, const Row& row, i32 e, Some (&to)[IN]) {
+    Some from[LOADS];
+    UNROLL for (int k = 0; k < LOADS; ++k) load(args, row, k, e, from[k]);
     merge(from, to);
   }
 
   template <int S>
   static DEVICE void take(
-      const Args& args, const Vec<T, V> (&v)[IN], const A (&c)[COLUMNS + 1][V], u32 keep,
+      const Args& args, const Some (&v)[IN], const A (&c)[COLUMNS + 1][V], u32 keep,
       const Known& known, State& s) {
     const F& f = args;
     A x[IN][V];
-    UNROLL for (int k = 0; k < IN; ++k) widen(v[k], x[k]);
+    UNROLL for (int k = 0; k < IN; ++k) v[k].widen(held_narrow(k), x[k]);
     f.template take<S>(s, known, x, c, keep);
   }
 
@@ -177,7 +180,7 @@ struct Rows {
     UNROLL for (int h = 0; h < HELD; ++h) {
       const i32 e = (row.rank + h * row.lanes) * V;
       if (e >= row.end) continue;
-      Vec<T, V> v[IN];
+      Some v[IN];
       A c[COLUMNS + 1][V];
       UNROLL for (int k = 0; k < IN; ++k) v[k] = held.x[k][h];
       columns(args, row, held, h, e, c);
@@ -185,7 +188,7 @@ struct Rows {
     }
     if constexpr (WAY == LONG) {
       for (i32 e = (row.rank + HELD * row.lanes) * V; e < row.end; e += row.lanes * V) {
-        Vec<T, V> v[IN];
+        Some v[IN];
         A c[COLUMNS + 1][V];
         fetch_all(args, row, e, v);
         columns(args, row, held, 0, e, c);
@@ -203,9 +206,9 @@ struct Rows {
 
   // The first elements of a row, for a guess at its centre.
   static constexpr int G = FRONT<T>;
-  static DEVICE void guess(const Vec<T, G> (&front)[LOADS], i32 end, Known& known) {
+  static DEVICE void guess(const Piece<T, N, G> (&front)[LOADS], i32 end, Known& known) {
     A x[LOADS][G], y[IN][G];
-    UNROLL for (int k = 0; k < LOADS; ++k) widen(front[k], x[k]);
+    UNROLL for (int k = 0; k < LOADS; ++k) front[k].widen(is_narrow(k), x[k]);
     if constexpr (LOADS != IN) F::merge(x, y);
     known.guess(LOADS != IN ? y[F::X] : x[F::X], greater(lesser(end, G), 1));
   }
@@ -235,17 +238,18 @@ struct Rows {
         return pass(args.out[0] + row.at[LOADS] + e, v);
       }
     }
-    UNROLL for (int k = 0; k < OUT; ++k) put_or_add<ACCESS>(
-        ADD >> k & 1, args.out[k] + row.at[LOADS + k], args.step[LOADS + k], e, row.written, y[k]);
+    UNROLL for (int k = 0; k < OUT; ++k) put_either<N, ACCESS>(
+        is_narrow(LOADS + k), ADD >> k & 1, args.out[k], row.at[LOADS + k], args.step[LOADS + k], e,
+        row.written, y[k]);
   }
 
   // The outputs of a vector, and its share of the sums.
   static DEVICE void finish(
-      const Args& args, const Row& row, i32 e, const Vec<T, V> (&v)[IN],
+      const Args& args, const Row& row, i32 e, const Some (&v)[IN],
       const A (&c)[COLUMNS + 1][V], u32 keep, const Known& known, A (&t)[F::sums + 1][V]) {
     const F& f = args;
     A x[IN][V], y[greater(OUT, 1)][V];
-    UNROLL for (int k = 0; k < IN; ++k) widen(v[k], x[k]);
+    UNROLL for (int k = 0; k < IN; ++k) v[k].widen(held_narrow(k), x[k]);
     f.finish(known, x, c, keep, y);
     if constexpr (F::sums > 0) f.share(known, x, t);
     put_all(args, row, e, y);
@@ -280,20 +284,16 @@ struct Rows {
   // What a thread holds of a row, as it is read.
   struct Loaded {
     Held<LOADS> all;
-    Vec<T, G> front[LOADS];
+    Piece<T, N, G> front[LOADS];
   };
   static DEVICE Loaded load_row(const Args& args, const Row& row) {
     Loaded loaded;
     if constexpr (F::stages == CENTRED) {
-      UNROLL for (int k = 0; k < LOADS; ++k) {
-        loaded.front[k] = fetch<G, ACCESS>(args.in[k] + row.at[k], args.step[k], 0, row.end);
-      }
+      UNROLL for (int k = 0; k < LOADS; ++k) load(args, row, k, 0, loaded.front[k]);
     }
     UNROLL for (int h = 0; h < HELD; ++h) {
       const i32 e = (row.rank + h * row.lanes) * V;
-      UNROLL for (int k = 0; k < LOADS; ++k) {
-        loaded.all.x[k][h] = fetch<V, ACCESS>(args.in[k] + row.at[k], args.step[k], e, row.end);
-      }
+      UNROLL for (int k = 0; k < LOADS; ++k) load(args, row, k, e, loaded.all.x[k][h]);
     }
     return loaded;
   }
@@ -305,7 +305,7 @@ struct Rows {
     UNROLL for (int h = 0; h < HELD; ++h) {
       const i32 e = (row.rank + h * row.lanes) * V;
       UNROLL for (int k = 0; k < LOADS; ++k) {
-        if (e < row.end) prefetch<V>(args.in[k] + next[k] + e);
+        if (e < row.end) prefetch_either<N, V>(is_narrow(k), args.in[k], next[k] + e);
       }
     }
   }
@@ -321,7 +321,7 @@ struct Rows {
     Whole held;
     held.kept = 0;
     UNROLL for (int h = 0; h < HELD; ++h) {
-      Vec<T, V> from[LOADS], to[IN];
+      Some from[LOADS], to[IN];
       UNROLL for (int k = 0; k < LOADS; ++k) from[k] = loaded.all.x[k][h];
       merge(from, to);
       UNROLL for (int k = 0; k < IN; ++k) held.x[k][h] = to[k];
@@ -368,7 +368,7 @@ struct Rows {
     UNROLL for (int h = 0; h < HELD; ++h) {
       const i32 e = (row.rank + h * row.lanes) * V;
       if (e >= row.written) continue;
-      Vec<T, V> v[IN];
+      Some v[IN];
       A c[COLUMNS + 1][V];
       UNROLL for (int k = 0; k < IN; ++k) v[k] = held.x[k][h];
       columns(args, row, held, h, e, c);
@@ -383,7 +383,7 @@ struct Rows {
     }
     if constexpr (WAY == LONG) {
       for (i32 e = (row.rank + HELD * row.lanes) * V; e < row.written; e += row.lanes * V) {
-        Vec<T, V> v[IN];
+        Some v[IN];
         A c[COLUMNS + 1][V];
         fetch_all(args, row, e, v);
         columns(args, row, held, 0, e, c);

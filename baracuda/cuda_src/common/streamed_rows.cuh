@@ -17,7 +17,9 @@
 
 namespace baracuda {
 
-template <class F, class T, int HELD, int SLOTS, int PARTS, bool ADD, class C = T>
+template <
+    class F, class T, int HELD, int SLOTS, int PARTS, bool ADD, class C = T, class N = T,
+    int NARROW = 0>
 struct StreamedRows {
   using A = Acc<T>;
   using State = typename F::State;
@@ -27,9 +29,12 @@ struct StreamedRows {
   static constexpr int LOADS = F::loads, COLUMNS = F::columns, OUT = F::outputs, SUMS = F::sums;
   static constexpr bool EARLY = SLOTS > 2;
   static constexpr u32 FULL = (1u << V) - 1;
-  // Elements of a warp's part of an input, and their bytes.
-  static constexpr int PART = 32 * HELD * V;
-  static constexpr u32 BYTES = PART * sizeof(T);
+  // Of the loads, then outputs: those whose bits are set in NARROW are of N, narrower than T.
+  static HD constexpr bool is_narrow(int k) { return NARROW >> k & 1; }
+  // Elements of a warp's part of an input; as many of T as have its bytes, and those of all.
+  static constexpr int PART = 32 * HELD * V, LESS = PART - PART * int(sizeof(N)) / int(sizeof(T));
+  static HD constexpr int place(int k) { return k * PART - ones(NARROW & ((1 << k) - 1)) * LESS; }
+  static constexpr int ALL = LOADS * PART - ones(NARROW & ((1 << LOADS) - 1)) * LESS;
   static_assert(SUMS > 0 && OUT == 1 && LOADS == F::inputs && F::stages != TWICE, "see KeptRows");
   using Adder = SumsKept<A, SUMS, HELD, V>;
 
@@ -65,10 +70,10 @@ struct StreamedRows {
     DEVICE Room(void* memory) {
       const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
       T* all = static_cast<T*>(memory);
-      elements = all + warp * (SLOTS * LOADS * PART);
-      barriers = reinterpret_cast<u64*>(all + warps * (SLOTS * LOADS * PART)) + warp * SLOTS;
+      elements = all + warp * (SLOTS * ALL);
+      barriers = reinterpret_cast<u64*>(all + warps * (SLOTS * ALL)) + warp * SLOTS;
     }
-    DEVICE T* element(int slot, int k) const { return elements + (slot * LOADS + k) * PART; }
+    DEVICE T* element(int slot, int k) const { return elements + slot * ALL + place(k); }
     // Where the lane's elements are once they have come.
     DEVICE const T* come(Slot slot) const {
       bulk_wait(barriers + slot.at, slot.phase);
@@ -85,18 +90,19 @@ struct StreamedRows {
   // Asks for a row, as one lane of each warp does.
   static DEVICE void ask(const Args& args, const Room& room, i64 number, int slot) {
     if (number >= args.rows) return;
-    const Place place = place_of(args, number);
-    bulk_expect(room.barriers + slot, LOADS * BYTES);
+    const Place row = place_of(args, number);
+    bulk_expect(room.barriers + slot, ALL * sizeof(T));
     UNROLL for (int k = 0; k < LOADS; ++k) {
-      bulk_copy(room.element(slot, k), args.in[k] + place.at[k] + first(), BYTES,
-                room.barriers + slot);
+      const T* const from = moved<N>(is_narrow(k), args.in[k], row.at[k] + first());
+      const u32 nbytes = (is_narrow(k) ? PART - LESS : PART) * sizeof(T);
+      bulk_copy(room.element(slot, k), from, nbytes, room.barriers + slot);
     }
   }
 
   // The lane's part of the columns, where sums leave registers for it: for none wider than rows.
   struct Columns {
     static constexpr bool AT_HAND =
-        sizeof(C) == sizeof(T) && (SUMS * HELD * V < 64 || (!EARLY && PARTS == 1));
+        sizeof(C) <= sizeof(T) && (SUMS * HELD * V < 64 || (!EARLY && PARTS == 1));
     const C* from[COLUMNS];
     Vec<C, V> held[COLUMNS][AT_HAND ? HELD : 1];
 
@@ -116,10 +122,21 @@ struct StreamedRows {
       else return read(k, h);
     }
   };
-  // The lane's h-th vector of a row and of the columns.
+  // The lane's h-th vector of the k-th input. What a lane has of a narrower one begins earlier.
+  static DEVICE void widen_load(const T* there, int k, int h, A (&x)[V]) {
+    const T* const from = there + place(k);
+    if (is_narrow(k)) {
+      const int lane = threadIdx.x % 32;
+      const N* const all = reinterpret_cast<const N*>(from - lane * V);
+      widen(load<V>(all + lane * V + h * 32 * V), x);
+    } else {
+      widen(load<V>(from + h * 32 * V), x);
+    }
+  }
+  // The same of a row and of the columns.
   static DEVICE void widen_all(
       const T* there, const Columns& column, int h, A (&x)[LOADS][V], A (&c)[COLUMNS + 1][V]) {
-    UNROLL for (int k = 0; k < LOADS; ++k) widen(load<V>(there + k * PART + h * 32 * V), x[k]);
+    UNROLL for (int k = 0; k < LOADS; ++k) widen_load(there, k, h, x[k]);
     UNROLL for (int k = 0; k < COLUMNS; ++k) widen(column.at(k, h), c[k]);
   }
 
@@ -137,17 +154,19 @@ struct StreamedRows {
   }
 
   // The first elements of a row, for a guess at its centre.
-  static DEVICE Vec<T, G> look(const Args& args, i64 number) {
+  static DEVICE Piece<T, N, G> look(const Args& args, i64 number) {
+    Piece<T, N, G> front{};
     if constexpr (F::stages == CENTRED) {
-      return load<G>(args.in[F::X] + place_of(args, number).at[F::X]);
+      const i64 at = place_of(args, number).at[F::X];
+      front.template fetch<VECTORS>(is_narrow(F::X), args.in[F::X], at, 1, 0, G);
     }
-    return {};
+    return front;
   }
-  static DEVICE Known guess(const Vec<T, G>& front) {
+  static DEVICE Known guess(const Piece<T, N, G>& front) {
     Known known{};
     if constexpr (F::stages == CENTRED) {
       A x[G];
-      widen(front, x);
+      front.widen(is_narrow(F::X), x);
       known.guess(x, G);
     }
     return known;
@@ -162,7 +181,7 @@ struct StreamedRows {
       widen_all(there, column, h, x, c);
       f.finish(known, x, c, FULL, y);
       f.share(known, x, t);
-      put<ADD>(out + h * 32 * V, y[0]);
+      put_either<N, VECTORS>(is_narrow(LOADS), ADD, out, h * 32 * V, 1, 0, V, y[0]);
       sums.add(h, t);
     }
   }
@@ -199,7 +218,7 @@ struct StreamedRows {
         f.template settle<0>(s, part, known);
       }
     };
-    Vec<T, G> front = look(args, line);
+    Piece<T, N, G> front = look(args, line);
     Known known{};
     const T* there = nullptr;
     Slot slot{0, 0};
@@ -221,7 +240,8 @@ struct StreamedRows {
         then = room.come(next);
         bring<PARTS>(taken(args, then, column, coming), rooms, turn);
       }
-      T* out = args.out[0] + place_of(args, number).at[LOADS] + own;
+      const i64 at = place_of(args, number).at[LOADS] + own;
+      T* out = const_cast<T*>(moved<N>(is_narrow(LOADS), args.out[0], at));
       finish(args, there, column, known, out, sums);
       __syncwarp();
       if (lane == 0) ask(args, room, number + i64(SLOTS) * step, slot.at);

@@ -80,15 +80,15 @@ def kept(call: Call, of: Operands, lie: Lie, n: int, processors: int, room: int)
     """How rows of `n` elements are kept, with so many bytes on chip; None where they are not."""
     if lie.access == "STEPS" or not of.sums:
         return None
-    kind = (call.itemsize, len(of.loads), len(of.sums))
+    kind = (call.row_size, len(of.loads), len(of.sums))
     near = _near(call, kind, n, processors)
-    bulk = lie.access == "VECTORS" and call.facts.clusters and call.itemsize in _STREAMED
+    bulk = lie.access == "VECTORS" and call.facts.clusters and call.row_size in _STREAMED
     # Registers that are all taken keep as much under way.
     full = near and near.threads * near.resident == _THREADS
     if near and full and bulk and kind in _RATHER and near.threads >= _LARGE:
-        return _streamed(call, kind, n, {1: processors}, _LESS)
+        return _streamed(call, of, n, {1: processors}, _LESS)
     if bulk and not full:
-        found = _streamed(call, kind, n, {1: processors} | _PARTS, _STREAMED[call.itemsize])
+        found = _streamed(call, of, n, {1: processors} | _PARTS, _STREAMED[call.row_size])
         if found:
             return found
     return near or _far(call, kind, n, processors, room)
@@ -112,15 +112,15 @@ def _far(call: Call, kind: tuple[int, int, int], n: int, processors: int, room: 
     return Kept("far", threads, held, resident, size, processors)
 
 
-def _streamed(
-    call: Call, kind: tuple[int, int, int], n: int, ways: dict[int, int], held: int
-) -> Kept | None:
+def _streamed(call: Call, of: Operands, n: int, ways: dict[int, int], held: int) -> Kept | None:
+    narrow, less = call.narrow(of.loads).bit_count(), call.row_size - call.itemsize
+    nbytes = len(of.loads) * call.row_size - narrow * less
     for parts, together in ways.items():
         threads = _threads(call, n // parts, held, _LEAST - 1, _THREADS)
         if not threads or n % parts:
             continue
         resident = _THREADS // threads
-        place = kind[1] * (n // parts * call.itemsize) + threads // _WARP * 8
+        place = n // parts * nbytes + threads // _WARP * 8
         room = (call.facts.shared_per_block + _MORE) // resident - _BESIDE * (1 + parts)
         slots = min(room // place, _EARLY if parts > 1 or held == _LESS else _SLOTS)
         if slots >= _SLOTS:
@@ -130,7 +130,7 @@ def _streamed(
 
 def _threads(call: Call, n: int, held: int | None, least: int, most: int) -> int:
     """How many have just `n` elements, more than `least`; 0 where none do."""
-    threads, rest = divmod(n, (held or n + 1) * WIDEST // call.itemsize)
+    threads, rest = divmod(n, (held or n + 1) * WIDEST // call.row_size)
     return threads if not rest and threads % _WARP == 0 and least < threads <= most else 0
 
 
@@ -142,8 +142,8 @@ def plan(call: Call, of: Operands, kind: Kind, how: Kept, lie: Lie, lines: int) 
     packer = Packer(True).pointers(len(pointers)).scalars(scalars).add("d", *kind.numbers)
     packer.add("q", rows).add("i", n, 0).add("q", *lie.steps)
     arguments = packer.walk(lie.dims, len(lie.walked)).done()
-    functor = f"{call.functor}<{call.accumulate}, {kind.number}>, {call.type}, {how.held}"
-    last = call.column_argument
+    functor = f"{call.functor}<{call.accumulate}, {kind.number}>, {call.row_type}, {how.held}"
+    last = call.row_arguments([*of.loads, *of.outs])
     # Sums are delivered by the kernel that adds them up.
     add = call.adds[0]
     if how.way == "streamed":
@@ -155,7 +155,7 @@ def plan(call: Call, of: Operands, kind: Kind, how: Kept, lie: Lie, lines: int) 
         own = (lie.access.lower(),)
     most = _FAR_THREADS if how.way == "far" else _THREADS
     entry = call.entry(
-        schedule, len(arguments), how.way, kind.label, *own, *["add"] * add, *call.column_tags,
+        schedule, len(arguments), how.way, kind.label, *own, *["add"] * add, *call.row_tags,
         threads=most, cluster=how.parts,
     )  # fmt: skip
     front, grid = [(slot, 0) for slot in pointers], (lines * how.parts, 1)

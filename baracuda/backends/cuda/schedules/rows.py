@@ -205,11 +205,13 @@ def plan(call: Call) -> Steps:
     n, rows = shape[of.axis], prod(without(shape, of.axis))
     if n > _LONGEST:
         raise Refusal(f"counts at most {_LONGEST} elements along an axis")
-    if of.axis < len(shape) - 1 and not (of.masks or of.columns):
+    if of.costs and call.row_type != call.type:
+        raise Refusal("has no kernel for losses of rows that are wider than the primal")
+    if of.axis < len(shape) - 1 and not (of.masks or of.columns or call.row_type != call.type):
         beside = columns.plan(call, of.loads, of.outs, of.axis)
         if beside is not None:
             return beside
-    width, most = WIDEST // call.itemsize, _MOST
+    width, most = WIDEST // call.row_size, _MOST
     lie, size = _lie(call, of), named(call.accumulate_dtype).itemsize
     held = 1 if lie.access == "STEPS" else _vectors(call, of, n)
     kind = _kind(call, of)
@@ -221,7 +223,7 @@ def plan(call: Call) -> Steps:
     kept = kept_rows.kept(call, of, lie, n, PROCESSORS, call.facts.shared_per_block - _JOINS)
     how = shares(n, width, held, most)
     alone = len(of.loads) == 1 and len(of.columns) < 2 and lie.access == "VECTORS"
-    if how.way == "LONG" and alone and call.itemsize == 2:
+    if how.way == "LONG" and alone and call.row_size == 2:
         how = shares(n, width, min(held, _TWICE), most)
     if how.way == "LONG" and of.sums:
         how = shares(n, width, held, min(most, _SINGLE))
@@ -231,7 +233,7 @@ def plan(call: Call) -> Steps:
         how = how._replace(threads=_SMALL)
     blocks, shared = -(-rows // how.groups), how.threads * room
     if of.sums:
-        few = rows * (len(of.loads) + 1) * call.itemsize // (_PART * size)
+        few = rows * (len(of.loads) + 1) * call.row_size // (_PART * size)
         together, resident = PROCESSORS, min(_RESIDENT // how.threads, _ROOM // (shared + _JOINS))
         if kept:
             blocks, together, resident = rows, kept.together, kept.resident
@@ -292,7 +294,7 @@ class Planes(NamedTuple):
 
 def whole(call: Call, of: Operands, planes: Planes) -> Step | None:
     """One kernel for rows of planes, each read once; None where a block does not hold one."""
-    shape, width, most = of.outs[0].shape, WIDEST // call.itemsize, _MOST
+    shape, width, most = of.outs[0].shape, WIDEST // call.row_size, _MOST
     n, rows, lie = shape[of.axis], prod(without(shape, of.axis)), _lie(call, of)
     held = 1 if lie.access == "STEPS" else holds(call, of)
     how = shares(n, width, held, most if lie.access == "VECTORS" else _SINGLE)
@@ -346,6 +348,7 @@ def _lie(call: Call, of: Operands) -> Lie:
     arrays = len(of.loads) + len(of.outs)
     beside = all(s == 1 for s in (*steps[:arrays], *steps[len(walked) :]))
     numbers = [shape[axis], *(s for d in dims for s in d.strides[:arrays])]
+    # Of the narrowest arrays too: copies in bulk are of 16 bytes.
     wide = beside and divisor(numbers, call.elements()) == WIDEST // call.itemsize
     access = "VECTORS" if wide else "ELEMENTS" if beside else "STEPS"
     return Lie(walked, steps, dims, access)
@@ -393,9 +396,9 @@ def _rows(
     arguments = packer.walk(dims, len(walked) + 2 * len(of.costs)).done()
     name = planes.functor if planes else call.functor
     functor = f"{name}<{call.accumulate}, {kind.number}>"
-    last = f", false{call.column_argument}" if call.column_tags else ""
+    last = f", false{call.row_arguments([*of.loads, *of.outs])}" if call.row_tags else ""
     schedule = (
-        f"Rows<{functor}, {call.type}, {how.way}, {how.held}, {access}, {left}, "
+        f"Rows<{functor}, {call.row_type}, {how.way}, {how.held}, {access}, {left}, "
         f"{bits(adds)}, {by}{', true' * len(of.costs)}{last}>"
     )
     tags = (how.way.lower(), kind.label, access.lower())
@@ -410,7 +413,7 @@ def _rows(
         *[by.lower()] * (by != "BY_ELEMENTS"),
         *["few"] * (access != "STEPS" and how.held < holds(call, of)),
         *added(adds),
-        *call.column_tags,
+        *call.row_tags,
         threads=bound,
     )
     front = [(slot, 0) for slot in pointers]
