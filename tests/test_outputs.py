@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import baracuda as bc
-from baracuda.calls import outputs
+from baracuda.calls import check, outputs
 from baracuda.calls.op import registry
 from baracuda.declaration.spec import each
 
@@ -184,3 +184,123 @@ def test_one_bool_stands_for_all() -> None:
     assert outputs.adds(problem, [True, True]) is True
     assert outputs.adds(problem, (False, False)) is False
     assert outputs.adds(problem, (False, True)) == (False, True)
+
+
+def made(library: str, *shape: int) -> Any:
+    return MADE[library](np.ones(shape, np.float32))
+
+
+@pytest.mark.parametrize("library", MADE)
+def test_outputs_like_those_that_passed_are_not_described_again(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w = made(library, 4, 8), made(library, 8)
+    plan, turned = bc.rms_norm_backward.plan(x, x, w), bc.rms_norm_backward.plan(x.T, x.T, x[:, 0])
+    cases: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (plan, (x, x, w), {"out": (made(library, 4, 8), made(library, 8))}),
+        (plan, (x, x, w), {"out": (None, made(library, 8)), "accumulate": (False, True)}),
+        (plan, (x, x, w), {"out": [made(library, 4, 8), made(library, 8)], "accumulate": True}),
+        # By the plan for their layout.
+        (turned, (made(library, 8, 4), x.T, x[:, 0]), {"out": (made(library, 8, 4), w[:4])}),
+    ]
+    looked: list[str] = []
+    described = check.described
+
+    def noted(op: str, name: str, x: Any) -> Any:
+        looked.append(name)
+        return described(op, name, x)
+
+    monkeypatch.setattr(check, "described", noted)
+    for called, arrays, more in cases:
+        want = called(*arrays, **more)
+        looked.clear()
+        got = called(*arrays, **more)
+        assert not [name for name in looked if name.startswith("out")]
+        for one, given in zip(got, more["out"], strict=True):
+            assert given is None or one is given
+        assert len(want) == len(got) == 2
+
+
+@pytest.mark.parametrize("library", MADE)
+def test_outputs_that_passed_let_nothing_else_pass(library: str) -> None:
+    """Each fault comes right behind a call that is as it should be."""
+    x, w, room = made(library, 4, 8), made(library, 8), made(library, 80)
+    plan, dx, dw = bc.rms_norm_backward.plan(x, x, w), made(library, 4, 8), made(library, 8)
+    into, beside = room[:32].reshape(4, 8), room[16:48].reshape(4, 8)
+    apart, crossing = room[48:56], room[28:36]
+    faults: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+        ("memory apart from x, got an overlap", (x, into, w), {"out": (beside, dw)}),
+        ("memory apart from dy, got an overlap", (into, x, w), {"out": (beside, dw)}),
+        ("memory apart from weight, got an overlap", (x, x, apart), {"out": (dx, apart)}),
+        ("memory apart from another output", (x, x, w), {"out": (into, crossing)}),
+        ("expected shape (8,), got (7,)", (x, x, w), {"out": (dx, dw[:7])}),
+        ("expected 2 arrays, got 1", (x, x, w), {"out": dx}),
+        ("expected one bool for each", (x, x, w), {"out": (dx, dw), "accumulate": (True,)}),
+        ("to add into, got None", (x, x, w), {"out": (None, dw), "accumulate": (True, True)}),
+    ]
+    lying = made(library, 1)
+    lying = np.broadcast_to(lying, 8) if library == "numpy" else lying.expand(8)
+    if library == "numpy":
+        faults.append(("a writable array, got a read-only one", (x, x, w), {"out": (dx, lying)}))
+        locked = dw.copy()
+        locked.flags.writeable = False
+        faults.append(("a writable array, got a read-only one", (x, x, w), {"out": (dx, locked)}))
+    else:
+        faults.append(("elements apart", (x, x, w), {"out": (dx, lying)}))
+        leaf = torch.ones(8, requires_grad=True)
+        faults.append(("requires grad is written to", (x, x, w), {"out": (dx, leaf)}))
+        faults.append(("expected dtype float32", (x, x, w), {"out": (dx, dw.double())}))
+    for said, arrays, more in faults:
+        for accumulate in (False, (False, True), True):
+            plan(x, x, w, out=(dx, dw), accumulate=accumulate)
+            plan(x, x, w, out=(dx, dw), accumulate=accumulate)
+            with pytest.raises((ValueError, NotImplementedError), match=re.escape(said)):
+                plan(*arrays, **more)
+    for _ in range(2):
+        plan(x, x, w, out=(None, dw), accumulate=(False, True))
+    with pytest.raises(ValueError, match="an array to add into, got None"):
+        plan(x, x, w, out=(None, dw), accumulate=True)
+    forward = bc.rms_norm.plan(x, w)
+    for _ in range(2):
+        forward(x, w, out=dx)
+    with pytest.raises(NotImplementedError, match="only gradients add"):
+        forward(x, w, out=dx, accumulate=True)
+
+
+@pytest.mark.parametrize("library", MADE)
+def test_an_input_as_output_passes_where_the_op_is_safe_in_place_alone(library: str) -> None:
+    x, y, out = made(library, 4, 8), made(library, 4, 8), made(library, 4, 8)
+    for f, given, inplace in ((bc.relu, (x,), True), (bc.softmax, (x,), False)):
+        plan = f.plan(*given)
+        for _ in range(3):
+            plan(x, out=out)
+        for same in (x, x[:]):
+            if inplace:
+                assert plan(x, out=same) is same
+            else:
+                with pytest.raises(ValueError, match="memory apart from x, got an overlap"):
+                    plan(x, out=same)
+    room = made(library, 40)
+    lerp, begin, behind = bc.lerp.plan(x, y), room[:32].reshape(4, 8), room[8:].reshape(4, 8)
+    for _ in range(2):
+        assert lerp(x, y, weight=0.5, out=y) is y
+    with pytest.raises(ValueError, match="memory apart from a, got an overlap"):
+        lerp(behind, begin, weight=0.5, out=begin)
+
+
+@pytest.mark.parametrize("library", MADE)
+def test_views_of_one_array_are_apart_where_their_elements_are(library: str) -> None:
+    """Strided outputs reach further than their elements fill; that is told on every call."""
+    room, x = made(library, 8, 8), made(library, 4, 4)
+    plan, out = bc.relu.plan(x.T), room[:4, ::2]
+    for near, apart in ((room[4:, ::2], True), (room[:4, 1::2], True), (room[3:7, ::2], False)):
+        given = near.T
+        for _ in range(2):
+            plan(x.T, out=out.T)
+            if apart:
+                want = np.asarray(given) + 1
+                assert plan(given, out=out.T) is not None
+                np.testing.assert_array_equal(np.asarray(given) + 1, want)
+            else:
+                with pytest.raises(ValueError, match="memory apart from x, got an overlap"):
+                    plan(given, out=out.T)

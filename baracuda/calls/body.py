@@ -164,9 +164,13 @@ def ordered(problem: Problem) -> bool:
     return host or not problem.spec.scatters
 
 
+KERNELS = ("body", "composite")
+"""What runs, for the SKU: the body in one dtype, or one that is made of other ops."""
+
+
 def kernel(problem: Problem) -> str:
-    """What runs, for the SKU."""
-    return "composite" if problem.spec.composite else "body"
+    """Which of `KERNELS` runs."""
+    return KERNELS[problem.spec.composite]
 
 
 def precision(problem: Problem) -> PrecisionGuarantee:

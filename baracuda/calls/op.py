@@ -33,13 +33,11 @@ from baracuda.declaration.spec import (
 )
 from baracuda.declaration.verify import verify
 from baracuda.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
-from baracuda.libraries import TRACED, compiling, facts_of, library_of, unwrapped
+from baracuda.libraries import TRACED, UNFIT, compiling, facts_of, library_of, unwrapped
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What looking up an alias raises for a new type, no array at all, or a keyword without a hash.
-_UNFIT = (KeyError, IndexError, TypeError, AttributeError, RuntimeError)
 _NOTHING: dict[str, Any] = {}
 
 registry: dict[str, Op[Any, Any]] = {}
@@ -99,7 +97,7 @@ class Op(Generic[P, R]):
                 plan, state = plan_cache.find(alias), alias[1]
                 if plan is not None:
                     self._recent.remember(plan, generation, alias, arrays)
-        except _UNFIT:
+        except UNFIT:
             plan = alias = None
         if plan is None or (state is not None and state[0] == "traced"):
             self._signature_check(arrays, {**options, **scalars})
@@ -152,7 +150,7 @@ class Op(Generic[P, R]):
                 return found
             alias = self._alias(arrays, options)
             plan = plan_cache.find(alias)
-        except _UNFIT:
+        except UNFIT:
             return self._find(arrays, options)
         plan = plan or self._find(arrays, options, alias)
         if not plan.provisional:
@@ -216,7 +214,7 @@ class Op(Generic[P, R]):
             return self._valued(taken, given, scalars, whole=False)[0]
         try:
             plan = plan_cache.find(self._alias(taken, given))
-        except _UNFIT:
+        except UNFIT:
             plan = None
         plan = plan or self._find(taken, given)
         plan.scalars(scalars, whole=False)
@@ -248,7 +246,7 @@ class Op(Generic[P, R]):
     ) -> tuple[Any, ...]:
         """The cheap key of a call: facts of the arrays, keywords as written, what is in force.
 
-        One of `_UNFIT` where an array or keyword cannot be part of it; `check` says why.
+        One of `UNFIT` where an array or keyword cannot be part of it; `check` says why.
         """
         state, facts = facts_of(arrays)
         return (
@@ -309,7 +307,7 @@ class Op(Generic[P, R]):
                 # Only now are all types known.
                 alias = self._alias(arrays, options, given)
                 hash(alias)
-            except _UNFIT:
+            except UNFIT:
                 alias = None
         facts = facts_of(arrays) if alias is None else alias[1:3]
         return plan_cache.get(alias, problem, lambda p: make(p, self, facts, arrays))
@@ -319,7 +317,7 @@ class Op(Generic[P, R]):
         options = _chosen(plan)
         try:
             found = plan_cache.find(self._alias(arrays, options))
-        except _UNFIT:
+        except UNFIT:
             found = None
         found = found or self._find(arrays, options)
         route = self._route(arrays) if found.problem.device == TRACED else None

@@ -2,15 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from baracuda import layouts
 from baracuda.calls import check
 from baracuda.declaration.dtypes import name_of, named
 from baracuda.declaration.spec import Adds, Operand, Problem, each
 from baracuda.errors import UnsupportedError, type_error, value_error
-from baracuda.libraries import Array, Library
+from baracuda.libraries import UNFIT, Array, Library
+
+
+class _Passed(NamedTuple):
+    """Outputs that passed: which were given, what was added to, what tells others like them."""
+
+    there: tuple[bool, ...]
+    whole: bool
+    adds: Adds
+    fit: Callable[[Sequence[Array], Sequence[Array]], bool]
+
+
+class Outputs:
+    """``(arrays, out, accumulate) -> (outputs, what is added to)`` of one plan, checked.
+
+    Outputs like the last ones that passed (type, dtype, shape, strides, device, watched or not)
+    only have to be writable, and apart from all other arrays. Holds no array.
+
+    Parameters
+    ----------
+    problem : Problem
+        That of the plan.
+    """
+
+    __slots__ = ("_gradient", "_passed", "_problem")
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._gradient = all(problem.spec.adds_into(x.name) for x in problem.outputs)
+        self._passed: _Passed | None = None
+
+    def __call__(
+        self, arrays: Sequence[Array], out: Any, accumulate: Any
+    ) -> tuple[tuple[Array, ...] | None, Adds]:
+        problem, passed = self._problem, self._passed
+        outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        plain = accumulate is False or (accumulate is True and self._gradient)
+        added = accumulate if plain else adds(problem, accumulate)
+        if passed is not None:
+            if passed.whole:
+                if passed.fit(arrays, outs):
+                    return outs, added
+            elif (_there(outs), added) == (passed.there, passed.adds) and passed.fit(
+                arrays, [x for x in outs if x is not None]
+            ):
+                return _completed(problem, arrays, outs), added
+        found, there = given(problem, arrays, out, added), _there(outs)
+        if any(there):
+            fit = _teller(problem, [x for x in outs if x is not None])
+            self._passed = _Passed(there, all(there), added, fit)
+        return found, added
+
+
+def _there(outs: Sequence[Array | None]) -> tuple[bool, ...]:
+    return tuple([x is not None for x in outs])
+
+
+def _teller(
+    problem: Problem, outs: Sequence[Array]
+) -> Callable[[Sequence[Array], Sequence[Array]], bool]:
+    """``(inputs, others) -> bool``: whether others are like `outs`, and may be written to.
+
+    False also where only the memory of each array could tell.
+    """
+    library, inplace, gaps = problem.library, problem.spec.inplace, None in problem.inputs
+    alike, frozen, apart = library.matcher(outs), library.frozen, library.apart
+
+    def fit(inputs: Sequence[Array], others: Sequence[Array]) -> bool:
+        try:
+            if not alike(others):
+                return False
+        except UNFIT:
+            return False
+        near = [x for x in inputs if x is not None] if gaps else inputs
+        for i, x in enumerate(others):
+            if frozen(x) or (i and not apart(x, others[:i])):
+                return False
+            # Exactly an input may be written to where the op is safe in place.
+            if not apart(x, near) and not (inplace and apart(x, [y for y in near if y is not x])):
+                return False
+        return True
+
+    return fit
 
 
 def adds(problem: Problem, accumulate: Any) -> Adds:
@@ -66,11 +148,7 @@ def given(
             _fits(problem, x, operand)
         elif adding:
             raise value_error(op, f"out ({operand.name})", "an array to add into", "None")
-    like = next(x for x in arrays if x is not None)
-    outs = tuple([
-        library.empty(o.shape, o.dtype, like, o.strides) if x is None else x
-        for x, o in zip(outs, outputs, strict=True)
-    ])  # fmt: skip
+    outs = _completed(problem, arrays, outs)
     others = [
         (x.name, _memory(library, a))
         for x, a in zip(problem.inputs, arrays, strict=False)
@@ -81,6 +159,19 @@ def given(
         _apart(problem, own, others)
         others.append(("another output", own))
     return outs
+
+
+def _completed(
+    problem: Problem, arrays: Sequence[Array], outs: tuple[Array | None, ...]
+) -> tuple[Array, ...]:
+    """The outputs given, and new ones for None."""
+    if all([x is not None for x in outs]):
+        return outs
+    like = next(x for x in arrays if x is not None)
+    return tuple([
+        problem.library.empty(o.shape, o.dtype, like, o.strides) if x is None else x
+        for x, o in zip(outs, problem.outputs, strict=True)
+    ])  # fmt: skip
 
 
 def may_have(problem: Problem, operand: Operand) -> tuple[str, ...]:

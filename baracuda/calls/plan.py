@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from baracuda import backends
 from baracuda._version import __version__
-from baracuda.calls import check, outputs
+from baracuda.calls import body, check, outputs
 from baracuda.declaration.hints import for_keyword
 from baracuda.declaration.sku import KernelSku
 from baracuda.declaration.spec import Adds, Misfit, Prepared, Problem, Runner
 from baracuda.errors import ArgumentTypeError, UnsupportedError, type_error, value_error
 from baracuda.forks import import_module
 from baracuda.instruments import logger, ranged
-from baracuda.libraries import TRACED, Array, compiling, facts_of, unwrapped
+from baracuda.libraries import TRACED, UNFIT, Array, compiling, facts_of, unwrapped
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -71,7 +71,9 @@ class Plan(Generic[R]):
     __slots__ = (
         "__weakref__",
         "_backend",
+        "_behind",
         "_facts",
+        "_outs",
         "_owner",
         "_prepared",
         "_sku",
@@ -99,10 +101,13 @@ class Plan(Generic[R]):
         self.provisional = prepared.provisional
         self.matches: Callable[[Sequence[Array]], bool] = self._are_alike
         self._backend = backend
+        # Bodies write by the library's own functions, which tell it of new values.
+        self._behind = prepared.kernel not in body.KERNELS
         self._prepared = prepared
         self._owner = owner
         self._sku: KernelSku | None = None
         self._facts = facts
+        self._outs = outputs.Outputs(problem)
         self.scalars = check.reader(problem)
         self.run: Runner = ranged(prepared.run, lambda: str(self.sku))
 
@@ -185,7 +190,7 @@ class Plan(Generic[R]):
                 plan, scalars = self._valued(arrays, scalars)
         try:
             fits = plan.matches(arrays)
-        except (KeyError, IndexError, AttributeError, TypeError, RuntimeError):
+        except UNFIT:
             fits = False
         if not fits and not plan._same_facts(arrays):
             arrays = tuple(unwrapped(arrays))
@@ -198,7 +203,7 @@ class Plan(Generic[R]):
             result = plan.run(arrays, outs, adds, scalars)
         except Misfit:
             result = plan._fitting(arrays).run(arrays, outs, adds, scalars)
-        if outs is not None:
+        if outs is not None and plan._behind:
             plan.problem.library.written(outs)
         return result  # type: ignore[no-any-return]
 
@@ -230,7 +235,7 @@ class Plan(Generic[R]):
         """What the library's own way of telling may miss: it sees more than facts."""
         try:
             return bool(facts_of(arrays) == self._facts)
-        except (KeyError, IndexError, AttributeError, TypeError, RuntimeError):
+        except UNFIT:
             return False
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
@@ -284,14 +289,6 @@ class Plan(Generic[R]):
             self._facts = facts_of(arrays)
             return self
         return found
-
-    def _outs(
-        self, arrays: Sequence[Array], out: Any, accumulate: Any
-    ) -> tuple[tuple[Array, ...] | None, Adds]:
-        """The outputs given, checked, and what is added to them."""
-        problem = self.problem
-        adds = outputs.adds(problem, accumulate)
-        return outputs.given(problem, arrays, out, adds), adds
 
     def through(self, run: Runner) -> Plan:
         """This plan with another way to the same results."""

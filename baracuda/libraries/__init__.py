@@ -144,6 +144,10 @@ class Library:
         """Address of the first element and strides in bytes, None where there is no such thing."""
         return None
 
+    def apart(self, x: Array, others: Sequence[Array]) -> bool:
+        """Whether `x` surely shares no memory with `others`; False where `memory` has to tell."""
+        return False
+
     def stream(self, x: Array) -> int:
         """The handle of the current stream of the device of `x`."""
         return 0
@@ -271,11 +275,15 @@ FACTS: dict[type, Callable[[Array], Hashable]] = {type(None): lambda x: None}
 STATES: dict[type, Callable[[Sequence[Array]], tuple[str, bool] | None]] = {}
 
 
+# What looking for the facts raises for a new type or no array at all, and a look-up by them for a
+# value without a hash.
+UNFIT = (KeyError, IndexError, TypeError, AttributeError, RuntimeError)
+
+
 def facts_of(arrays: Sequence[Array]) -> tuple[tuple[str, bool] | None, tuple[Hashable, ...]]:
     """What watches the arrays of a call, and the cheapest facts of each.
 
-    One of KeyError, IndexError, TypeError, AttributeError and RuntimeError for what is no array of
-    a library that has been met.
+    One of `UNFIT` for what is no array of a library that has been met.
     """
     facts = tuple([FACTS[type(x)](x) for x in arrays])
     # Last: a type that another thread is just meeting has its state before its facts.

@@ -91,6 +91,13 @@ class CuPy(Library):
     def memory(self, x: Array) -> tuple[int, Shape] | None:
         return x.data.ptr, x.strides
 
+    def apart(self, x: Array, others: Sequence[Array]) -> bool:
+        # What lies across elements, `describe` refuses.
+        if x.data.ptr % x.itemsize or not all([y.flags.c_contiguous for y in (x, *others)]):
+            return False
+        begin, end = x.data.ptr, x.data.ptr + x.nbytes
+        return not any([begin < y.data.ptr + y.nbytes and y.data.ptr < end for y in others])
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         out = cupy.zeros(shape, values.dtype)
         grid = list(cupy.ogrid[tuple(map(slice, index.shape))])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any
 
 import array_api_compat.numpy
@@ -12,6 +13,8 @@ import numpy as np
 from baracuda.declaration.dtypes import numpy_dtype
 from baracuda.layouts import Shape, dense_order
 from baracuda.libraries import Array, Library, no_array
+
+_FACTS = attrgetter("dtype", "shape", "strides")
 
 
 class NumPy(Library):
@@ -29,6 +32,12 @@ class NumPy(Library):
 
     def facts(self, x: Array) -> Hashable:
         return ("numpy", x.dtype, x.shape, x.strides)
+
+    def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
+        if any(x is None for x in arrays):
+            return super().matcher(arrays)
+        types, want = [*map(type, arrays)], [*map(_FACTS, arrays)]
+        return lambda others: [*map(type, others)] == types and [*map(_FACTS, others)] == want
 
     def strides(self, x: Array) -> Shape | None:
         # A step that is no whole number of elements (a field of a record) has no stride in
@@ -61,6 +70,18 @@ class NumPy(Library):
 
     def memory(self, x: Array) -> tuple[int, Shape] | None:
         return x.__array_interface__["data"][0], x.strides
+
+    def apart(self, x: Array, others: Sequence[Array]) -> bool:
+        for y in others:
+            if np.may_share_memory(x, y):
+                return False
+        return True
+
+    def assign(self, out: Array, value: Array, accumulate: bool) -> None:
+        if accumulate:
+            value = np.add(out, value, dtype=value.dtype)
+        # Storing rounds as `astype` does.
+        out[...] = value
 
     def frozen(self, x: Array) -> bool:
         return not x.flags.writeable

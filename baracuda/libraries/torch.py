@@ -162,6 +162,13 @@ class Torch(Library):
         size = x.element_size()
         return x.data_ptr(), tuple(s * size for s in x.stride())
 
+    def apart(self, x: Array, others: Sequence[Array]) -> bool:
+        begin, end = x.data_ptr(), _end(x)
+        for y in others:
+            if y.data_ptr() < end and begin < _end(y):
+                return False
+        return True
+
     def stream(self, x: Array) -> int:
         return torch.cuda.current_stream(x.device).cuda_stream
 
@@ -254,6 +261,15 @@ def _plain(x: Array) -> bool:
 
 _dtype_name = cache(name_of)
 _device_name = lru_cache(maxsize=256)(str)
+
+
+def _end(x: Array) -> int:
+    """The address behind the last byte; strides are never negative."""
+    size = x.nbytes
+    if not x.is_contiguous():
+        steps = [step * (n - 1) for n, step in zip(x.shape, x.stride(), strict=True)]
+        size = x.itemsize * (sum(steps) + 1)
+    return int(x.data_ptr() + size)
 
 
 def _materialised(x: Array) -> bool:

@@ -212,6 +212,56 @@ _PLANS = (
         "[linear_cross_entropy_backward-bfloat16-torch]",
     ),
     mutant(
+        "outputs that passed before are looked at quickly", "calls/outputs.py",
+        "self._passed = _Passed(there, all(there), added, fit)", "pass",
+        "test_outputs.py::test_outputs_like_those_that_passed_are_not_described_again",
+    ),
+    mutant(
+        "what has passed lets like outputs alone pass", "calls/outputs.py",
+        "            if not alike(others):\n", "            if False:\n",
+        "test_outputs.py::test_outputs_that_passed_let_nothing_else_pass",
+    ),
+    mutant(
+        "what has passed lets no read-only output pass", "calls/outputs.py",
+        "if frozen(x) or (i and", "if (i and",
+        "test_outputs.py::test_outputs_that_passed_let_nothing_else_pass[numpy]",
+    ),
+    mutant(
+        "what has passed lets no two outputs overlap", "calls/outputs.py",
+        "(i and not apart(x, others[:i]))", "False",
+        "test_outputs.py::test_outputs_that_passed_let_nothing_else_pass",
+    ),
+    mutant(
+        "what has passed lets no output overlap an input", "calls/outputs.py",
+        "if not apart(x, near) and not (", "if False and not (",
+        "test_outputs.py::test_outputs_that_passed_let_nothing_else_pass",
+    ),
+    mutant(
+        "an input passes as output where the op is safe in place alone", "calls/outputs.py",
+        "not (inplace and apart(x, [y for", "not (apart(x, [y for",
+        "test_outputs.py::test_an_input_as_output_passes_where_the_op_is_safe_in_place_alone",
+    ),
+    mutant(
+        "what has passed adds nothing to a new output", "calls/outputs.py",
+        "(_there(outs), added) == (passed.there, passed.adds)", "_there(outs) == passed.there",
+        "test_outputs.py::test_outputs_that_passed_let_nothing_else_pass",
+    ),
+    mutant(
+        "what has passed lets gradients alone accumulate", "calls/outputs.py",
+        "or (accumulate is True and self._gradient)", "or accumulate is True",
+        "test_outputs.py::test_outputs_that_passed_let_nothing_else_pass",
+    ),
+    mutant(
+        "tensors that share memory are not apart", "libraries/torch.py",
+        "if y.data_ptr() < end and begin < _end(y):", "if y.data_ptr() == begin:",
+        "test_outputs.py::test_outputs_that_passed_let_nothing_else_pass[torch]",
+    ),
+    mutant(
+        "a view of a tensor reaches as far as its last element", "libraries/torch.py",
+        "size = x.itemsize * (sum(steps) + 1)", "pass",
+        "test_outputs.py::test_views_of_one_array_are_apart_where_their_elements_are",
+    ),
+    mutant(
         "torch is told of outputs that have new values", "calls/plan.py",
         "plan.problem.library.written(outs)", "pass",
         "test_plans.py::test_autograd_knows_of_outputs_that_were_written_behind_its_back",
