@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import json
 import sys
 import time
+import weakref
 from contextlib import redirect_stdout
 from dataclasses import replace
 from importlib import import_module
@@ -23,7 +25,7 @@ from baracuda.calls.op import registry
 from baracuda.testing import device_costs
 from baracuda.testing.peers import EXPRESSIONS
 from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
-from baracuda.testing.timing import Queued, on_device, on_host
+from baracuda.testing.timing import Queued, on_device, on_host, uncollected
 from baracuda.tools import bench, progress
 from baracuda.tools.bench import Timing, save_plot, time_row
 
@@ -250,6 +252,31 @@ def test_a_row_without_a_peer_that_can_do_it_has_no_ratio() -> None:
     assert timing.errors == {"eager": "RuntimeError: not here"}
     assert timing.best == "none"
     assert np.isnan(timing.ratio)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_collected_while_a_graph_is_captured(enabled: bool) -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.own = self
+
+    def garbage() -> weakref.ref[Cycle]:
+        return weakref.ref(Cycle())
+
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        old = garbage()
+        with uncollected():
+            assert old() is None
+            new = garbage()
+            # More objects than start a collection.
+            kept = [[] for _ in range(2 * gc.get_threshold()[0])]  # type: ignore[var-annotated]
+            assert new() is not None
+            assert kept
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_queued_work_is_timed_to_its_end() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -319,6 +320,34 @@ def test_what_calls_cost_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["swiglu, plan call"] > 0
     row = Row("lerp_backward", "", ((4, 8),), {"weight": 0.3})
     assert np.isfinite(device_jax.seconds(row, [torch.ones(4, 8)]))
+
+
+def test_memory_may_be_freed_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector frees what a cycle holds on whichever thread it runs."""
+    from cuda.bindings import driver
+
+    from baracuda.backends.cuda.jax import Memory
+
+    ok, modes = driver.CUresult.CUDA_SUCCESS, driver.CUstreamCaptureMode
+    strict, relaxed = (
+        modes.CU_STREAM_CAPTURE_MODE_GLOBAL,
+        modes.CU_STREAM_CAPTURE_MODE_RELAXED,
+    )
+    mode, freed = [strict], []
+
+    def exchange(other: Any) -> Any:
+        before, mode[0] = mode[0], other
+        return ok, before
+
+    monkeypatch.setattr(driver, "cuMemAlloc", lambda nbytes: (ok, 64))
+    monkeypatch.setattr(driver, "cuMemFree", lambda address: freed.append((address, mode[0])))
+    monkeypatch.setattr(driver, "cuThreadExchangeStreamCaptureMode", exchange)
+    cycle: list[Any] = [Memory(4)]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert freed == [(64, relaxed)]
+    assert mode == [strict]
 
 
 # The shape string.

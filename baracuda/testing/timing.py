@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -92,6 +93,19 @@ def _median(times: list[float]) -> tuple[float, float]:
     return middle, (high - low) / 2
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """A block without the collector: what it frees (a module, pinned memory) breaks a capture."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def by_replay(task: Task, copies: int = 50) -> float:
     """Seconds per call of small work, as a CUDA graph of many copies runs it."""
     torch = import_module("torch")
@@ -99,15 +113,9 @@ def by_replay(task: Task, copies: int = 50) -> float:
         task()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    # What the collector would free here (a module, pinned memory) breaks a capture.
-    gc.collect()
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph):
-            for _ in range(copies):
-                task()
-    finally:
-        gc.enable()
+    with uncollected(), torch.cuda.graph(graph):
+        for _ in range(copies):
+            task()
     times = []
     for _ in range(20):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -418,6 +418,17 @@ _FRAMES = (
         "test_jax_kernels.py::test_a_target_is_named_by_all_that_is_launched",
     ),
     mutant(
+        "memory may be freed while a graph is captured", "backends/cuda/jax.py",
+        "        with while_capturing():\n            driver.cuMemFree",
+        "        if True:\n            driver.cuMemFree",
+        "test_jax_kernels.py::test_memory_may_be_freed_while_a_graph_is_captured",
+    ),
+    mutant(
+        "nothing is collected while a graph is captured", "testing/timing.py",
+        "    gc.collect()\n    gc.disable()\n", "    gc.collect()\n",
+        "test_bench.py::test_nothing_is_collected_while_a_graph_is_captured",
+    ),
+    mutant(
         "a forced backend does not fall back on another platform", "backends/cuda/jax.py",
         "default = None if problem.choices.backend else plain", "default = plain",
         "test_jax_kernels.py::test_another_platform_runs_the_body_unless_the_backend_is_forced",

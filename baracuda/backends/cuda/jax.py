@@ -31,7 +31,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from baracuda._version import __version__
 from baracuda.backends import choose
-from baracuda.backends.cuda.launch import OK, checked, device_facts, on_primary, stream_of
+from baracuda.backends.cuda.launch import (
+    OK,
+    checked,
+    device_facts,
+    on_primary,
+    stream_of,
+    while_capturing,
+)
 from baracuda.backends.cuda.launch_plan import WIDEST, DeviceFacts
 from baracuda.backends.cuda.runner import CudaRunner, aligned, launch_all
 from baracuda.backends.cuda.xla import Handler
@@ -88,8 +95,10 @@ class Memory:
         self.address = int(checked(driver.cuMemAlloc(max(nbytes, 1))))
 
     def __del__(self) -> None:
-        # Waits for what still uses it.
-        driver.cuMemFree(self.address)
+        # Waits for what still uses it. The collector may run this on a thread that captures a
+        # graph, which a free in any other mode breaks.
+        with while_capturing():
+            driver.cuMemFree(self.address)
 
 
 def empty(shape: Shape, strides: Shape, dtype: str, ordinal: int) -> Memory:
