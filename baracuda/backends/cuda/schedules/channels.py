@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import Packer, View, count, divisor, reach, split, wide
 from baracuda.backends.cuda.launch_plan import THREADS, Call, Step, Steps, flag
-from baracuda.backends.cuda.schedules import rows
+from baracuda.backends.cuda.schedules import reduce
 from baracuda.backends.cuda.schedules.elementwise import LAYOUTS, Operand, Way, way
 
 # Vectors of each input in flight per thread, by the number of inputs, within a channel and of
@@ -82,7 +82,7 @@ def plan(call: Call) -> Steps:
     there = (step,) if prod(whole.shape) else ()
     if not sums:
         return Steps(there)
-    last = rows.sum_rows(call, 1, channels, runs if there else 0, call.workspace())
+    last = reduce.sum_rows(call, 1, channels, runs if there else 0, call.workspace())
     return Steps((*there, last), (((runs, channels), call.accumulate_dtype),))
 
 

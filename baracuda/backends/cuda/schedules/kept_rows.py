@@ -12,7 +12,8 @@ from baracuda.backends.cuda.launch_plan import WIDEST, Call, Step, flag
 from baracuda.declaration.dtypes import named
 
 if TYPE_CHECKING:
-    from baracuda.backends.cuda.schedules.rows import Kind, Lie, Operands
+    from baracuda.backends.cuda.schedules.row_operands import Kind, Operands
+    from baracuda.backends.cuda.schedules.rows import Lie
 
 _WARP = 32
 # Threads of a multiprocessor; of FAR rows, which are what more of them hold, in 64 registers.

@@ -25,9 +25,10 @@ from baracuda.backends.cuda.launch_plan import (
     delivered,
     flag,
 )
-from baracuda.backends.cuda.schedules import kept_planes
+from baracuda.backends.cuda.schedules import kept_planes, reduce
 from baracuda.backends.cuda.schedules.plane_sets import Sets, counted, parameters_of, sets_of
-from baracuda.backends.cuda.schedules.rows import Operands, Planes, sum_rows, whole
+from baracuda.backends.cuda.schedules.row_operands import Operands
+from baracuda.backends.cuda.schedules.rows import Planes, whole
 from baracuda.declaration.spec import Refusal
 from baracuda.layouts import Shape
 
@@ -126,7 +127,7 @@ def plan(call: Call) -> Steps:
 
 def _shared(call: Call, of: Sets, many: int, workspace: int) -> Step:
     """Adds up what each of the n has left for the gradients of parameters."""
-    return sum_rows(call, 1, of.c, many, call.workspace(workspace))
+    return reduce.sum_rows(call, 1, of.c, many, call.workspace(workspace))
 
 
 def _on_chip(call: Call, of: Sets) -> Step | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from baracuda.backends.cuda.geometry import Packer
-from baracuda.backends.cuda.launch_plan import THREADS, Call, Step, Steps
+from baracuda.backends.cuda.launch_plan import THREADS, Call, Step, Steps, delivered
 from baracuda.backends.cuda.schedules import elementwise
 from baracuda.backends.cuda.schedules.elementwise import LAYOUTS, operands_of, share, way
 
@@ -15,6 +15,7 @@ Place: TypeAlias = tuple[int, int]
 _DEPTH, _ROUNDS = 2, 4
 # Sums that the last block adds up, at most, and its threads: whoever has few waits less.
 MOST, _ADDERS = 4096, 1024
+_WARP = 32
 
 
 def plan(call: Call) -> Steps:
@@ -54,3 +55,19 @@ def total(
     arguments = packer.done()
     entry = call.entry(f"Total<{call.type}>", len(arguments), "total", threads=_ADDERS)
     return Step(entry, (1, 1), arguments, [sums, counts, out])
+
+
+def sum_rows(call: Call, first: int, n: int, blocks: int, slot: int) -> Step:
+    """Adds up what `blocks` blocks left in a workspace for the outputs from the `first` on.
+
+    These are sums of `n` elements of each block.
+    """
+    numbers = range(first, len(call.outs))
+    sums, many, how = [call.out(i) for i in numbers], len(numbers), call.how(numbers)
+    packer = Packer(True).pointers(1 + many).add("q", *[v.strides[0] for v in sums])
+    arguments = packer.add("i", n, blocks).done()
+    schedule = f"SumRows<{call.column_type}, {many}, {how}>"
+    tags = ("sum_rows", many, *delivered(how, many), *call.column_tags)
+    entry = call.entry(schedule, len(arguments), *tags, threads=_ADDERS)
+    front = [(slot, 0), *[(v.slot, 0) for v in sums]]
+    return Step(entry, (-(-n * many // _WARP), 1), arguments, front)

@@ -8,7 +8,6 @@ whose sum blocks leave in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -31,9 +30,9 @@ from baracuda.backends.cuda.launch_plan import (
     Steps,
     added,
     bits,
-    delivered,
 )
 from baracuda.backends.cuda.schedules import columns, elementwise, kept_rows, reduce
+from baracuda.backends.cuda.schedules.row_operands import Kind, Operands, kind_of, operands
 from baracuda.declaration.dtypes import named
 from baracuda.declaration.spec import Refusal
 
@@ -66,8 +65,8 @@ _LARGE, _ALONE, _SINGLE = 512, 128, 512
 # How many rows of each multiprocessor are asked for: on an H200 two are as good as three, and with
 # six layer_norm of [8192, 8192] in bfloat16 takes 86 us, with two 72, with none 78.
 _ASKED = 2
-# Bytes on chip beside the sums, and threads of the kernel that adds them up.
-_JOINS, _ADDERS = 3 << 10, 1024
+# Bytes on chip beside the sums.
+_JOINS = 3 << 10
 _CAUSAL, _MASKED = 1, 2
 _WIDE_LABELS, _REDUCED, _WIDE_LOSS = 1, 2, 4
 # Columns are counted in 32 bits, with room for the steps of a block.
@@ -109,80 +108,6 @@ def shares(n: int, width: int, held: int, most: int = _MOST) -> Shares:
     return Shares("LONG", most, most, held)
 
 
-class Operands(NamedTuple):
-    """The arrays of a problem, by what they are to a row.
-
-    Attributes
-    ----------
-    axis : int
-        Along which rows lie.
-    loads, columns, masks, outs, sums : list of View
-    labels, costs : sequence of View
-        Of rows that are losses: an integer of each, where there is one, and the loss or its
-        cotangent.
-    reduced : bool
-        There is one loss of all.
-    """
-
-    axis: int
-    loads: list[View]
-    columns: list[View]
-    masks: list[View]
-    outs: list[View]
-    sums: list[View]
-    labels: Sequence[View] = ()
-    costs: Sequence[View] = ()
-    reduced: bool = False
-
-    @property
-    def added(self) -> bool:
-        """Whether blocks leave sums of losses."""
-        return self.reduced and not self.outs
-
-
-def operands(call: Call) -> Operands:
-    """Which array is what."""
-    problem = call.problem
-    form, hides, integers = problem.signature, problem.spec.masks, problem.spec.integers
-    row = max(form.inputs, key=lambda p: len(p.names))
-    along = {t.name for t in row.terms if not t.group}
-    whole = [p for p in form.inputs if p.names == row.names and p.name not in hides]
-    others = [p for p in form.inputs if p not in whole and p.name not in hides]
-    outs = [(call.out(i), p.names) for i, p in enumerate(form.outputs)]
-    each = [p for p in others if not p.names & along]
-    loads = [call.view(p.name) for p in whole]
-    return Operands(
-        problem.options.get("axis", -1) % len(loads[0].shape),
-        loads,
-        [call.view(p.name) for p in others if p not in each],
-        [call.view(p.name) for p in form.inputs if p.name in hides],
-        [x for x, names in outs if names == row.names],
-        [x for x, names in outs if names & along and names != row.names],
-        [call.view(p.name) for p in each if p.name in integers],
-        [*[call.view(p.name) for p in each if p.name not in integers],
-         *[x for x, names in outs if not names & along]],
-        problem.options.get("reduction", "none") != "none",
-    )  # fmt: skip
-
-
-class Kind(NamedTuple):
-    """What tells functors of one name apart, and what they hold beside run-time values.
-
-    That is how many columns there are or, of distances, whether they are Euclidean.
-    """
-
-    number: int
-    label: str
-    numbers: tuple[float, ...] = ()
-
-
-def _kind(call: Call, of: Operands) -> Kind:
-    p = call.problem.options.get("p")
-    if p is None:
-        return Kind(len(of.columns), f"c{len(of.columns)}")
-    return Kind(2, "p2") if p == 2 else Kind(0, "preal", (p, 1 / p))
-
-
 def holds(call: Call, of: Operands) -> int:
     """Vectors of each input in a thread."""
     return (_LESS_HELD if call.itemsize == 8 or of.masks else _HELD)[len(of.loads)]
@@ -214,7 +139,7 @@ def plan(call: Call) -> Steps:
     width, most = WIDEST // call.row_size, _MOST
     lie, size = _lie(call, of), named(call.accumulate_dtype).itemsize
     held = 1 if lie.access == "STEPS" else _vectors(call, of, n)
-    kind = _kind(call, of)
+    kind = kind_of(call, of)
     if lie.access != "VECTORS" or kind.numbers:
         most = _SINGLE
     room = size * width * held * len(of.sums)
@@ -255,7 +180,7 @@ def plan(call: Call) -> Steps:
         return Steps(tuple(steps), (((max(blocks, 1),), call.accumulate_dtype),))
     if not of.sums:
         return Steps(tuple(steps))
-    steps.append(sum_rows(call, len(of.outs), n, blocks, call.workspace()))
+    steps.append(reduce.sum_rows(call, len(of.outs), n, blocks, call.workspace()))
     workspace = (max(blocks, 1), len(of.sums), n), call.accumulate_dtype
     return Steps(tuple(steps), (workspace,))
 
@@ -304,7 +229,7 @@ def whole(call: Call, of: Operands, planes: Planes) -> Step | None:
         how = how._replace(way="LONG")
     ahead = _ahead(of._replace(sums=[]), how, 0)
     room = how.threads * held * len(of.sums) * named(call.accumulate_dtype).itemsize
-    step = _rows(call, of, _kind(call, of), how, lie, -(-rows // how.groups), ahead, planes)
+    step = _rows(call, of, kind_of(call, of), how, lie, -(-rows // how.groups), ahead, planes)
     return step._replace(shared=room)
 
 
@@ -418,19 +343,3 @@ def _rows(
     )
     front = [(slot, 0) for slot in pointers]
     return Step(entry, (blocks, 1), arguments, front, scalars, fewer=how.threads)
-
-
-def sum_rows(call: Call, first: int, n: int, blocks: int, slot: int) -> Step:
-    """Adds up what `blocks` blocks left in a workspace for the outputs from the `first` on.
-
-    These are sums of `n` elements of each block.
-    """
-    numbers = range(first, len(call.outs))
-    sums, many, how = [call.out(i) for i in numbers], len(numbers), call.how(numbers)
-    packer = Packer(True).pointers(1 + many).add("q", *[v.strides[0] for v in sums])
-    arguments = packer.add("i", n, blocks).done()
-    schedule = f"SumRows<{call.column_type}, {many}, {how}>"
-    tags = ("sum_rows", many, *delivered(how, many), *call.column_tags)
-    entry = call.entry(schedule, len(arguments), *tags, threads=_ADDERS)
-    front = [(slot, 0), *[(v.slot, 0) for v in sums]]
-    return Step(entry, (-(-n * many // _WARP), 1), arguments, front)

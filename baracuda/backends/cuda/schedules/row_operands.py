@@ -1,0 +1,84 @@
+"""The arrays of a problem by what they are to a row, and which functor takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baracuda.backends.cuda.geometry import View
+from baracuda.backends.cuda.launch_plan import Call
+
+
+class Operands(NamedTuple):
+    """The arrays of a problem, by what they are to a row.
+
+    Attributes
+    ----------
+    axis : int
+        Along which rows lie.
+    loads, columns, masks, outs, sums : list of View
+    labels, costs : sequence of View
+        Of rows that are losses: an integer of each, where there is one, and the loss or its
+        cotangent.
+    reduced : bool
+        There is one loss of all.
+    """
+
+    axis: int
+    loads: list[View]
+    columns: list[View]
+    masks: list[View]
+    outs: list[View]
+    sums: list[View]
+    labels: Sequence[View] = ()
+    costs: Sequence[View] = ()
+    reduced: bool = False
+
+    @property
+    def added(self) -> bool:
+        """Whether blocks leave sums of losses."""
+        return self.reduced and not self.outs
+
+
+def operands(call: Call) -> Operands:
+    """Which array is what."""
+    problem = call.problem
+    form, hides, integers = problem.signature, problem.spec.masks, problem.spec.integers
+    row = max(form.inputs, key=lambda p: len(p.names))
+    along = {t.name for t in row.terms if not t.group}
+    whole = [p for p in form.inputs if p.names == row.names and p.name not in hides]
+    others = [p for p in form.inputs if p not in whole and p.name not in hides]
+    outs = [(call.out(i), p.names) for i, p in enumerate(form.outputs)]
+    each = [p for p in others if not p.names & along]
+    loads = [call.view(p.name) for p in whole]
+    return Operands(
+        problem.options.get("axis", -1) % len(loads[0].shape),
+        loads,
+        [call.view(p.name) for p in others if p not in each],
+        [call.view(p.name) for p in form.inputs if p.name in hides],
+        [x for x, names in outs if names == row.names],
+        [x for x, names in outs if names & along and names != row.names],
+        [call.view(p.name) for p in each if p.name in integers],
+        [*[call.view(p.name) for p in each if p.name not in integers],
+         *[x for x, names in outs if not names & along]],
+        problem.options.get("reduction", "none") != "none",
+    )  # fmt: skip
+
+
+class Kind(NamedTuple):
+    """What tells functors of one name apart, and what they hold beside run-time values.
+
+    That is how many columns there are or, of distances, whether they are Euclidean.
+    """
+
+    number: int
+    label: str
+    numbers: tuple[float, ...] = ()
+
+
+def kind_of(call: Call, of: Operands) -> Kind:
+    """That of a problem."""
+    p = call.problem.options.get("p")
+    if p is None:
+        return Kind(len(of.columns), f"c{len(of.columns)}")
+    return Kind(2, "p2") if p == 2 else Kind(0, "preal", (p, 1 / p))
