@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tuning import retuned
 
 from baracuda.backends.cuda import geometry
 from baracuda.backends.cuda.compiler import Entry
@@ -243,9 +244,9 @@ def test_a_whole_unit_in_one_bin_does_not_carry(
     value: float, dtype: str, entries: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many elements as a unit has, with the largest first and the largest second digit."""
-    monkeypatch.setattr(partition, "_SMALL", partition._LARGE)
     monkeypatch.setitem(PROBLEMS, "unit", ("partition", (partition._LARGE,), (9000,), 0, one))
-    dout, index, steps = made("unit", dtype, "int64", bad=False)
+    with retuned(partition, unit_elements=partition._LARGE):
+        dout, index, steps = made("unit", dtype, "int64", bad=False)
     values, out = np.full_like(dout, value), out_of("unit", dtype)
     emulator.run(entries, steps, [values, index, out])
     assert out[-1] == np.float32(np.float64(np.float32(value)) * dout.size)

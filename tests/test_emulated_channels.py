@@ -131,9 +131,8 @@ def run(op: str, steps: Steps, name: str, outs: list[Array], seed: int = 0) -> N
 def test_every_way_gives_what_the_body_gives(
     op: str, name: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels, "_MOST", most)
-    monkeypatch.setattr(channels, "_ROUNDS", 1)
-    monkeypatch.setattr(channels, "_RUN", 1)
+    few = channels.SM_90._replace(runs=most, rounds=1, run_beside=1)
+    monkeypatch.setitem(channels.TUNINGS, "sm_90", few)
     exact, call = body(op, arrays_of(name)), call_of(op, name)
     seen = []
     for seed in (0, 1):

@@ -169,7 +169,7 @@ def test_edges_give_what_the_body_gives(loss: str, p: float, swap: bool) -> None
 
 
 def test_blocks_that_leave_sums_take_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduce, "MOST", 2)
+    monkeypatch.setitem(reduce.TUNINGS, "sm_90", reduce.SM_90._replace(sums=2))
     monkeypatch.setattr(rows, "PROCESSORS", 1)
     for loss in LOSSES:
         subject = Subject(loss, "cuda", "numpy", "float32")

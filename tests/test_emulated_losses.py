@@ -78,8 +78,7 @@ def entries(file: str, dtype: str) -> tuple[Entry, ...]:
 def test_losses_are_those_of_the_body(
     name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reduce, "_ROUNDS", 1)
-    monkeypatch.setattr(reduce, "MOST", 2)
+    monkeypatch.setitem(reduce.TUNINGS, "sm_90", reduce.SM_90._replace(rounds=1, sums=2))
     together = entries(registry[name].spec.kernel.file, dtype)
     for trial, arrays, steps, add in trials(name, dtype):
         (want,) = trial.reference()

@@ -146,9 +146,8 @@ def run(op: str, how: Trial, steps: Steps, out: Array, seed: int = 0) -> None:
 def test_every_way_gives_what_the_body_gives(
     op: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nll_loss, "_MOST", 3)
-    monkeypatch.setattr(nll_loss, "_RUN", 5)
-    monkeypatch.setattr(nll_loss, "_PARTS", 2)
+    few = nll_loss.SM_90._replace(sums=3, counted_rows=5, parts=2)
+    monkeypatch.setitem(nll_loss.TUNINGS, "sm_90", few)
     how, seen = TRIALS[name], []
     exact, steps = body(op, how), plan(call_of(op, how))
     for seed in (0, 1):

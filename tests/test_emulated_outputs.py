@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tuning import retuned
 
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, strides_of
@@ -98,7 +99,7 @@ def trials(dtype: str) -> tuple[Trial, ...]:
         given = [arrays[n].astype(kind) if n in arrays else None for n in spec.arrays]
         given = [None if x is None else emulator.placed(x) for x in given]
         problem = check.problem(spec, given, options, DEFAULT)
-        few = patch.multiple(kept_planes, _FEWEST=0)
+        few = retuned(kept_planes, blocks=0)
         call = Call(problem, FACTS, tuple(map(strides_of, problem.outputs)))
         scalars = [1e-5] if "eps" in spec.scalars else [0.3] if op == "lerp_backward" else []
         if op == "triplet_margin_loss_backward":
@@ -125,7 +126,7 @@ def trials(dtype: str) -> tuple[Trial, ...]:
 
 
 def steps_of(one: Trial) -> Any:
-    with patch.multiple(kept_planes, _FEWEST=0):
+    with retuned(kept_planes, blocks=0):
         if one.label == "kept":
             with patch.object(planes, "_on_chip", lambda *_: None):
                 return plan(one.call)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from test_emulated_rows import Shape, Trial, reference, trial
+from tuning import retuned
 
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.launch_plan import Call
@@ -107,8 +108,9 @@ def kept(op: str, dtype: str, mixed: tuple[Wide, ...] = ()) -> Iterator[Trial]:
         def share(_: Call, units: int, __: int, cluster: int = cluster) -> Share:
             return Share(cluster, 1, -(-units // cluster))
 
-        few = patch.multiple(kept_planes, _FEWEST=0, PROCESSORS=1, _TURNS=2, share=share)
-        with few, patch.object(planes, "_on_chip", lambda *_: None):
+        few = patch.multiple(kept_planes, PROCESSORS=1, share=share)
+        turns = retuned(kept_planes, blocks=0, turns=2)
+        with few, turns, patch.object(planes, "_on_chip", lambda *_: None):
             for form in spec.signatures[-1 if mixed else 0 :]:
                 shapes = {p.name: p.shape({"n": 3, "c": 6, "s": (s,)}) for p in form.inputs}
                 whole = form is spec.signatures[-1] and cluster < 8

@@ -14,10 +14,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tuning import retuned
 
+from baracuda.backends.cuda import launch_plan
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, strides_of
-from baracuda.backends.cuda.schedules import kept_rows, plan, rows
+from baracuda.backends.cuda.schedules import kept_rows, plan
 from baracuda.calls import check
 from baracuda.calls.op import registry
 from baracuda.declaration.dispatch import DEFAULT
@@ -158,10 +160,12 @@ def kept_trials(op: str, dtype: str, mixed: Mixed = ()) -> Iterator[Trial]:
     """Rows of just what a block holds, more than there are blocks: near, and as if far."""
     form = registry[op].spec.signatures[-1]
     shapes = {p.name: p.shape({"b": (2, 137), "n": 1024}) for p in form.inputs}
-    far = kept_rows._FAR_HELD | {(4, 2, 1): 4, (2, 3, 1): 2}
+    tuning = kept_rows.SM_90
+    far = tuning.vectors_far | {(4, 2, 1): 4, (2, 3, 1): 2}
+    others = {"vectors_far": far, "vectors_far_long": 0, "vectors_streamed": {}}
     hows = (("dense", False), ("dense", True), ("odd", False), ("padded", False))
-    for way, near in (("_kept_", kept_rows._HELD), ("_far_", {})):
-        with patch.multiple(kept_rows, _HELD=near, _FAR_HELD=far, _MANY=0, _STREAMED={}):
+    for way, near in (("_kept_", tuning.vectors), ("_far_", {})):
+        with retuned(kept_rows, vectors=near, **others):
             every = [trial(op, shapes, dtype, how, add, mixed=mixed) for how, add in hows]
         assert all(way in one.steps.kernels[0].entry.symbol for one in every)
         yield from every
@@ -174,8 +178,11 @@ def streamed_trials(op: str, dtype: str, mixed: Mixed = ()) -> Iterator[Trial]:
         size = named("float32" if "residual" in mixed else dtype).itemsize
         n = parts * 64 * held * 16 // size
         shapes = {p.name: p.shape({"b": (2, 13), "n": n}) for p in form.inputs}
-        ways = {"_STREAMED": {2: held, 4: held}, "_PARTS": {parts: 3}, "_EARLY": slots}
-        with patch.multiple(kept_rows, _HELD={}, _LEAST=64, _THREADS=64, **ways):
+        ways = retuned(
+            kept_rows, vectors={}, vectors_streamed={2: held, 4: held}, threads_streamed=64,
+            clusters={parts: 3}, slots_early=slots,
+        )  # fmt: skip
+        with ways, patch.object(kept_rows, "_THREADS", 64):
             hows = (("dense", False), ("dense", True), ("padded", False))
             # What is mixed lies as what is not.
             hows = hows[1 if mixed and not lanes.FULL else 0 :]
@@ -303,7 +310,7 @@ def test_rows_are_the_body_in_any_order_of_threads(category: str, dtype: str) ->
 def test_what_passes_by_the_caches_is_the_same(op: str) -> None:
     known = {"x": (1, 3, 4096), "weight": (4096,), "bias": (4096,)}
     shapes = {name: known[name] for name in registry[op].spec.arrays}
-    with patch.object(rows, "PAST_CACHES", 0):
+    with retuned(launch_plan, past_caches=0):
         passing = trial(op, shapes, "float32")
     plain = trial(op, shapes, "float32")
     (first,), (second,) = (computed(one, "norm", "float32", 0) for one in (passing, plain))

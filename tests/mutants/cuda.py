@@ -235,6 +235,16 @@ _GEOMETRY = (
         "test_mixed.py::test_schedules_say_which_wider_values_they_take",
     ),
     mutant(
+        "an architecture has its own figures", "backends/cuda/launch_plan.py",
+        "return records[_tuned(self.arch, *records)]", "return records[\"sm_90\"]",
+        "test_tuning.py::test_the_record_is_that_of_the_latest_architecture_before[sm_103-sm_100]",
+    ),
+    mutant(
+        "a schedule has no figure but those of its record", "backends/cuda/schedules/window.py",
+        "else tuning.rows_of_two", "else 4",
+        "test_tuning.py::test_a_record_is_all_that_an_architecture_needs",
+    ),
+    mutant(
         "halves of a packed array are told apart", "backends/cuda/schedules/elementwise.py",
         "return both[::-1] if swapped else both", "return both",
         "test_emulated_views.py::test_views_that_run_backwards_give_what_copies_give[gated.cu]",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from baracuda import layouts
 from baracuda.backends.cuda.compiler import Entry
@@ -19,9 +20,8 @@ THREADS = 256
 MOST_BLOCKS, MOST_ROWS = 2**31 - 1, 65535
 # Bytes of the widest access.
 WIDEST = 16
-# Bytes past which the arrays of a call do not fit in an L2, and prefetching is worth its price.
-PAST_CACHES = 1 << 26
 
+Record = TypeVar("Record")
 Front: TypeAlias = Sequence[tuple[int, int]]
 """The pointers of a step: which array, and how many bytes into it."""
 
@@ -37,12 +37,47 @@ class DeviceFacts(NamedTuple):
     @property
     def compute_capability(self) -> int:
         """Ten times what it is called: 90 of sm_90."""
-        return int(self.arch.removeprefix("sm_").rstrip("a"))
+        return _capability(self.arch)
 
     @property
     def clusters(self) -> bool:
         """Whether blocks may be clusters, and reach each other's shared memory."""
         return self.compute_capability >= 90
+
+    def tuned(self, records: Mapping[str, Record]) -> Record:
+        """The tuning record of the architecture, of records by architecture.
+
+        An architecture without one has that of the latest before it, or else the first.
+        """
+        return records[_tuned(self.arch, *records)]
+
+
+def _capability(arch: str) -> int:
+    return int(arch.removeprefix("sm_").rstrip("a"))
+
+
+@cache
+def _tuned(arch: str, *known: str) -> str:
+    """The one of the `known` architectures whose record `arch` has."""
+    before = [name for name in known if _capability(name) <= _capability(arch)]
+    return max(before, key=_capability) if before else min(known, key=_capability)
+
+
+class Tuning(NamedTuple):
+    """What all schedules take of an architecture.
+
+    Attributes
+    ----------
+    past_caches : int
+        Bytes past which the arrays of a call do not fit in an L2. Beyond, prefetching is worth its
+        price.
+    """
+
+    past_caches: int
+
+
+SM_90 = Tuning(past_caches=1 << 26)
+TUNINGS = {"sm_90": SM_90}
 
 
 class Step(NamedTuple):
@@ -162,6 +197,11 @@ class Call(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(x.nbytes for x in (*self.problem.given, *self.problem.outputs))
+
+    @property
+    def past_caches(self) -> bool:
+        """Whether the arrays do not fit in an L2."""
+        return self.nbytes > self.facts.tuned(TUNINGS).past_caches
 
     @property
     def functor(self) -> str:

@@ -11,12 +11,36 @@ from baracuda.backends.cuda.launch_plan import THREADS, Call, Step, Steps, flag
 from baracuda.backends.cuda.schedules import reduce
 from baracuda.backends.cuda.schedules.elementwise import LAYOUTS, Operand, Way, way
 
-# Vectors of each input in flight per thread, by the number of inputs, within a channel and of
-# channels beside each other, for which a thread loads a vector of parameters first; how often it
-# does that at least where it adds up; runs whose sums are added up, at most.
-_DEPTH, _ROUNDS, _MOST = {1: (1, 4), 2: (2, 2)}, 4, 1024
-# Lanes of a warp; items of a run of channels beside each other, so that their sums have few bytes.
-_WARP, _RUN = 32, 128
+_WARP = 32
+
+
+class Tuning(NamedTuple):
+    """What channels take of an architecture.
+
+    Attributes
+    ----------
+    vectors, vectors_beside : dict of int to int
+        Vectors of each input in flight in a thread, by the number of inputs; of channels beside
+        each other, for which a thread loads a vector of parameters first.
+    rounds : int
+        How often a thread that adds up loads so many, at least.
+    runs : int
+        Runs of a channel whose sums are added up, at most.
+    run_beside : int
+        Items of a run of channels beside each other, at least: so their sums have few bytes.
+    """
+
+    vectors: dict[int, int]
+    vectors_beside: dict[int, int]
+    rounds: int
+    runs: int
+    run_beside: int
+
+
+SM_90 = Tuning(
+    vectors={1: 1, 2: 2}, vectors_beside={1: 4, 2: 2}, rounds=4, runs=1024, run_beside=128
+)
+TUNINGS = {"sm_90": SM_90}
 
 
 class Lie(NamedTuple):
@@ -51,10 +75,12 @@ def plan(call: Call) -> Steps:
         return Steps(())
     steps = [v.strides[axis] for v in views] if channels > 1 else [0] * len(views)
     over, width, lanes = _lie(call, views, axis, steps)
-    depth, rounds = _DEPTH[len(loads)][lanes > 0], 1
+    tuning, rounds = call.facts.tuned(TUNINGS), 1
+    depth = (tuning.vectors_beside if lanes else tuning.vectors)[len(loads)]
     each = THREADS // max(lanes, 1) * depth
     if sums:
-        rounds = max(_ROUNDS, -(-over.items // (each * _MOST)), lanes and _RUN // each)
+        few = -(-over.items // (each * tuning.runs))
+        rounds = max(tuning.rounds, few, lanes and tuning.run_beside // each)
     tiles = -(-channels // (lanes * width)) if lanes else channels
     runs = max(-(-over.items // (each * rounds)), 1)
     # Runs of a channel that lie beside each other.

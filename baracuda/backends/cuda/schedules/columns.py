@@ -3,27 +3,60 @@
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import MOST_DIMS, Packer, View, divisor, merged, wide
 from baracuda.backends.cuda.launch_plan import WIDEST, Call, Step, Steps, flag
 from baracuda.declaration.spec import Refusal
 
-# common/columns.cuh: elements of a column that a thread holds, by the number of inputs; in pairs of
-# registers half as many, by half the threads.
-_HELD = {1: 8, 2: 4}
-_WARP, _MOST, _AGAIN = 32, 1024, 512
-# Blocks that keep all multiprocessors busy, columns of a block, and bytes beside each other that it
-# has to read: of 64 memory is read twice in less time.
-_BLOCKS, _WIDE, _SEGMENT = 264, 64, 128
-_STATE = 2
+# common/columns.cuh: lanes of a warp, threads of the largest block, numbers that are known of a
+# column.
+_WARP, _MOST, _STATE = 32, 1024, 2
 
 
-def _lanes(vectors: int, width: int, nbytes: int, outer: int, most: int) -> int:
+class Tuning(NamedTuple):
+    """What columns take of an architecture.
+
+    Attributes
+    ----------
+    elements : dict of int to int
+        Elements of a column that a thread holds, by the number of inputs; of float64 half as many,
+        by half the threads.
+    threads_again : int
+        Threads of a block that reads its columns twice.
+    blocks : int
+        Blocks that keep all multiprocessors busy.
+    columns : int
+        Columns that a block keeps even where there are fewer blocks than that.
+    segment : int
+        Bytes beside each other that a block reads, at least.
+    """
+
+    elements: dict[int, int]
+    threads_again: int
+    blocks: int
+    columns: int
+    segment: int
+
+
+SM_90 = Tuning(
+    elements={1: 8, 2: 4},
+    threads_again=512,
+    blocks=264,
+    columns=64,
+    # Memory is read twice in less time than once by 64 bytes.
+    segment=128,
+)
+TUNINGS = {"sm_90": SM_90}
+
+
+def _lanes(tuning: Tuning, vectors: int, width: int, nbytes: int, outer: int, most: int) -> int:
     """Vectors side by side of a block: no more than there are, and so few that blocks are many."""
     lanes = min(1 << (vectors - 1).bit_length(), _WARP)
-    while lanes * nbytes > _SEGMENT and (
-        lanes > most or (lanes * width > _WIDE and outer * -(-vectors // lanes) < _BLOCKS)
-    ):
+    while lanes * nbytes > tuning.segment:
+        few = lanes * width > tuning.columns and outer * -(-vectors // lanes) < tuning.blocks
+        if lanes <= most and not few:
+            break
         lanes //= 2
     return lanes
 
@@ -45,13 +78,14 @@ def plan(call: Call, loads: list[View], outs: list[View], axis: int) -> Steps | 
     width, most = WIDEST // call.itemsize, _MOST // (1 + (call.itemsize == 8))
     if divisor([inner, *steps, *(s for d in around for s in d.strides)], call.elements()) < width:
         width = 1
-    held, nbytes = _HELD[len(loads)] // (1 + (call.itemsize == 8)), width * call.itemsize
+    tuning, nbytes = call.facts.tuned(TUNINGS), width * call.itemsize
+    held = tuning.elements[len(loads)] // (1 + (call.itemsize == 8))
     outer, vectors = prod(shape[:axis]), -(-inner // width)
-    lanes = _lanes(vectors, width, nbytes, outer, held * most // max(n, 1))
+    lanes = _lanes(tuning, vectors, width, nbytes, outer, held * most // max(n, 1))
     again = n > held * (most // lanes)
     if again:
-        lanes = _lanes(vectors, width, nbytes, outer, _WARP)
-    rows = _AGAIN // lanes if again else -(-n // held)
+        lanes = _lanes(tuning, vectors, width, nbytes, outer, _WARP)
+    rows = tuning.threads_again // lanes if again else -(-n // held)
     threads = -(-rows * lanes // _WARP) * _WARP
     tiles = -(-vectors // lanes)
 
@@ -64,7 +98,8 @@ def plan(call: Call, loads: list[View], outs: list[View], axis: int) -> Steps | 
         f"{flag(again)}, {flag(call.add)}>"
     )
     tags = ("columns", f"v{width}", *["again"] * again, *["add"] * call.add)
-    entry = call.entry(schedule, len(arguments), *tags, threads=_AGAIN if again else most)
+    bound = tuning.threads_again if again else most
+    entry = call.entry(schedule, len(arguments), *tags, threads=bound)
     # What is known of a column takes no more than what a thread finds out.
     room = (threads // _WARP + 1) * lanes * width * _STATE * (8 if call.itemsize == 8 else 4)
     front = [(v.slot, 0) for v in views]

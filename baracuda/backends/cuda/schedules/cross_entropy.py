@@ -15,23 +15,51 @@ from baracuda.backends.cuda.schedules import reduce, rows
 from baracuda.declaration.spec import Refusal
 from baracuda.layouts import Shape
 
-# Vectors of a row that a thread holds, and threads of the largest block, by the bytes of an
-# element: the formulas take twice the registers in float64.
-_HELD, _MOST = {8: 2}, {8: 512}
-# How a row may be spread, in order of preference: blocks of a cluster that has it, and of how many
-# of them a multiprocessor should have at once. Two of a smaller cluster beat four of a larger one:
-# on an H200 gradients of [8192, 128256] take 1103 and 1145 us in bf16, 2155 and 2240 in float32.
-_SPREADS = ((1, 4), (1, 2), (2, 2), (4, 2), (8, 2))
 # Bytes by which each block of a cluster tells the others of its part.
 _TOLD = 32
-# Blocks that count targets, and how many each has to have for another one.
-_COUNTERS, _RUN = 64, 4096
 # Run-time values of the kernel, the first of which an op has.
 _SCALARS = 3
 # Bytes of shared memory that are not for logits.
 _FIXED = 4 << 10
 # Flags of cuda_src/cross_entropy.cu.
 _WIDE_TARGET, _REDUCED, _EQUAL_SHARES, _WIDE_LOSS, _GIVEN, _WIDE_DLOSS = 1, 2, 4, 8, 16, 32
+
+
+class Tuning(NamedTuple):
+    """What cross entropy takes of an architecture.
+
+    Attributes
+    ----------
+    vectors, threads : dict of int to int
+        Vectors of a row that a thread holds, and threads of the largest block, by the bytes of an
+        element.
+    spreads : tuple of (int, int)
+        How a row may be spread, in order of preference: blocks of the cluster that has it, and how
+        many of these blocks a multiprocessor has at once.
+    counters : int
+        Blocks that count targets, at most: every block adds up what they found.
+    counter_rows : int
+        Targets that each of these counts, at least.
+    """
+
+    vectors: dict[int, int]
+    threads: dict[int, int]
+    spreads: tuple[tuple[int, int], ...]
+    counters: int
+    counter_rows: int
+
+
+SM_90 = Tuning(
+    # The formulas take twice the registers in float64.
+    vectors={2: 4, 4: 4, 8: 2},
+    threads={2: 1024, 4: 1024, 8: 512},
+    # Two blocks of a smaller cluster beat four of a larger one: on an H200 gradients of
+    # [8192, 128256] take 1103 and 1145 us in bf16, 2155 and 2240 in float32.
+    spreads=((1, 4), (1, 2), (2, 2), (4, 2), (8, 2)),
+    counters=64,
+    counter_rows=4096,
+)
+TUNINGS = {"sm_90": SM_90}
 
 
 class Way(NamedTuple):
@@ -88,7 +116,9 @@ def plan(call: Call) -> Steps:
         flat if small is None or reduced else small.strides,
     ])  # fmt: skip
     blocks = -(-count // over.how.groups)
-    parts = min(max(-(-count // _RUN), 1), _COUNTERS) if mean and count and not soft else 0
+    parts, tuning = 0, call.facts.tuned(TUNINGS)
+    if mean and count and not soft:
+        parts = min(max(-(-count // tuning.counter_rows), 1), tuning.counters)
 
     # What a kernel has no use for is the address of something else.
     workspaces: list[tuple[Shape, str]] = []
@@ -133,8 +163,9 @@ def _way(call: Call, strides: list[Shape]) -> Way:
     numbers = [n, *[s for d in dims for s in d.strides[whole]]]
     wide = steps == (1, 1, 1) and divisor(numbers, call.elements()) == width
     # Two rows are held where a target is one too; single elements take more registers.
-    held = _HELD.get(call.itemsize, 4) // (1 + soft) // (1 + (call.itemsize == 2 and not wide))
-    most = _MOST.get(call.itemsize, rows._MOST) if wide else rows._SINGLE
+    tuning, single = call.facts.tuned(TUNINGS), call.itemsize == 2 and not wide
+    held = tuning.vectors[call.itemsize] // (1 + soft) // (1 + single)
+    most = tuning.threads[call.itemsize] if wide else rows._SINGLE
     # Bytes of a vector that is kept, and of a probability beside each where the target is soft.
     keeps = any(x.name == "dlogits" for x in problem.outputs)
     size = WIDEST * (1 + soft) * keeps
@@ -165,7 +196,7 @@ def _spread(call: Call, n: int, held: int, most: int, size: int) -> tuple[int, i
     width = WIDEST // call.itemsize
     if n <= width * held * most // 2:
         return 1, most
-    for cluster, together in _SPREADS:
+    for cluster, together in call.facts.tuned(TUNINGS).spreads:
         threads = most // together
         shared = _rounds(n, width, held, cluster * threads) * held * threads * size
         if cluster > 1 and not call.facts.clusters:

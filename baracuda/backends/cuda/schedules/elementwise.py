@@ -20,7 +20,6 @@ from baracuda.backends.cuda.geometry import (
     wide,
 )
 from baracuda.backends.cuda.launch_plan import (
-    PAST_CACHES,
     THREADS,
     Call,
     DeviceFacts,
@@ -38,20 +37,53 @@ from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.families.reductions import parts
 from baracuda.layouts import Shape, contiguous
 
-# Vectors of each input in flight per thread, by the number of inputs. Of lerp_backward 1, 2 and 4
-# have 0.957, 0.925, 0.917 of the copy ceiling of an H200 in bf16.
-_DEPTH = {2: 2}
-# What else may be measured: beyond so many vectors in flight some kernels spill.
-_DEPTHS, _MOST_VECTORS = (1, 2), 4
-# Threads of a block that has several inputs: relu_backward of 2^27 in f32 on an H200 takes 374.0 us
-# for 376.2 with twice as many, kl_div_backward in bf16 131.5 for 134.9; one input takes 0.5 more.
-_SEVERAL = THREADS // 2
-# Bytes from what a block loads to what it prefetches (EARLY in common/elementwise.cuh). With 2 to 3
-# MiB lerp_backward has 0.973 on an H200, 0.978 with 4 blocks on a multiprocessor, in f32 0.984 and
-# 0.989; 0.956 and 0.970 without. Policies of eviction, bulk copies through shared memory,
-# persistent blocks and one output after the other are all below that.
-_AHEAD = 5 << 19
 LAYOUTS = {0: "strided", 1: "flat", 2: "rows"}
+
+
+class Tuning(NamedTuple):
+    """What elementwise kernels take of an architecture.
+
+    Attributes
+    ----------
+    vectors : dict of int to int
+        Vectors of each input in flight in a thread, by the number of inputs; one where that is not
+        named.
+    vectors_measured : tuple of int
+        Those that `autotune=True` measures.
+    vectors_at_most : int
+        Vectors of all inputs in flight in a thread, beyond which some kernels spill.
+    threads_of_several : int
+        Threads of a block that has several inputs.
+    prefetch_bytes : int
+        From what a block loads to what it asks the L2 for (EARLY in common/elementwise.cuh).
+    prefetch_resident : int
+        Blocks of a multiprocessor that do so and have more outputs than inputs.
+    """
+
+    vectors: dict[int, int]
+    vectors_measured: tuple[int, ...]
+    vectors_at_most: int
+    threads_of_several: int
+    prefetch_bytes: int
+    prefetch_resident: int
+
+
+# Shares and times are of an H200.
+SM_90 = Tuning(
+    # Of lerp_backward 1, 2 and 4 have 0.957, 0.925, 0.917 of the copy ceiling in bf16.
+    vectors={2: 2},
+    vectors_measured=(1, 2),
+    vectors_at_most=4,
+    # relu_backward of 2^27 in f32 takes 374.0 us for 376.2 with twice as many, kl_div_backward in
+    # bf16 131.5 for 134.9; one input takes 0.5 more.
+    threads_of_several=THREADS // 2,
+    # With 2 to 3 MiB lerp_backward has 0.973, 0.978 with 4 blocks on a multiprocessor, in f32 0.984
+    # and 0.989; 0.956 and 0.970 without. Policies of eviction, bulk copies through shared memory,
+    # persistent blocks and one output after the other are all below that.
+    prefetch_bytes=5 << 19,
+    prefetch_resident=4,
+)
+TUNINGS = {"sm_90": SM_90}
 
 
 class Operand(NamedTuple):
@@ -135,8 +167,9 @@ def plan(call: Call) -> Steps:
     wider = sum([
         (every[o.slot].dtype != call.problem.dtype) << k for k, o in enumerate(operands)
     ])  # fmt: skip
-    early = read <= written and kind == 1 and not any(call.adds) and call.nbytes > PAST_CACHES
-    ahead = _AHEAD // (width * itemsize) if early else items
+    early = read <= written and kind == 1 and not any(call.adds) and call.past_caches
+    tuning = call.facts.tuned(TUNINGS)
+    ahead = tuning.prefetch_bytes // (width * itemsize) if early else items
     packer.pointers(len(operands)).scalars(scalars)
     ones = sum([o.one << k for k, o in enumerate(inputs)])
     if ones:
@@ -146,7 +179,7 @@ def plan(call: Call) -> Steps:
     given = call.problem.options.items()
     chosen = call.problem.spec.conditions
     options = tuple([v for k, v in given if isinstance(v, str) and k not in chosen])
-    threads = _SEVERAL if len(inputs) > 1 else THREADS
+    threads = tuning.threads_of_several if len(inputs) > 1 else THREADS
     # The halves of a packed output are its own.
     adds = call.adds if len(outputs) == len(call.outs) else call.adds * len(outputs)
     form = _Form(
@@ -182,7 +215,9 @@ def _entry(spec: OpSpec, form: _Form, nbytes: int) -> Entry:
 
 def variants(call: Call) -> tuple[str, ...]:
     """The depths, the rule's first."""
-    return _names(sum([not o.one for o in operands_of(call)[1]]))
+    inputs, tuning = sum([not o.one for o in operands_of(call)[1]]), call.facts.tuned(TUNINGS)
+    most = tuning.vectors_at_most // max(inputs, 1)
+    return _names(tuning.vectors.get(inputs, 1), tuning.vectors_measured, most)
 
 
 def share(problem: Problem, shape: Shape) -> float:
@@ -192,15 +227,15 @@ def share(problem: Problem, shape: Shape) -> float:
 
 
 @cache
-def _names(inputs: int) -> tuple[str, ...]:
-    rule = _DEPTH.get(inputs, 1)
-    depths = [depth for depth in _DEPTHS if depth * inputs <= _MOST_VECTORS]
+def _names(rule: int, depths: tuple[int, ...], most: int) -> tuple[str, ...]:
+    depths = tuple([depth for depth in depths if depth <= most])
     return tuple(f"depth {depth}" for depth in sorted(depths, key=lambda d: (d != rule, d)))
 
 
 def _reserved(facts: DeviceFacts) -> int:
-    """Shared memory that nobody uses: with it a multiprocessor takes 4 blocks and no more."""
-    return max((facts.shared_per_block + 1024) // 4 - 1024, 0)
+    """Shared memory that nobody uses: with it a multiprocessor takes so many blocks and no more."""
+    blocks = facts.tuned(TUNINGS).prefetch_resident
+    return max((facts.shared_per_block + 1024) // blocks - 1024, 0)
 
 
 def _width(call: Call, offsets: Sequence[int], dims: Sequence[Dim], kind: int) -> int:

@@ -16,19 +16,50 @@ _WARP = 32
 # Threads of a multiprocessor, in 64 registers each; bytes on chip that it has beside those that one
 # block may have, and that each block takes beside what it asks for.
 _THREADS, _MORE, _BESIDE = 1024, 1 << 10, 3 << 10
-# Blocks of a multiprocessor, one of which loads while another computes; one where sets are too
-# large for that.
-_RESIDENT = 2
-# Blocks of a cluster, at most. Sixteen, which not every device takes, are no faster than reading
-# twice: on an H200 batch_norm [32, 64, 224, 224] in bf16 takes 171 us, and 166.
-_MOST = 8
-# Vectors of 16 bytes that a lane has of a part, by the number of arrays; of pairs of registers, and
-# of two arrays where the compiler would spill, two.
-_HELD, _LESS_HELD, _SPILLS = {1: 4, 2: 4}, 2, 100
-# Sets that a cluster takes in turn, at most, so that loads of the next pass stores of the last.
-_TURNS = 2
-# Blocks below which too many multiprocessors are idle.
-_FEWEST = 64
+
+
+class Tuning(NamedTuple):
+    """What kept planes take of an architecture.
+
+    Attributes
+    ----------
+    vectors : dict of int to int
+        Vectors of 16 bytes that a lane has of a part, by the number of arrays.
+    vectors_of_float64 : int
+        The same in float64, at most.
+    resident : int
+        Blocks of a multiprocessor, one of which loads while another computes; one where sets are
+        too large for that.
+    cluster : int
+        Blocks of a cluster, at most.
+    turns : int
+        Sets that a cluster takes in turn, at most, so that loads of the next pass stores of the
+        last.
+    blocks : int
+        Blocks below which too many multiprocessors are idle.
+    """
+
+    vectors: dict[int, int]
+    vectors_of_float64: int
+    resident: int
+    cluster: int
+    turns: int
+    blocks: int
+
+
+SM_90 = Tuning(
+    vectors={1: 4, 2: 4},
+    vectors_of_float64=2,
+    resident=2,
+    # Sixteen, which not every device takes, are no faster than reading twice: on an H200 batch_norm
+    # of [32, 64, 224, 224] in bf16 takes 171 us, and 166.
+    cluster=8,
+    turns=2,
+    blocks=64,
+)
+# The compiler would spill with four vectors of two arrays.
+SM_100 = SM_90._replace(vectors={1: 4, 2: 2})
+TUNINGS = {"sm_90": SM_90, "sm_100": SM_100}
 
 
 class Share(NamedTuple):
@@ -51,12 +82,13 @@ class Share(NamedTuple):
 
 def share(call: Call, units: int, nbytes: int) -> Share | None:
     """Blocks for `units` parts of so many bytes on chip each; None where there are too many."""
-    for resident in dict.fromkeys((_RESIDENT, 1)):
+    tuning = call.facts.tuned(TUNINGS)
+    for resident in dict.fromkeys((tuning.resident, 1)):
         room = (call.facts.shared_per_block + _MORE) // resident - _BESIDE
         least, cluster = -(-units // max(room // nbytes, 1)), 1
         while cluster < least:
             cluster *= 2
-        if room >= nbytes and cluster <= _MOST:
+        if room >= nbytes and cluster <= tuning.cluster:
             return Share(cluster, resident, -(-units // cluster))
     return None
 
@@ -72,8 +104,10 @@ def plan(call: Call, of: Sets) -> Step | None:
     if not call.facts.clusters:
         return None
     width, arrays = WIDEST // call.itemsize, len(of.loads)
-    less = call.itemsize == 8 or (arrays > 1 and call.facts.compute_capability >= _SPILLS)
-    held = min(_HELD[arrays], _LESS_HELD) if less else _HELD[arrays]
+    tuning = call.facts.tuned(TUNINGS)
+    held = tuning.vectors[arrays]
+    if call.itemsize == 8:
+        held = min(held, tuning.vectors_of_float64)
     full = _WARP * held * width
     parts = -(-of.s // full)
     # Vectors are within a plane, and at least half of the lanes have some.
@@ -87,7 +121,7 @@ def plan(call: Call, of: Sets) -> Step | None:
     size, sums = named(call.accumulate_dtype).itemsize, 5 if of.back else 3
     nbytes = arrays * full * call.itemsize + 8 + (4 + sums) * size
     how = share(call, units, nbytes)
-    if how is None or of.number * how.cluster < _FEWEST:
+    if how is None or of.number * how.cluster < tuning.blocks:
         return None
     return _step(call, of, how, _sets(of, views), (held, parts, units, how.parts * nbytes))
 
@@ -110,7 +144,8 @@ def _step(
     access = "VECTORS" if wide == WIDEST // call.itemsize else "ELEMENTS"
     parameters = parameters_of(call, of, 0)
     slots = [*(v.slot for v in views), *parameters.slots]
-    turns = max(min(of.number * how.cluster // (PROCESSORS * how.resident), _TURNS), 1)
+    turns = of.number * how.cluster // (PROCESSORS * how.resident)
+    turns = max(min(turns, call.facts.tuned(TUNINGS).turns), 1)
     packer = Packer(True).pointers(len(slots)).add("d", 0.0)
     parameters.numbers(packer)
     packer.add("q", *planes).add("i", of.number, turns, units, of.s)
@@ -125,8 +160,8 @@ def _step(
     )
     usual = not parameters.left or found == bits((add, False, add, False))
     names = ["add"] * add if usual else [f"add{add:d}", f"how{found}"]
-    # In the name where it is not that of the dtype.
-    other = [f"h{held}"] * (call.itemsize < 8 and held != _HELD[len(of.loads)])
+    # In the name where it is not that of sm_90.
+    other = [f"h{held}"] * (call.itemsize < 8 and held != SM_90.vectors[len(of.loads)])
     tags = (
         "kept",
         parameters.given,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import (
     MOST_DIMS,
@@ -22,11 +23,33 @@ from baracuda.layouts import Shape
 
 # Flags of cuda_src/nll_loss.cu.
 _WIDE_TARGET, _EACH, _WEIGHTED, _COSTS, _MEAN, _COUNTED, _WIDE_LOSS = 1, 2, 4, 8, 16, 32, 64
-# Sums that one block adds up; those that every warp does, each of so many rows at least.
-_MOST, _PARTS, _RUN = 4096, 64, 4096
-# Vectors of a thread along classes, and the lanes of a row; bytes of each row for which a thread
-# across rows keeps the targets.
-_DEPTH, _WARP, _KEPT = 4, 32, 32
+# cuda_src/nll_loss.cu: vectors of a thread along classes, and the most lanes of a row.
+_DEPTH, _WARP = 4, 32
+
+
+class Tuning(NamedTuple):
+    """What likelihoods take of an architecture.
+
+    Attributes
+    ----------
+    sums : int
+        Sums that one block adds up, at most.
+    parts : int
+        Counts that every warp of a gradient adds up, at most: of more one block makes one.
+    counted_rows : int
+        Rows of which a block leaves one count, at least.
+    class_bytes : int
+        Bytes of classes of each row for which a thread across rows keeps the targets.
+    """
+
+    sums: int
+    parts: int
+    counted_rows: int
+    class_bytes: int
+
+
+SM_90 = Tuning(sums=4096, parts=64, counted_rows=4096, class_bytes=32)
+TUNINGS = {"sm_90": SM_90}
 
 
 def plan(call: Call) -> Steps:
@@ -38,7 +61,7 @@ def _losses(call: Call) -> Steps:
     options, x, out = call.problem.options, call.view("x"), call.out()
     target, reduction = call.view("target"), options["reduction"]
     rows, sums, each = prod(target.shape), (call.workspace(), 0), reduction == "none"
-    run = THREADS if each else max(THREADS, -(-rows // _MOST))
+    run = THREADS if each else max(THREADS, -(-rows // call.facts.tuned(TUNINGS).sums))
     many, steps = -(-rows // run), []
     if rows:
         dims = _dims(target, without(x.strides, options["axis"]), out.strides if each else None)
@@ -61,7 +84,7 @@ def _total(call: Call, kind: str, many: int, flags: int, places: list[Place]) ->
 
 def _gradient(call: Call) -> Steps:
     options, dloss, dx = call.problem.options, call.view("dloss"), call.out()
-    target, axis = call.view("target"), options["axis"]
+    target, axis, tuning = call.view("target"), options["axis"], call.facts.tuned(TUNINGS)
     n, step, rows = dx.shape[axis], dx.strides[axis], prod(target.shape)
     each = options["reduction"] == "none"
     if not n * rows:
@@ -75,17 +98,17 @@ def _gradient(call: Call) -> Steps:
     width = width if across or step == 1 else 1
     vectors = (inner.extent if across else n) // width
     if across:
-        each = _KEPT // call.itemsize
+        each = tuning.class_bytes // call.itemsize
         runs = -(-n // each)
         items = rows // inner.extent * runs * vectors
     else:
         lanes = min(1 << (-(-vectors // _DEPTH) - 1).bit_length(), _WARP)
         runs, each = -(-vectors // (lanes * _DEPTH)), lanes.bit_length() - 1
         items = rows * runs * lanes
-    run = max(_RUN, -(-rows // _MOST))
+    run = max(tuning.counted_rows, -(-rows // tuning.sums))
     counted = -(-rows // run) if options["reduction"] == "mean" else 0
     # More than a warp should add up are added up before.
-    parts = counted if counted <= _PARTS else 1
+    parts = counted if counted <= tuning.parts else 1
 
     sums = (call.workspace(1 if parts < counted else 0), 0) if counted else (dx.slot, 0)
     packer = Packer(wide(n * rows, items, reach(dims) + n * abs(step)))

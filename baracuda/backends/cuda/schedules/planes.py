@@ -32,24 +32,63 @@ from baracuda.backends.cuda.schedules.rows import Planes, whole
 from baracuda.declaration.spec import Refusal
 from baracuda.layouts import Shape
 
-# common/planes.cuh: vectors that a thread holds of each input, in pairs of registers half as many,
-# and one of elements that lie apart; rows of a column at a time.
-_HELD, _ROWS = 4, {1: 8, 2: 4}
 _WARP, _MOST = 32, 1024
-# Threads that columns should be shared by, and rows that each takes at most.
-_SHARED, _LONGEST = 1 << 16, 128
-# Bytes of a plane up to which columns are read, and lines from which on.
-_NARROW, _FEW = 1024, 16
-# Times that a thread uses what it knows of its columns, at most; of what it is told fewer serve:
-# batch_norm_inference of [8192, 4096] in bf16 on an H200 takes 39.8 us with 2, and 41.2 with 16,
-# its gradient 38.7 and 40.9.
-_ROUNDS, _TOLD_ROUNDS = 16, 2
-# Parts that a thread joins, and channels of one element a plane that a block joins: their moments
-# lie beside each other, a sector of 32 bytes or more.
-_JOINED, _BESIDE = 4, 8
 # Coefficients of a plane of one element have more bytes than it: a workspace has so many times the
 # bytes of the arrays at most, or so many bytes.
 _MOST_SPACE, _LITTLE_SPACE = 2, 1 << 26
+
+
+class Tuning(NamedTuple):
+    """What planes take of an architecture.
+
+    Attributes
+    ----------
+    vectors : int
+        Vectors that a thread holds of each input; of float64 half as many, of elements that lie
+        apart one.
+    rows_at_once : dict of int to int
+        Rows of a column that a thread has in flight, by the number of inputs.
+    column_plane, column_lines : int
+        Bytes of a plane up to which, and lines from which on, columns are read.
+    column_threads, column_rows : int
+        Threads that columns should be shared by, and rows that each takes at most.
+    rounds, rounds_told : int
+        Times that a thread uses what it knows of its columns of 16 bits, at most; of what it is
+        told.
+    joined_parts : int
+        Parts that a thread joins.
+    joined_channels : int
+        Channels of one element a plane that a block joins: their moments lie beside each other.
+    """
+
+    vectors: int
+    rows_at_once: dict[int, int]
+    column_plane: int
+    column_lines: int
+    column_threads: int
+    column_rows: int
+    rounds: int
+    rounds_told: int
+    joined_parts: int
+    joined_channels: int
+
+
+SM_90 = Tuning(
+    vectors=4,
+    rows_at_once={1: 8, 2: 4},
+    column_plane=1024,
+    column_lines=16,
+    column_threads=1 << 16,
+    column_rows=128,
+    rounds=16,
+    # batch_norm_inference of [8192, 4096] in bf16 on an H200 takes 39.8 us with 2, and 41.2 with
+    # 16, its gradient 38.7 and 40.9.
+    rounds_told=2,
+    joined_parts=4,
+    # A sector of 32 bytes or more.
+    joined_channels=8,
+)
+TUNINGS = {"sm_90": SM_90}
 
 
 class Moments(NamedTuple):
@@ -175,11 +214,14 @@ def _lie(call: Call, views: Sequence[View], groups: int) -> Lie:
 
 def _held(call: Call, lie: Lie) -> int:
     """Vectors of each array in a thread."""
-    return 1 if lie.access == "STEPS" else _HELD // (1 + (call.itemsize == 8))
+    held = call.facts.tuned(TUNINGS).vectors // (1 + (call.itemsize == 8))
+    return 1 if lie.access == "STEPS" else held
 
 
 def _moments(call: Call, of: Sets, count: int) -> Moments:
-    if not of.groups and of.s * call.itemsize <= _NARROW and (of.s == 1 or of.n >= _FEW):
+    tuning = call.facts.tuned(TUNINGS)
+    narrow = of.s * call.itemsize <= tuning.column_plane
+    if not of.groups and narrow and (of.s == 1 or of.n >= tuning.column_lines):
         lie = _lie(call, of.loads, 1)
         if lie.access != "STEPS":
             return _columns(call, of, lie)
@@ -209,10 +251,11 @@ def _moments(call: Call, of: Sets, count: int) -> Moments:
 
 def _columns(call: Call, of: Sets, lie: Lie) -> Moments:
     columns, width = of.c * of.s, WIDEST // call.itemsize
-    held = _ROWS[len(of.loads)]
+    tuning = call.facts.tuned(TUNINGS)
+    held, least = tuning.rows_at_once[len(of.loads)], tuning.rows_at_once[1]
     # As if they were read in vectors: their alignment does not change the bits.
-    each = of.n * -(-columns // width) // _SHARED // _ROWS[1] * _ROWS[1]
-    chunks = -(-of.n // min(max(each, _ROWS[1]), _LONGEST))
+    each = of.n * -(-columns // width) // tuning.column_threads // least * least
+    chunks = -(-of.n // min(max(each, least), tuning.column_rows))
     rows, leading = -(-of.n // chunks), of.n % chunks or chunks
     width = width if lie.access == "VECTORS" else 1
     vectors = columns // width
@@ -241,7 +284,8 @@ def _join(call: Call, of: Sets, moments: Moments) -> Step:
     packer.extents(moments.parts, code="I")
     arguments = packer.done()
     how = call.how((1, 2)) if parameters.left else 0
-    beside = _BESIDE if moments.by_lines and moments.parts == 1 else 1
+    tuning = call.facts.tuned(TUNINGS)
+    beside = tuning.joined_channels if moments.by_lines and moments.parts == 1 else 1
     schedule = (
         f"JoinMoments<{call.functor}<{call.accumulate}>, {call.type}, {parameters.given}, "
         f"{flag(not of.groups)}, {flag(of.sums)}, {how}, {beside}{call.column_argument}>"
@@ -249,7 +293,7 @@ def _join(call: Call, of: Sets, moments: Moments) -> Step:
     tags = ["join", parameters.given, *["beside"] * (beside > 1), *delivered(how, 2),
             *call.column_tags]  # fmt: skip
     entry = call.entry(schedule, len(arguments), *tags, threads=_MOST)
-    items = max(moments.lines * moments.parts // _JOINED, of.channels) * beside
+    items = max(moments.lines * moments.parts // tuning.joined_parts, of.channels) * beside
     threads = min(-(-max(items, 1) // _WARP) * _WARP, _MOST)
     front = [(slot, 0) for slot in slots]
     scalars = call.problem.spec.codes
@@ -291,8 +335,9 @@ def _map(call: Call, of: Sets, over: Mapped) -> Step:
     vectors = -(-of.c * of.s // width)
     told = parameters_of(call, of, 0) if over.told else None
     # What is known of a vector of 16 bits has twice the bytes of what a thread holds.
-    most = (_TOLD_ROUNDS if over.told else _ROUNDS) if call.itemsize == 2 else 1
-    rounds = max(min(of.n * vectors // (held * _SHARED), most), 1)
+    tuning = call.facts.tuned(TUNINGS)
+    most = (tuning.rounds_told if over.told else tuning.rounds) if call.itemsize == 2 else 1
+    rounds = max(min(of.n * vectors // (held * tuning.column_threads), most), 1)
     apart = -(-of.n // (held * rounds))
     items = vectors * (apart if down else of.n)
     counted(items)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from baracuda.backends.cuda.geometry import Packer
 from baracuda.backends.cuda.launch_plan import THREADS, Call, Step, Steps, delivered
@@ -11,11 +11,30 @@ from baracuda.backends.cuda.schedules.elementwise import LAYOUTS, operands_of, s
 
 Place: TypeAlias = tuple[int, int]
 """An array of a call, and how many bytes into it."""
-# Vectors of each input in flight per thread, and at least how often a thread does that.
-_DEPTH, _ROUNDS = 2, 4
-# Sums that the last block adds up, at most, and its threads: whoever has few waits less.
-MOST, _ADDERS = 4096, 1024
-_WARP = 32
+# Lanes of a warp, and threads of the kernels that add up what blocks leave.
+_WARP, _ADDERS = 32, 1024
+
+
+class Tuning(NamedTuple):
+    """What sums of elements take of an architecture.
+
+    Attributes
+    ----------
+    vectors : int
+        Vectors of each input in flight in a thread.
+    rounds : int
+        How often a thread loads so many, at least.
+    sums : int
+        Sums that the last block adds up, at most: it waits less for few.
+    """
+
+    vectors: int
+    rounds: int
+    sums: int
+
+
+SM_90 = Tuning(vectors=2, rounds=4, sums=4096)
+TUNINGS = {"sm_90": SM_90}
 
 
 def plan(call: Call) -> Steps:
@@ -25,17 +44,16 @@ def plan(call: Call) -> Steps:
         return elementwise.plan(call)
     shape, inputs, (out,) = operands_of(call)
     over = way(call, shape, inputs)
-    each = THREADS * _DEPTH
+    tuning = call.facts.tuned(TUNINGS)
+    each, depth = THREADS * tuning.vectors, tuning.vectors
     work = over.items + over.tail
-    rounds = max(_ROUNDS, -(-work // (each * MOST)))
+    rounds = max(tuning.rounds, -(-work // (each * tuning.sums)))
     blocks = -(-work // (each * rounds))
     scalars, itemsize = problem.spec.codes, call.itemsize
     packer = over.packer().pointers(len(inputs) + 1).scalars(scalars)
     packer.indices(over.items, over.tail, rounds, 0)
     arguments, integer = over.pack(packer), packer.type
-    schedule = (
-        f"Totals<{call.functor}, {call.type}, {over.width}, {_DEPTH}, {over.kind}, {integer}>"
-    )
+    schedule = f"Totals<{call.functor}, {call.type}, {over.width}, {depth}, {over.kind}, {integer}>"
     entry = call.entry(
         schedule, len(arguments), "totals", LAYOUTS[over.kind], f"v{over.width}", integer
     )

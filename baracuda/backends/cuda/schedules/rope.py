@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import decimal
 from functools import lru_cache
+from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import Dim, Packer, View, count, merged, reach, wide
-from baracuda.backends.cuda.launch_plan import (
-    MOST_ROWS,
-    PAST_CACHES,
-    Call,
-    Step,
-    Steps,
-    blocks,
-    flag,
-)
+from baracuda.backends.cuda.launch_plan import MOST_ROWS, Call, Step, Steps, blocks, flag
 from baracuda.declaration.dtypes import named
 from baracuda.declaration.spec import Refusal
 
@@ -22,11 +15,33 @@ from baracuda.declaration.spec import Refusal
 _MOST_PAIRS = 160
 # Launches of a call, at most.
 _MOST_PARTS = 64
-# Bytes from what a block loads to what it prefetches. On an H200 1 to 3 MiB are all within 0.01 of
-# the copy ceiling; without, up to 0.02 less.
-_AHEAD = 3 << 19
-
 _PI = decimal.Decimal("3.14159265358979323846264338327950288419716939937510582097494459230782")
+
+
+class Tuning(NamedTuple):
+    """What rope takes of an architecture.
+
+    Attributes
+    ----------
+    prefetch_bytes : int
+        From what a block loads to what it asks the L2 for.
+    rows, rows_of_16_bits : int
+        Rows of a thread, all in flight at once; of pairs of 16 bits, and of 16 bits where the walk
+        is the general one. See `_depth`.
+    """
+
+    prefetch_bytes: int
+    rows: int
+    rows_of_16_bits: int
+
+
+SM_90 = Tuning(
+    # 1 to 3 MiB are all within 0.01 of the copy ceiling of an H200; without, up to 0.02 less.
+    prefetch_bytes=3 << 19,
+    rows=2,
+    rows_of_16_bits=4,
+)
+TUNINGS = {"sm_90": SM_90}
 
 
 def plan(call: Call) -> Steps:
@@ -63,10 +78,11 @@ def _part(call: Call, first: int, pairs: int, last: bool) -> Step:
     rows = min(max(depth, -(-free // MOST_ROWS)), free)
     # The distance to what is prefetched: in threads of the same rows, and in rows.
     bytes_each = rows * width * call.itemsize * (1 if interleaved else 2)
-    further, ahead = divmod(_AHEAD // bytes_each, places)
+    prefetched = call.facts.tuned(TUNINGS).prefetch_bytes
+    further, ahead = divmod(prefetched // bytes_each, places)
     # Where rows end within a line, with something else behind them, a prefetch would read that too.
     whole = x.strides[-2] == length or not length * call.itemsize % 128
-    ahead_rows = further * rows if whole and call.nbytes > PAST_CACHES else free
+    ahead_rows = further * rows if whole and call.past_caches else free
     packer = Packer(wide(places, free, reach(place) + reach(row) + _span(x) + _span(out)))
     packer.pointers(3).indices(
         places, free, rows, half, start, chunks[0], turning - start, length - start,
@@ -143,7 +159,8 @@ def _depth(call: Call, dims: int) -> int:
     does all of bf16 that walks in the general way.
     """
     dear = call.problem.options["interleaved"] or not dims
-    return 4 if call.itemsize == 2 and dear else 2
+    tuning = call.facts.tuned(TUNINGS)
+    return tuning.rows_of_16_bits if call.itemsize == 2 and dear else tuning.rows
 
 
 def _span(view: View) -> int:

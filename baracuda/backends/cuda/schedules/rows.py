@@ -22,7 +22,6 @@ from baracuda.backends.cuda.geometry import (
     without,
 )
 from baracuda.backends.cuda.launch_plan import (
-    PAST_CACHES,
     THREADS,
     WIDEST,
     Call,
@@ -38,39 +37,86 @@ from baracuda.declaration.spec import Refusal
 
 # common/rows.cuh: lanes of a warp, and threads of the largest block.
 _WARP, _MOST = 32, 1024
-# Vectors of 16 bytes that a thread holds of each input, by the number of those read: with 64
-# registers a multiprocessor has 1024 threads, and 64 KiB and more of the inputs under way. Pairs of
-# registers, and a mask, leave room for half.
-_HELD = {1: 4, 2: 4, 3: 2}
-_LESS_HELD = {1: 2, 2: 2, 3: 1}
-# Elements of a row that fewer vectors a thread serve better, unless it is all there is to read:
-# rms_norm of [8192, 1024] in bf16 on an H200 takes 14.0 us, and 14.5 with 4, softmax 15.3 and 14.1.
-_SHORT, _FEW = 1024, 2
-# Vectors of 16-bit rows that a block goes through twice, where there is one array and one column at
-# most: of [4096, 65536] rms_norm takes 317 us in bf16, and 360 with 4, softmax 320 and 361.
-_TWICE = 2
-# Lanes that a row which is a loss should have: cosine_embedding_loss of [2^20, 128] takes 142 us in
-# bf16 with 8, two vectors each, and 150 with 4; in float32 255 with 8 and 268 with 16.
-_LANES = 8
-# Threads of a block that has gradients of row losses, each row in some lanes of a warp:
-# triplet_margin_loss_backward of [2^20, 128] in bf16 takes 393 us, and 405 with 256.
-_SMALL = 64
-# Blocks that leave sums are as many as the larger devices hold at once, but so few that each sum
-# has a sixteenth of the bytes of rows. Threads, and bytes of shared memory, of a multiprocessor.
-_RESIDENT, _ROOM, _PART = 768, 227 << 10, 16
-# Threads from which a block is about all that a multiprocessor has, so that it asks ahead, and from
-# which one that does nothing but read a row and write one does; those beyond which there are no
-# registers for single elements, or for sums of the longest rows.
-_LARGE, _ALONE, _SINGLE = 512, 128, 512
-# How many rows of each multiprocessor are asked for: on an H200 two are as good as three, and with
-# six layer_norm of [8192, 8192] in bfloat16 takes 86 us, with two 72, with none 78.
-_ASKED = 2
+# Threads beyond which there are no registers for single elements, or for sums of the longest rows.
+_SINGLE = 512
 # Bytes on chip beside the sums.
 _JOINS = 3 << 10
 _CAUSAL, _MASKED = 1, 2
 _WIDE_LABELS, _REDUCED, _WIDE_LOSS = 1, 2, 4
 # Columns are counted in 32 bits, with room for the steps of a block.
 _LONGEST = 2**31 - 2**22
+
+
+class Tuning(NamedTuple):
+    """What rows take of an architecture.
+
+    Attributes
+    ----------
+    vectors, vectors_less : dict of int to int
+        Vectors of 16 bytes that a thread holds of each input, by the number of inputs; of float64
+        and beside a mask, which take more registers.
+    short_row, vectors_short : int
+        Elements of a row up to which a thread holds fewer vectors, and how many. Rows whose one
+        array is all there is to read keep theirs. Gradients of losses have as few.
+    vectors_reread : int
+        Vectors of a thread in 16-bit rows that a block reads twice, of one array and at most one
+        column.
+    loss_lanes : int
+        Lanes of a row that is a loss, at least.
+    loss_gradient_threads : int
+        Threads of a block for gradients of losses whose rows are lanes of a warp.
+    sum_threads, sum_room : int
+        Of blocks that leave sums: threads, and bytes of shared memory, that a multiprocessor has.
+    sum_part : int
+        Bytes of rows for each byte of the sums that blocks leave, at least.
+    prefetch_threads, prefetch_threads_alone : int
+        Threads of a block from which on it asks the L2 for a later row; of one that does nothing
+        but read a row and write one.
+    prefetch_rows : int
+        Rows that are asked for, of each multiprocessor.
+    """
+
+    vectors: dict[int, int]
+    vectors_less: dict[int, int]
+    short_row: int
+    vectors_short: int
+    vectors_reread: int
+    loss_lanes: int
+    loss_gradient_threads: int
+    sum_threads: int
+    sum_room: int
+    sum_part: int
+    prefetch_threads: int
+    prefetch_threads_alone: int
+    prefetch_rows: int
+
+
+# Times are of an H200.
+SM_90 = Tuning(
+    # With 64 registers a multiprocessor has 1024 threads, and 64 KiB and more of the inputs under
+    # way.
+    vectors={1: 4, 2: 4, 3: 2},
+    vectors_less={1: 2, 2: 2, 3: 1},
+    # [8192, 1024] in bf16: rms_norm takes 14.0 us, and 14.5 with 4 vectors, softmax 15.3 and 14.1.
+    short_row=1024,
+    vectors_short=2,
+    # [4096, 65536] in bf16: rms_norm takes 317 us, and 360 with 4 vectors, softmax 320 and 361.
+    vectors_reread=2,
+    # cosine_embedding_loss of [2^20, 128] takes 142 us in bf16 with 8 lanes of two vectors each,
+    # and 150 with 4; in float32 255 with 8 and 268 with 16.
+    loss_lanes=8,
+    # triplet_margin_loss_backward of [2^20, 128] in bf16 takes 393 us, and 405 with 256 threads.
+    loss_gradient_threads=64,
+    sum_threads=768,
+    sum_room=227 << 10,
+    sum_part=16,
+    prefetch_threads=512,
+    prefetch_threads_alone=128,
+    # Two rows are as good as three. layer_norm of [8192, 8192] in bf16 takes 72 us with two, 86
+    # with six, 78 with none.
+    prefetch_rows=2,
+)
+TUNINGS = {"sm_90": SM_90}
 
 
 class Shares(NamedTuple):
@@ -110,22 +156,24 @@ def shares(n: int, width: int, held: int, most: int = _MOST) -> Shares:
 
 def holds(call: Call, of: Operands) -> int:
     """Vectors of each input in a thread."""
-    return (_LESS_HELD if call.itemsize == 8 or of.masks else _HELD)[len(of.loads)]
+    tuning = call.facts.tuned(TUNINGS)
+    less = call.itemsize == 8 or of.masks
+    return (tuning.vectors_less if less else tuning.vectors)[len(of.loads)]
 
 
 def _vectors(call: Call, of: Operands, n: int) -> int:
     """Fewer for rows of `n` elements that are short, and for gradients of losses."""
-    held, arrays = holds(call, of), len(of.loads) + len(of.columns)
+    tuning, held = call.facts.tuned(TUNINGS), holds(call, of)
     if of.costs:
-        few = bool(of.outs) or n < held * WIDEST // call.itemsize * _LANES
+        few = bool(of.outs) or n < held * WIDEST // call.itemsize * tuning.loss_lanes
     else:
-        few = n <= _SHORT and arrays > 1 and not of.sums
-    return min(held, _FEW) if few else held
+        few = n <= tuning.short_row and len(of.loads) + len(of.columns) > 1 and not of.sums
+    return min(held, tuning.vectors_short) if few else held
 
 
 def plan(call: Call) -> Steps:
     """One kernel, one more where rows are added up; see `columns` for inner axes."""
-    of = operands(call)
+    of, tuning = operands(call), call.facts.tuned(TUNINGS)
     shape = of.loads[0].shape
     n, rows = shape[of.axis], prod(without(shape, of.axis))
     if n > _LONGEST:
@@ -149,24 +197,29 @@ def plan(call: Call) -> Steps:
     how = shares(n, width, held, most)
     alone = len(of.loads) == 1 and len(of.columns) < 2 and lie.access == "VECTORS"
     if how.way == "LONG" and alone and call.row_size == 2:
-        how = shares(n, width, min(held, _TWICE), most)
+        how = shares(n, width, min(held, tuning.vectors_reread), most)
     if how.way == "LONG" and of.sums:
         how = shares(n, width, held, min(most, _SINGLE))
     if how.way == "BLOCK" and lie.access != "VECTORS":
         how = how._replace(way="LONG")
     if how.way == "LANES" and of.costs and of.outs:
-        how = how._replace(threads=_SMALL)
+        how = how._replace(threads=tuning.loss_gradient_threads)
     blocks, shared = -(-rows // how.groups), how.threads * room
     if of.sums:
-        few = rows * (len(of.loads) + 1) * call.row_size // (_PART * size)
-        together, resident = PROCESSORS, min(_RESIDENT // how.threads, _ROOM // (shared + _JOINS))
+        few = rows * (len(of.loads) + 1) * call.row_size // (tuning.sum_part * size)
+        resident = min(tuning.sum_threads // how.threads, tuning.sum_room // (shared + _JOINS))
+        together = PROCESSORS
         if kept:
             blocks, together, resident = rows, kept.together, kept.resident
         blocks = min(blocks, together * max(min(resident, few // together), 1))
-    ahead = _ahead(of, how, blocks, _LARGE if of.sums or of.costs else _ALONE)
+    large = of.sums or of.costs
+    least = tuning.prefetch_threads if large else tuning.prefetch_threads_alone
+    ahead = _ahead(of, how, blocks, least, tuning.prefetch_rows)
     if of.added:
         # Where a block has a row, as many as are resident at once.
-        most = reduce.MOST if how.way == "LANES" else PROCESSORS * (_MOST // how.threads)
+        most = PROCESSORS * (_MOST // how.threads)
+        if how.way == "LANES":
+            most = call.facts.tuned(reduce.TUNINGS).sums
         blocks = -(-blocks // max(-(-blocks // most), 1))
     steps = []
     if rows and kept:
@@ -185,13 +238,13 @@ def plan(call: Call) -> Steps:
     return Steps(tuple(steps), (workspace,))
 
 
-def _ahead(of: Operands, how: Shares, blocks: int, least: int = _LARGE) -> int:
+def _ahead(of: Operands, how: Shares, blocks: int, least: int, asked: int) -> int:
     """How many rows later is one that the L2 is asked for: of more bytes it keeps too few."""
     if how.way == "LANES" or how.threads < least:
         return 0
     if of.sums:
         return blocks if len(of.sums) > 1 or how.threads < _MOST else 0
-    return PROCESSORS * min(_MOST // how.threads, _ASKED) if len(of.loads) == 1 else 0
+    return PROCESSORS * min(_MOST // how.threads, asked) if len(of.loads) == 1 else 0
 
 
 class Planes(NamedTuple):
@@ -227,7 +280,8 @@ def whole(call: Call, of: Operands, planes: Planes) -> Step | None:
         return None
     if how.way == "BLOCK" and lie.access != "VECTORS":
         how = how._replace(way="LONG")
-    ahead = _ahead(of._replace(sums=[]), how, 0)
+    tuning = call.facts.tuned(TUNINGS)
+    ahead = _ahead(of._replace(sums=[]), how, 0, tuning.prefetch_threads, tuning.prefetch_rows)
     room = how.threads * held * len(of.sums) * named(call.accumulate_dtype).itemsize
     step = _rows(call, of, kind_of(call, of), how, lie, -(-rows // how.groups), ahead, planes)
     return step._replace(shared=room)
@@ -316,7 +370,7 @@ def _rows(
         packer.extents(planes.size, planes.groups, code="I")
         packer.add("i", planes.channels, planes.together(how.lanes, width))
     packer.add("q", prod(outer), ahead).add("i", n, how.lanes.bit_length() - 1)
-    packer.add("i", call.nbytes > PAST_CACHES, 0)
+    packer.add("i", call.past_caches, 0)
     packer.extents(queries, code="I").add("i", n - queries).add("q", *steps)
     arguments = packer.walk(dims, len(walked) + 2 * len(of.costs)).done()
     name = planes.functor if planes else call.functor

@@ -4,24 +4,82 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import Dim, Packer, View, count, divisor, merged, reach, wide
 from baracuda.backends.cuda.launch_plan import THREADS, Call, Front, Step, Steps, blocks, flag
 
-# Cells that a thread may own side by side, and windows over one cell along an axis.
-_MOST_CELLS = 16
-_MOST_OVER = 5
-_MOST_STRIDE = 8
-# Rows of windows per thread backward, as work for so many threads per thread that the chip holds.
-# Where windows overlap, in 16 bits for each window over a cell but one: share of the copy ceiling
-# on an H200 at 4, 8 and 16: k3 s2 bf16 0.90, 0.84, 0.58; k3 s1 bf16 0.83, 0.86, 0.67; f32 at 8, 16
-# and 24: k3 s2 0.94, 0.96, 0.87, k3 s1 0.89, 0.95, 0.92.
-_WAVES_ALONE, _WAVES, _WAVES_NARROW = 32, 16, 4
-_MOST_STEPS = 16
-# The kernel that a tile is written out for where the largest cells of windows are looked for.
-_MOST_MAXIMA = 16
 # Bits of the exponent that the fast form may use, of the 126 and 1022 there are.
 _BITS = {"f32": 60.0, "f64": 480.0}
+
+
+class Tuning(NamedTuple):
+    """What windows take of an architecture.
+
+    Attributes
+    ----------
+    kernel, kernel_of_maxima : int
+        Cells of a window up to which strips are written out at compile time, and up to which those
+        are that look for the largest cells of windows.
+    stride : int
+        Stride up to which strips are written out.
+    cells : int
+        Cells that a thread owns side by side, at most.
+    over : int
+        Windows over one cell along an axis, at most, for strips.
+    rows, rows_of_two : int
+        Rows of windows of a thread forward, where windows overlap; in 16 bits, where at most two
+        are over a cell.
+    rows_of_maxima : int
+        Rows of windows of a thread that looks for the largest cells, where at most two are over a
+        cell.
+    rows_kernel : int
+        Rows of a window up to which a thread takes several rows of windows.
+    waves, waves_of_16_bits, waves_apart : int
+        Rows of windows of a thread backward, as work for so many threads for each that the chip
+        holds, where windows overlap; in 16 bits, for each window over a cell but one; where windows
+        do not overlap.
+    steps : int
+        Rows of windows of a thread backward for each window over a cell but one, at most.
+    """
+
+    kernel: int
+    kernel_of_maxima: int
+    stride: int
+    cells: int
+    over: int
+    rows: int
+    rows_of_two: int
+    rows_of_maxima: int
+    rows_kernel: int
+    waves: int
+    waves_of_16_bits: int
+    waves_apart: int
+    steps: int
+
+
+# Shares of the copy ceiling of an H200; kN sM: kernels of N x N and strides of M.
+SM_90 = Tuning(
+    kernel=64,
+    kernel_of_maxima=16,
+    stride=8,
+    cells=16,
+    over=5,
+    # With 2, 3 and 4 rows: k3 s2 bf16 0.84, 0.86, 0.86 and f32 0.96, 0.96, 0.96; k3 s1 bf16 0.75,
+    # 0.84, 0.74 and f32 0.85, 0.91, 0.91. One row is as good as several where none overlap.
+    rows=3,
+    rows_of_two=4,
+    # With 1 and 2 rows of k3 s2: bf16 0.53 and 0.63, f32 0.83 and 0.91 (general kernel: 0.04).
+    rows_of_maxima=2,
+    rows_kernel=3,
+    # f32 at 8, 16 and 24: k3 s2 0.94, 0.96, 0.87, k3 s1 0.89, 0.95, 0.92.
+    waves=16,
+    # bf16 at 4, 8 and 16: k3 s2 0.90, 0.84, 0.58; k3 s1 0.83, 0.86, 0.67.
+    waves_of_16_bits=4,
+    waves_apart=32,
+    steps=16,
+)
+TUNINGS = {"sm_90": SM_90}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +165,14 @@ def _code(call: Call) -> str:
 
 def _strip(call: Call, form: _Windows) -> int:
     """Cells that a thread owns side by side, 0 where the strip does not apply."""
-    wide = 16 // call.itemsize
-    while wide > 1 and math.lcm(wide, form.stride[1]) > _MOST_CELLS:
+    wide, tuning = 16 // call.itemsize, call.facts.tuned(TUNINGS)
+    while wide > 1 and math.lcm(wide, form.stride[1]) > tuning.cells:
         wide //= 2
     cells = math.lcm(wide, form.stride[1])
     over = max(-(-k // s) for k, s in zip(form.kernel, form.stride, strict=True))
-    small = cells <= _MOST_CELLS and over <= _MOST_OVER and max(form.stride) <= _MOST_STRIDE
+    small = cells <= tuning.cells and over <= tuning.over and max(form.stride) <= tuning.stride
     flat = len(form.planes) < 2 and all(s == 1 for s in form.columns)
-    return cells if small and flat and form.kernel[0] * form.kernel[1] <= 64 else 0
+    return cells if small and flat and math.prod(form.kernel) <= tuning.kernel else 0
 
 
 def _planes(form: _Windows) -> tuple[int, tuple[int, ...]]:
@@ -132,32 +190,28 @@ def _reach(form: _Windows) -> int:
 
 def _steps(call: Call, form: _Windows, threads: int, lines: int) -> int:
     """Rows of windows that a thread walks backward: many share work, few fill the chip."""
-    shared = -(-form.kernel[0] // form.stride[0]) - 1
-    waves = (_WAVES_NARROW * shared if call.itemsize == 2 else _WAVES) if shared else _WAVES_ALONE
+    shared, tuning = -(-form.kernel[0] // form.stride[0]) - 1, call.facts.tuned(TUNINGS)
+    waves = tuning.waves if shared else tuning.waves_apart
+    if shared and call.itemsize == 2:
+        waves = tuning.waves_of_16_bits * shared
     wanted = call.facts.multiprocessors * 2048 * waves
-    return min(max(threads * lines // wanted, 1), _MOST_STEPS * max(shared, 1), lines)
+    return min(max(threads * lines // wanted, 1), tuning.steps * max(shared, 1), lines)
 
 
 def _rows_at_once(call: Call, form: _Windows) -> int:
-    """Rows of windows per thread forward, all in flight at once.
-
-    Share of the copy ceiling on an H200 with 2, 3 and 4 rows: k3 s2 bf16 0.84, 0.86, 0.86 and f32
-    0.96, 0.96, 0.96; k3 s1 bf16 0.75, 0.84, 0.74 and f32 0.85, 0.91, 0.91. One row is as good as
-    several where none overlap.
-    """
-    over = -(-form.kernel[0] // form.stride[0])
-    if over == 1 or form.kernel[0] > 3 or call.itemsize == 8:
+    """Rows of windows per thread forward, all in flight at once."""
+    over, tuning = -(-form.kernel[0] // form.stride[0]), call.facts.tuned(TUNINGS)
+    if over == 1 or form.kernel[0] > tuning.rows_kernel or call.itemsize == 8:
         return 1
-    return 3 if over > 2 or call.itemsize == 4 else 4
+    return tuning.rows if over > 2 or call.itemsize == 4 else tuning.rows_of_two
 
 
 def _rows_of_maxima(call: Call, form: _Windows) -> int:
-    """Rows of windows per thread where their largest cells are looked for.
-
-    On an H200, 1 and 2 rows of k3 s2: bf16 0.53 and 0.63, f32 0.83 and 0.91 (general kernel: 0.04).
-    """
-    shared = form.kernel[0] > 2 * form.stride[0]
-    return 1 if shared or form.kernel[0] > 3 or call.itemsize == 8 else 2
+    """Rows of windows per thread where their largest cells are looked for."""
+    shared, tuning = form.kernel[0] > 2 * form.stride[0], call.facts.tuned(TUNINGS)
+    if shared or form.kernel[0] > tuning.rows_kernel or call.itemsize == 8:
+        return 1
+    return tuning.rows_of_maxima
 
 
 def _window_tile(call: Call, form: _Windows, p: float, front: Front) -> Step | None:
@@ -204,7 +258,8 @@ def _window_any(call: Call, form: _Windows, p: float, front: Front) -> Step:
 def _backward_strip(call: Call, form: _Windows, p: float, front: Front) -> Step | None:
     cells = _strip(call, form)
     maxima = p == math.inf
-    if not cells or (maxima and form.kernel[0] * form.kernel[1] > _MOST_MAXIMA):
+    most = call.facts.tuned(TUNINGS).kernel_of_maxima
+    if not cells or (maxima and math.prod(form.kernel) > most):
         return None
     planes, steps = _planes(form)
     aligned, windows = call.elements(), cells // form.stride[1]

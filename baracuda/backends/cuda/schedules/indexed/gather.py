@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from baracuda.backends.cuda.geometry import (
     Dim,
     Packer,
@@ -19,14 +21,53 @@ from baracuda.declaration.dtypes import named
 # Sizes of the elements that gather moves, whatever they mean.
 _UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u128"}
 STRAIGHT, TILES = "straight", "tiles"
-# A tile is read whole: so many of its bins must be asked for, on average, that this can pay.
-_ASKED = 0.5
-_TILE, _WIDEST = 8192, 64
-# Vectors of a thread that are under way together. Across the axis more make it slower: of four, two
-# and one, [8192, 8192] on an H200 takes 376, 327 and 334 us in bf16, 642, 598 and 541 in float32.
-_DEPTH, _DEPTH_ACROSS = 4, {1: 2, 2: 2}
-# Blocks of each multiprocessor from which tiles are preferred.
-_MANY = 4
+
+
+class Tuning(NamedTuple):
+    """What gather takes of an architecture.
+
+    Attributes
+    ----------
+    vectors, runs, elements : int
+        Of a thread, under way together, straight from memory: vectors of indices; vectors that
+        share an index; single elements.
+    asked : float
+        Elements for each bin of a tile, on average, from which tiles can pay: a tile is read whole.
+    blocks : int
+        Blocks of each multiprocessor from which tiles are preferred.
+    tile, columns : int
+        Elements of a tile along the axis, about; lanes of one across the axis, at most.
+    tile_vectors : int
+        Vectors of a thread of a tile that are under way together.
+    tile_vectors_across : dict of int to int
+        The same across the axis, by the bytes of an element; one where these are not named.
+    """
+
+    vectors: int
+    runs: int
+    elements: int
+    asked: float
+    blocks: int
+    tile: int
+    columns: int
+    tile_vectors: int
+    tile_vectors_across: dict[int, int]
+
+
+SM_90 = Tuning(
+    vectors=1,
+    runs=2,
+    elements=4,
+    asked=0.5,
+    blocks=4,
+    tile=8192,
+    columns=64,
+    tile_vectors=4,
+    # With four, two and one [8192, 8192] on an H200 takes 376, 327 and 334 us in bf16, 642, 598 and
+    # 541 in float32.
+    tile_vectors_across={1: 2, 2: 2},
+)
+TUNINGS = {"sm_90": SM_90}
 
 
 def plan(call: Call) -> Steps:
@@ -47,7 +88,8 @@ def variants(call: Call) -> tuple[str, ...]:
 
 def _many(call: Call, lanes: Lanes, tiling: Tiling) -> bool:
     """Whether every multiprocessor has blocks to change between."""
-    return tiling.groups(lanes) * lanes.tiles_outside >= _MANY * call.facts.multiprocessors
+    least = call.facts.tuned(TUNINGS).blocks * call.facts.multiprocessors
+    return tiling.groups(lanes) * lanes.tiles_outside >= least
 
 
 def _straight(call: Call) -> Steps:
@@ -69,7 +111,8 @@ def _straight(call: Call) -> Steps:
     if not shared and inner.strides[1] == 1:
         most = min(width, call.elements(item))
         together = divisor([d.strides[1] for d in dims[1:]], most)
-    depth = 1 if width > 1 and not shared else 2 if shared else 4
+    tuning = call.facts.tuned(TUNINGS)
+    depth = tuning.runs if shared else tuning.vectors if width > 1 else tuning.elements
     items, extent = count(dims) // width, src.shape[axis]
     far = abs(along) * extent
     packer = Packer(wide(count(dims), reach(dims) + far)).pointers(3)
@@ -92,10 +135,12 @@ def _cut(call: Call) -> tuple[Lanes, Tiling] | None:
     if 0 in index.shape or 0 in src.shape:
         return None
     lanes = lanes_of(call.problem.options["axis"], out, index, src)
-    if lanes is None or lanes.length < _ASKED * lanes.extent or lanes.length >= 1 << 24:
+    tuning = call.facts.tuned(TUNINGS)
+    if lanes is None or lanes.length < tuning.asked * lanes.extent or lanes.length >= 1 << 24:
         return None
     most = (call.facts.shared_per_block - 2048) // (call.itemsize * _blocks(lanes))
-    width = _WIDEST if lanes.across else min(max(_TILE // lanes.length, 1), lanes.count)
+    along = min(max(tuning.tile // lanes.length, 1), lanes.count)
+    width = tuning.columns if lanes.across else along
     while width and Tiling(width, lanes.extent, aligned=True).room(lanes) > most:
         width //= 2
     return (lanes, Tiling(width, lanes.extent, aligned=True)) if width else None
@@ -112,7 +157,9 @@ def _tiles(call: Call, lanes: Lanes, tiling: Tiling) -> Steps:
     arguments = tiled.packer.done()
     unit, kind = _UNITS[call.itemsize], named(call.problem.index_dtype or "").short
     way = tiling.way(lanes)
-    depth = _DEPTH_ACROSS.get(call.itemsize, 1) if lanes.across else _DEPTH
+    tuning = call.facts.tuned(TUNINGS)
+    across = tuning.tile_vectors_across.get(call.itemsize, 1)
+    depth = across if lanes.across else tuning.tile_vectors
     schedule = (
         f"GatherTiles<{unit}, {kind}, {way}, {tiled.values}, {tiled.indices}, {tiled.bins}, "
         f"{depth}, {tiled.packer.type}>"

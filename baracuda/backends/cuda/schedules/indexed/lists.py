@@ -2,29 +2,71 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from baracuda.backends.cuda.geometry import Packer, divisor
 from baracuda.backends.cuda.launch_plan import Call, Step, Steps, flag
 from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
 from baracuda.declaration.dtypes import named
 
-# cuda_src/indexed/lists.cuh: positions of a part, rows that a warp takes, and as many elements of
-# theirs under way as registers have room for: by itemsize, or where sums are added to an output.
-# [65536, 1024] in bf16 has 0.67 of the copy ceiling of an H200 with 4 rows and 4 elements, as much
-# with 8 rows (Zipf 0.59 for 0.63), 0.64 with 2, 0.69 with 4 rows and 6 elements.
-_PART, _ROWS, _ONCE, _ONCE_ADDING = 64, 4, {2: 6, 4: 7, 8: 7}, 4
-# A row below so many bytes leaves most of a warp without work.
-_LEAST_BYTES = 64
-_WARP, _THREADS, _INVERT_THREADS = 32, 128, 512
+# cuda_src/indexed/lists.cuh: positions of a part, lanes of a warp, threads of a block of either
+# kernel.
+_PART, _WARP, _THREADS, _INVERT_THREADS = 64, 32, 128, 512
 # Blocks of a team that inverts for its rows, where there are clusters; its slots are a multiple of
-# as many. Blocks in all, as a power of 2: one for so many rows, about as many as multiprocessors.
-# Two blocks fit a multiprocessor: else not all clusters would start at once.
-_CLUSTER, _ROWS_OF_BLOCK, _MOST_SHIFT = 8, 64, 7
+# as many.
+_CLUSTER = 8
 # Elements that a block inverts at a time; words of shared memory for each of two of them, and for a
 # slot: eight counts of half a word, three sums.
 _ROUND, _PAIR_WORDS, _SLOT_WORDS = 8192, 3, 7
-# Bytes of values that come into the L2 meanwhile, and of a line of it. 16 MiB gain no more, of 24 a
-# part is gone before it is used.
-_AHEAD, _LINE = 8 << 20, 128
+# Bytes of a line of the L2.
+_LINE = 128
+
+
+class Tuning(NamedTuple):
+    """What lists take of an architecture.
+
+    Attributes
+    ----------
+    row_bytes : int
+        Bytes of a row, at least: a shorter one leaves most of a warp without work.
+    rows : int
+        Rows that a warp takes.
+    elements : dict of int to int
+        Elements of theirs that are under way together, as many as registers have room for, by
+        the bytes of an element.
+    elements_adding : int
+        The same where sums are added to an output, or are wider than the values.
+    rows_of_block, blocks_log2 : int
+        Rows of a block that inverts, about; the logarithm of how many blocks there are, at most.
+    prefetch_bytes : int
+        Bytes of values that come into the L2 while the index is inverted.
+    """
+
+    row_bytes: int
+    rows: int
+    elements: dict[int, int]
+    elements_adding: int
+    rows_of_block: int
+    blocks_log2: int
+    prefetch_bytes: int
+
+
+# Shares of the copy ceiling of an H200.
+SM_90 = Tuning(
+    row_bytes=64,
+    # [65536, 1024] in bf16 has 0.67 with 4 rows and 4 elements, as much with 8 rows (Zipf 0.59 for
+    # 0.63), 0.64 with 2, 0.69 with 4 rows and 6 elements.
+    rows=4,
+    elements={2: 6, 4: 7, 8: 7},
+    elements_adding=4,
+    rows_of_block=64,
+    # About as many as multiprocessors. Two blocks fit one: else not all clusters would start at
+    # once.
+    blocks_log2=7,
+    # 16 MiB gain no more, of 24 a part is gone before it is used.
+    prefetch_bytes=8 << 20,
+)
+TUNINGS = {"sm_90": SM_90}
 
 
 def takes(call: Call, lanes: Lanes) -> bool:
@@ -33,7 +75,7 @@ def takes(call: Call, lanes: Lanes) -> bool:
         lanes.across
         and lanes.beside == 0
         and lanes.tiles_outside == 1
-        and lanes.count * call.itemsize >= _LEAST_BYTES
+        and lanes.count * call.itemsize >= call.facts.tuned(TUNINGS).row_bytes
         and max(lanes.length, lanes.extent) < 1 << 30
         and max(lanes.count, *map(abs, lanes.steps)) < 1 << 27
         and _most_slots(call) > 0
@@ -61,12 +103,12 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
     """Invert the index, then sum the lists; None where there is no room for that."""
     values, index, target = lanes.views
     kind = named(call.problem.index_dtype or "")
-    blocks, most = _blocks(call), _most_slots(call)
+    blocks, most, tuning = _blocks(call), _most_slots(call), call.facts.tuned(TUNINGS)
     if most < 1:
         return None
     # By the problem alone: where long lists are cut depends on it, and so do the bits.
-    shift = (lanes.extent // (_ROWS_OF_BLOCK * blocks)).bit_length()
-    shift = min(shift, _MOST_SHIFT - blocks.bit_length() + 1)
+    shift = (lanes.extent // (tuning.rows_of_block * blocks)).bit_length()
+    shift = min(shift, tuning.blocks_log2 - blocks.bit_length() + 1)
     while lanes.extent > most << shift:
         shift += 1
     slots = -(-lanes.extent // (_CLUSTER << shift)) * _CLUSTER
@@ -89,7 +131,7 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
         return Packer(False).pointers(4 + pointers).add("I", *sizes)
 
     size, lines = call.itemsize, -(-lanes.count * call.itemsize // _LINE)
-    ahead = min(_AHEAD // _LINE, lanes.length * lines)
+    ahead = min(tuning.prefetch_bytes // _LINE, lanes.length * lines)
     arguments = packer(2).add("Q", call.listener)
     arguments.add("i", lanes.steps[1] * kind.itemsize, lanes.steps[0] * size)
     arguments.add("I", call.ticket, -(-lanes.length // blocks), counters, lanes.count)
@@ -105,7 +147,7 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
     shared, grid = 4 * _words(call, slots), (blocks << shift, 1)
     invert = Step(entry, grid, arguments.done(), front, "", shared)
 
-    groups = (slots // _ROWS) << shift
+    groups = (slots // tuning.rows) << shift
     long = pieces * min(width, 2) * chunks
     tasks = max(long, groups * chunks)
     if tasks >= 1 << 31:
@@ -117,8 +159,9 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
     arguments.add("I", pieces, groups, min(long, groups * chunks), 0)
     front = [(slot, 0) for slot in (*lists, values.slot, target.slot, parts)]
 
-    once = _ONCE_ADDING if call.add or any(call.wide) else _ONCE[size]
-    schedule = f"SumLists<{call.type}, {width}, {_ROWS}, {once}, {flag(call.add)}{call.sum_type}>"
+    once = tuning.elements_adding if call.add or any(call.wide) else tuning.elements[size]
+    template = f"{call.type}, {width}, {tuning.rows}, {once}, {flag(call.add)}{call.sum_type}"
+    schedule = f"SumLists<{template}>"
     tags = ("lists", f"v{width}", *["add"] * call.add, *["wide"] * any(call.wide))
     entry = call.entry(schedule, len(arguments.done()), *tags, threads=_THREADS)
     grid = (-(-tasks * _WARP // _THREADS), 1)

@@ -6,6 +6,7 @@ Three kernels: indexed/partition.cuh and indexed/units.cuh say how.
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 from baracuda import layouts
 from baracuda.backends.cuda.geometry import Packer, View, count, divisor, merged, reach, split, wide
@@ -22,17 +23,44 @@ _STAGED = {"bf16": 4, "f16": 4, "f32": 6, "f64": 10}
 # indexed/units.cuh: threads that sum, and that join.
 _SUMMERS, _JOINERS = 512, 256
 _MOST_PARTS = 32
-# Elements from which sorting is worth its three launches, beside atomics and beside what is
-# deterministic, and those that 32 bits count.
-_LEAST, _LEAST_FIXED, _MOST = 1 << 20, 1 << 18, 1 << 28
-# About so many units sum at once, two for each multiprocessor of the larger devices; but none
-# has fewer elements than clearing its bins is worth, or more than carries have room for.
-_UNITS, _SMALL, _LARGE = 240, 1 << 14, (1 << 17) - _ROOM
+# Elements that 32 bits count, and those of a unit for which carries have room.
+_MOST, _LARGE = 1 << 28, (1 << 17) - _ROOM
+
+
+class Tuning(NamedTuple):
+    """What partitions take of an architecture.
+
+    Attributes
+    ----------
+    elements, elements_deterministic : int
+        Elements from which sorting is worth its three launches, beside atomics, and beside other
+        forms that are deterministic.
+    units : int
+        Units that sum at once, about.
+    unit_elements : int
+        Elements of a unit, at least: fewer are not worth clearing its bins.
+    """
+
+    elements: int
+    elements_deterministic: int
+    units: int
+    unit_elements: int
+
+
+SM_90 = Tuning(
+    elements=1 << 20,
+    elements_deterministic=1 << 18,
+    # Two for each multiprocessor of the larger devices.
+    units=240,
+    unit_elements=1 << 14,
+)
+TUNINGS = {"sm_90": SM_90}
 
 
 def takes(call: Call) -> bool:
     """Whether there are enough elements, and bins that fit."""
-    least = _LEAST_FIXED if call.problem.choices.deterministic else _LEAST
+    tuning, fixed = call.facts.tuned(TUNINGS), call.problem.choices.deterministic
+    least = tuning.elements_deterministic if fixed else tuning.elements
     return _fits(call) and least <= prod(call.of_kind("index").shape) <= _MOST
 
 
@@ -55,7 +83,8 @@ def plan(call: Call, name: str) -> Steps | None:
     bins, shift = prod(out.shape), _SHIFT[call.accumulate]
     parts, chunks = -(-bins >> shift), -(-prod(index.shape) // _CHUNK)
     row, room = -(-chunks // 8) * 8, chunks * _ROOM
-    target = min(max(prod(index.shape) // _UNITS, _SMALL), _LARGE) // 4
+    tuning = call.facts.tuned(TUNINGS)
+    target = min(max(prod(index.shape) // tuning.units, tuning.unit_elements), _LARGE) // 4
     units = room // 4 // target + parts
     workspaces = (
         ((room * _STAGED[call.type] // 4,), "int32"),

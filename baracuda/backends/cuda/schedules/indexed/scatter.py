@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from baracuda import layouts
 from baracuda.backends.cuda.geometry import Packer, View, count, divisor, merged, reach, split, wide
@@ -25,27 +26,73 @@ FEW, TILES, TRANSPOSED, LISTS = "few a row", "tiles", "transposed", "lists"
 PARTITION, FIXED, ATOMIC = "partition", "fixed point", "atomics"
 _TOO_MUCH = "needs more workspace than max_workspace_bytes"
 
-# Elements per row up to which each is looked for in every vector of bins.
-_FEW = 4
-# Words per bin on chip at scales of their own; the least bits of a digit (a lone
-# element stays exact, of several less is lost than by rounding once), and words per bin in memory:
-# cuda_src/common/exact_integers.cuh and fixed.cuh.
-_OWN_WORDS = {"f32": 3, "f64": 5}
+# The least bits of a digit (a lone element stays exact, of several less is lost than by rounding
+# once), and words per bin in memory: cuda_src/common/exact_integers.cuh and fixed.cuh.
 _LEAST_BITS, _MOST_BITS = {"f32": 13, "f64": 14}, 21
 _WIDE_WORDS = {"f32": 1, "f64": 2}
-# Threads of a block, two of which share a multiprocessor, and vectors of each in flight: the best
-# of 2, 4 and 8 on an H200, by the size of an element; elements of each for which registers suffice.
-# At least those that give the scale: cuda_src/indexed/accumulate.cuh. 1024 threads are slower.
-_THREADS, _HELD, _SAMPLE = 512, 16, 4
-_DEPTH = {("ALONE", 2): 2, ("ALONE", 4): 8, ("ACROSS", 4): 2}
-# Blocks that read the same elements, each for some of the bins.
-_MOST_SLICES = 8
-# So many rows keep a device busy; below, a block must not have more elements than that.
-_MANY, _LONG = 64, 1 << 16
-# Columns of a tile that memory sees as runs.
-_WIDE = 16
-# Elements of a tile, where lanes are short.
-_TILE = 8192
+# Elements of each thread that give the scale: cuda_src/indexed/accumulate.cuh.
+_SAMPLE = 4
+
+
+class Tuning(NamedTuple):
+    """What scatter takes of an architecture.
+
+    Attributes
+    ----------
+    few : int
+        Elements of a row up to which each is looked for in every vector of bins.
+    few_vectors : int
+        Vectors of bins of a thread that are under way together, where there are so few.
+    elements : int
+        Elements of a thread that are under way together, where sums are in memory.
+    tile_threads : int
+        Threads of a block that has a tile; two share a multiprocessor.
+    tile_vectors : dict of (str, int) to int
+        Vectors of a thread of a tile that are under way together, by how lanes lie and by the bytes
+        of an element; four where these are not named.
+    tile_held : int
+        Elements of a thread of a tile for which registers suffice.
+    slices : int
+        Blocks that read the same elements, each for some of the bins, at most.
+    rows, long_row : int
+        Rows that keep a device busy; elements of one beyond which fewer rows are not for tiles.
+    columns, columns_at_most : int
+        Columns of a tile from which on memory sees runs, and the most that a tile has.
+    tile : int
+        Elements of a tile, about, where lanes are short.
+    """
+
+    few: int
+    few_vectors: int
+    elements: int
+    tile_threads: int
+    tile_vectors: dict[tuple[str, int], int]
+    tile_held: int
+    slices: int
+    rows: int
+    long_row: int
+    columns: int
+    columns_at_most: int
+    tile: int
+
+
+SM_90 = Tuning(
+    few=4,
+    few_vectors=4,
+    elements=4,
+    # 1024 are slower.
+    tile_threads=512,
+    # The best of 2, 4 and 8 on an H200.
+    tile_vectors={("ALONE", 2): 2, ("ALONE", 4): 8, ("ACROSS", 4): 2},
+    tile_held=16,
+    slices=8,
+    rows=64,
+    long_row=1 << 16,
+    columns=16,
+    columns_at_most=64,
+    tile=8192,
+)
+TUNINGS = {"sm_90": SM_90}
 
 
 def plan(call: Call) -> Steps:
@@ -111,14 +158,14 @@ def _lanes(call: Call) -> Lanes | None:
 
 
 def _takes_few(call: Call, lanes: Lanes) -> bool:
-    return not lanes.across and lanes.length <= _FEW
+    return not lanes.across and lanes.length <= call.facts.tuned(TUNINGS).few
 
 
 def _few(call: Call) -> Steps | None:
     lanes = _lanes(call)
     if lanes is None:
         return None
-    depth, rows = 4, count(lanes.outer)
+    depth, rows = call.facts.tuned(TUNINGS).few_vectors, count(lanes.outer)
     width = divisor([lanes.extent, *(d.strides[2] for d in lanes.outer)], call.elements())
     per_row = lanes.extent // width
     packer = Packer(lanes.wide()).pointers(3)
@@ -148,25 +195,27 @@ def _takes_tiles(call: Call, lanes: Lanes) -> bool:
 
 
 def _tiling(call: Call, lanes: Lanes) -> Tiling | None:
-    rows = lanes.count * lanes.tiles_outside
-    if _bits(call, lanes.length) is None or (rows < _MANY and lanes.length > _LONG):
+    rows, tuning = lanes.count * lanes.tiles_outside, call.facts.tuned(TUNINGS)
+    uneven = rows < tuning.rows and lanes.length > tuning.long_row
+    if _bits(call, lanes.length) is None or uneven:
         return None
     words = WORDS[call.type]
     most = (call.facts.shared_per_block - 1024) // 4
     # Two blocks of a multiprocessor at once: one reads while the other adds.
     pair = (call.facts.shared_per_block - 2048) // 8
     if lanes.across:
-        return _width(lanes, words, most, pair)
+        return _width(tuning, lanes, words, most, pair)
     if Tiling(1, lanes.extent).room(lanes) * words > most:
         slices = -(-(lanes.extent + 1) * words // max(pair, 1))
-        return Tiling(1, -(-lanes.extent // slices // 16) * 16) if slices <= _MOST_SLICES else None
+        each = -(-lanes.extent // slices // 16) * 16
+        return Tiling(1, each) if slices <= tuning.slices else None
     room = max(pair // (lanes.extent * words + words), 1)
-    return Tiling(min(max(_TILE // lanes.length, 1), room, lanes.count), lanes.extent)
+    return Tiling(min(max(tuning.tile // lanes.length, 1), room, lanes.count), lanes.extent)
 
 
-def _width(lanes: Lanes, words: int, most: int, pair: int) -> Tiling | None:
-    for room, least in ((pair, _WIDE), (most, 1)):
-        width = 64
+def _width(tuning: Tuning, lanes: Lanes, words: int, most: int, pair: int) -> Tiling | None:
+    for room, least in ((pair, tuning.columns), (most, 1)):
+        width = tuning.columns_at_most
         while width and Tiling(width, lanes.extent).room(lanes) * words > room:
             width //= 2
         if width >= min(least, lanes.count):
@@ -185,7 +234,9 @@ def _tiles(call: Call) -> Steps | None:
     arguments = tiled.packer.add("I", _bits(call, lanes.length) or 0, 0).done()
     kind = named(call.problem.index_dtype or "").short
     way = tiling.way(lanes)
-    depth = min(_DEPTH.get((way, call.itemsize), 4), _HELD // tiled.values)
+    tuning = call.facts.tuned(TUNINGS)
+    depth = tuning.tile_vectors.get((way, call.itemsize), 4)
+    depth = min(depth, tuning.tile_held // tiled.values)
     depth = max(depth, _SAMPLE // tiled.values)
     schedule = (
         f"ScatterTiles<{call.type}, {kind}, {way}, {tiled.values}, {tiled.indices}, "
@@ -198,7 +249,7 @@ def _tiles(call: Call) -> Steps | None:
         *tags,
         tiled.packer.type,
         *["add"] * call.add,
-        threads=_THREADS,
+        threads=tuning.tile_threads,
     )
     shared = tiled.room * 4 * WORDS[call.type]
     step = Step(entry, tiled.grid, arguments, _front(lanes), shared=shared)
@@ -211,7 +262,8 @@ def _tiles(call: Call) -> Steps | None:
 def _takes_transposed(call: Call, lanes: Lanes) -> bool:
     """Whether a tile can take only few of the columns."""
     tiling = _tiling(call, lanes)
-    if tiling is not None and tiling.lanes >= min(_WIDE, lanes.count):
+    wide = call.facts.tuned(TUNINGS).columns
+    if tiling is not None and tiling.lanes >= min(wide, lanes.count):
         return False
     return _bits(call, lanes.length) is not None and transposed_scatter.takes(call, lanes)
 
@@ -258,7 +310,8 @@ def _atomic_step(call: Call, dout: View, index: View, target: View) -> tuple[Ste
     axis = call.problem.options["axis"]
     steps = (*target.strides[:axis], 0, *target.strides[axis + 1 :])
     dims = merged(index.shape, (dout.strides, index.strides, steps))
-    items, depth, extent = count(dims), 4, target.shape[axis]
+    items, depth = count(dims), call.facts.tuned(TUNINGS).elements
+    extent = target.shape[axis]
     packer = Packer(wide(items, reach(dims) + abs(target.strides[axis]) * extent)).pointers(3)
     packer.add("Q", call.listener).add("q", extent).add("I", call.ticket, 0)
     packer.indices(items, target.strides[axis]).walk(dims, 3)
@@ -301,7 +354,8 @@ def _fixed(call: Call) -> Steps:
     if 0 not in index.shape:
         bins = (*strides[:axis], 0, *strides[axis + 1 :])
         dims = merged(index.shape, (dout.strides, index.strides, bins))
-        items, depth, extent = count(dims), 4, out.shape[axis]
+        items, depth = count(dims), call.facts.tuned(TUNINGS).elements
+        extent = out.shape[axis]
         packer = Packer(wide(items, size, reach(dims))).pointers(4)
         packer.add("Q", call.listener).add("q", extent, size).add("I", call.ticket, bits)
         arguments = packer.indices(items, strides[axis]).walk(dims, 3).done()

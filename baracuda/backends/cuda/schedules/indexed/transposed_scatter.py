@@ -6,6 +6,8 @@ indexed/transposed_scatter.cuh says how.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from baracuda.backends.cuda.geometry import Packer, divisor
 from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, flag
 from baracuda.backends.cuda.schedules.indexed.tiles import WORDS, Lanes
@@ -15,12 +17,29 @@ from baracuda.declaration.dtypes import named
 # nothing has.
 _GROUP, _LINES, _PITCH, _NOWHERE = 64, 128, 132, 0xFFFF
 _THREADS, _RESIDENT = 512, 2
-# Groups between two things that are done to one, so that nobody has to wait for it, and groups for
-# which the stage has room.
-_LAG, _SLOTS = 4, 9
-# Columns, of a group of 64, for which reading as many is worth it.
-_LEAST = 8
 _MOST_ITEMS = 1 << 30
+
+
+class Tuning(NamedTuple):
+    """What transposed scatters take of an architecture.
+
+    Attributes
+    ----------
+    lag : int
+        Groups between two things that are done to one, so that nobody has to wait for it.
+    slots : int
+        Groups for which the stage has room: more than two lags.
+    columns : int
+        Columns, of a group of 64, for which reading as many is worth it.
+    """
+
+    lag: int
+    slots: int
+    columns: int
+
+
+SM_90 = Tuning(lag=4, slots=9, columns=8)
+TUNINGS = {"sm_90": SM_90}
 
 
 def takes(call: Call, lanes: Lanes) -> bool:
@@ -28,11 +47,11 @@ def takes(call: Call, lanes: Lanes) -> bool:
     groups = -(-lanes.count // _GROUP) * lanes.tiles_outside
     return (
         lanes.across
-        and lanes.count >= _LEAST
+        and lanes.count >= call.facts.tuned(TUNINGS).columns
         and 0 < lanes.extent < _NOWHERE
         and lanes.length > 0
         and _shared(call, lanes) <= call.facts.shared_per_block - 1024
-        and _items(lanes, groups) < _MOST_ITEMS
+        and _items(call, lanes, groups) < _MOST_ITEMS
     )
 
 
@@ -47,9 +66,9 @@ def _shared(call: Call, lanes: Lanes) -> int:
     return max(_room(lanes) * 4 * WORDS[call.type], square) + 32
 
 
-def _items(lanes: Lanes, groups: int) -> int:
+def _items(call: Call, lanes: Lanes, groups: int) -> int:
     squares = -(-lanes.length // _LINES) + -(-lanes.extent // _LINES)
-    return (squares + _GROUP) * (groups + 2 * _LAG)
+    return (squares + _GROUP) * (groups + 2 * call.facts.tuned(TUNINGS).lag)
 
 
 def plan(call: Call, lanes: Lanes, bits: int, name: str) -> Steps | None:
@@ -58,7 +77,8 @@ def plan(call: Call, lanes: Lanes, bits: int, name: str) -> Steps | None:
         return None
     across = -(-lanes.count // _GROUP)
     groups = across * lanes.tiles_outside
-    slots = min(_SLOTS, groups)
+    tuning = call.facts.tuned(TUNINGS)
+    slots = min(tuning.slots, groups)
     into, out = -(-lanes.length // _LINES), -(-lanes.extent // _LINES)
     sums = named(call.problem.dtype).accumulate if call.add else call.problem.dtype
     elements = slots * _GROUP * into * _LINES
@@ -76,7 +96,7 @@ def plan(call: Call, lanes: Lanes, bits: int, name: str) -> Steps | None:
     width = width if lanes.beside == 1 else 1
     packer = Packer(lanes.wide()).pointers(7).add("Q", call.listener).add("q", lanes.extent)
     packer.add("I", call.ticket, bits, _room(lanes), lanes.length, into, out)
-    packer.add("I", groups, _LAG, _items(lanes, groups), 0)
+    packer.add("I", groups, tuning.lag, _items(call, lanes, groups), 0)
     packer.extents(slots, into + _GROUP + out, code="I")
     packer.indices(lanes.count, lanes.beside, *lanes.steps, 0)
     packer.extents(across).add(packer.unsigned, 0)
