@@ -71,8 +71,8 @@ def in_graph(
     for name in op.spec.scalars:
         if isinstance(options.get(name), torch.Tensor):
             raise UnsupportedError(
-                f"{op.spec.name}: {name}: torch's graphs take a number, not a tensor: pass {name}.item(), or "
-                f"call the op outside of them"
+                f"{op.spec.name}: {name}: torch's graphs take a number, not a tensor: pass "
+                f"{name}.item(), or call the op outside of them"
             )
     if isinstance(options.get("sku"), KernelSku):
         options = {**options, "sku": options["sku"].to_json()}

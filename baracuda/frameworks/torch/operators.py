@@ -213,10 +213,10 @@ def called(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]
         places = zip(spec.arrays, arrays, strict=False)
         floats = [x for name, x in places if name not in spec.discrete]
         one = not spec.forms(options)[0].outputs[0].terms and floats[0].dtype != torch.float16
-        if one and all([x.requires_grad for x in floats]):
+        if one and all(x.requires_grad for x in floats):
             below = [x.detach() for x in arrays]
             loss, *made = getattr(torch.ops.baracuda, early.spec.name)(*below, **options)
-            return Ahead.apply(loss, len(made), *made, *floats)
+            return Ahead.apply(loss, len(made), *made, *floats)  # type: ignore[no-untyped-call]
     return getattr(torch.ops.baracuda, spec.name)(*arrays, **options)
 
 
