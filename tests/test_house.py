@@ -22,7 +22,7 @@ FLOORS = [
     {"declaration/dispatch"},
     {"declaration/spec"},
     {"declaration/hints", "declaration/pairing", "declaration/values", "declaration/verify"},
-    {"families/numerics", "families/reductions"},
+    {"families/chunks", "families/numerics", "families/reductions"},
     {"calls/check", "calls/partitioning"},
     {"calls/body", "calls/outputs"},
     {"backends"},

@@ -116,4 +116,12 @@ def request(spec: OpSpec, problem: Problem, names: Collection[str]) -> Request:
     options = {k: v for k, v in problem.options.items() if k in spec.options}
     form = next(s for s in spec.forms(options) if set(s.names) == there)
     shapes = {p.name: p.shape(problem.axes) for p in form.inputs if p.is_option}
-    return Request(arrays, {**options, **shapes}, tuple([p.name for p in form.outputs]))
+    results = tuple([p.name for p in form.outputs])
+    # What the gradient has nothing to read off: the dtype of an input that it does not take.
+    dtypes = {
+        role.chosen: x.dtype
+        for name, role in spec.roles.items()
+        for x in problem.given
+        if role.chosen and dual(problem.spec, x.name) == name
+    }
+    return Request(arrays, {**options, **shapes, **dtypes}, results)

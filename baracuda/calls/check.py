@@ -223,7 +223,7 @@ def described_problem(
         mode,
         axes,
         inputs,
-        _outputs(spec, signature, axes, known, dtype, library),
+        _outputs(spec, signature, axes, known, dtype, library, options),
         options,
         choices,
         reads,
@@ -286,8 +286,10 @@ def _device(facts: Mapping[str, Facts]) -> str:
 
 
 def _dtypes(spec: OpSpec, facts: Mapping[str, Facts]) -> str:
-    """The dtype that all arrays but indices and masks share."""
-    dtype, first, wide = "", "", dict[str, str]()
+    """The dtype that all arrays but indices and masks share, and those that may be wider."""
+    values = [name for name in facts if name not in spec.discrete]
+    first = next((name for name in values if not spec.role(name).wide), values[0] if values else "")
+    dtype, wide = facts[first].dtype if first else "", dict[str, str]()
     for name, fact in facts.items():
         if name in spec.integers:
             if fact.dtype not in INDICES:
@@ -298,8 +300,8 @@ def _dtypes(spec: OpSpec, facts: Mapping[str, Facts]) -> str:
         elif fact.dtype not in spec.dtypes:
             allowed = "a floating dtype" if spec.dtypes == FLOATS else "a dtype of the array API"
             raise type_error(spec.name, name, f"{allowed} ({', '.join(spec.dtypes)})", fact.dtype)
-        elif not dtype:
-            dtype, first = fact.dtype, name
+        elif name == first:
+            continue
         elif kind := spec.role(name).wide:
             if kind in wide:
                 like = wide[kind]
@@ -346,6 +348,7 @@ def _outputs(
     known: Mapping[str, Operand],
     dtype: str,
     library: Library,
+    options: Mapping[str, Any],
 ) -> tuple[Operand, ...]:
     """The outputs, dense: in C order, or as their primal where the op is elementwise."""
     out = []
@@ -360,6 +363,12 @@ def _outputs(
         role = spec.role(pattern.name)
         same = known.get(role.typed_as)
         own = library.held_as(role.dtype) if role.dtype else same.dtype if same else dtype
+        own = named(own).accumulate if role.accumulated else own
+        if role.chosen and (asked := options[role.chosen]) is not None:
+            if named(asked).accumulate != named(dtype).accumulate:
+                beside = f"one that is summed in {named(dtype).accumulate}, as {dtype}"
+                raise value_error(spec.name, role.chosen, beside, asked)
+            own = asked
         out.append(Operand(pattern.name, own, extents, strides))
     return tuple(out)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["value", "integer", "index", "mask"]
-Wide: TypeAlias = Literal["", "parameter", "residual"]
+Wide: TypeAlias = Literal["", "parameter", "residual", "cotangent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,16 @@ class Role:
         The least and the largest value that tests and benchmarks draw, both included by an integer.
     alike : str
         Of a value: the input whose gradient is its own too, since only the sum of both matters.
-    wide : {"", "parameter", "residual"}
+    wide : {"", "parameter", "residual", "cotangent"}
         Of a value: it may have the accumulate dtype of the problem instead of its dtype, as all
         others of its kind that are given: float32 parameters, or a float32 residual stream, beside
         16-bit activations. "": it may not.
     typed_as : str
         Of a result: the input whose dtype it has; that of the primal by default.
+    accumulated : bool
+        Of a result: it has the accumulate dtype of the problem, as losses of 16-bit inputs do.
+    chosen : str
+        Of a result: the option that names its dtype; that of the primal where it names none.
     dtype : str
         Of a result: the dtype it has whatever the inputs have, such as "int64" of positions.
     total : bool
@@ -57,6 +61,8 @@ class Role:
     alike: str = ""
     wide: Wide = ""
     typed_as: str = ""
+    accumulated: bool = False
+    chosen: str = ""
     dtype: str = ""
     total: bool = False
 
@@ -81,6 +87,21 @@ def residual(like: str = "") -> Role:
     Its gradient is its own, or that of the input `like` where only the sum of both matters.
     """
     return Role(alike=like, wide="residual")
+
+
+def cotangent() -> Role:
+    """The cotangent of a loss, which may be float32 beside 16-bit inputs, as the loss is."""
+    return Role(wide="cotangent")
+
+
+def accumulated() -> Role:
+    """A result in the accumulate dtype of the problem."""
+    return Role(accumulated=True)
+
+
+def chosen(option: str) -> Role:
+    """A result of the dtype that an option names."""
+    return Role(chosen=option)
 
 
 def typed_as(name: str) -> Role:

@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from sys import float_info
 from typing import Any, ClassVar
 
+from baracuda.declaration.dtypes import FLOATS, name_of
 from baracuda.declaration.spec import Normaliser, OpSpec
 from baracuda.errors import shown, type_error, value_error
 
@@ -179,6 +180,14 @@ def choice(*values: Any) -> Normaliser:
 def optional(inner: Normaliser) -> Normaliser:
     """None, or what `inner` takes."""
     return lambda op, name, value: None if value is None else inner(op, name, value)
+
+
+def dtype(op: str, name: str, value: Any) -> str:
+    """A floating dtype: its name, or any library's object for it."""
+    found = name_of(value)
+    if found not in FLOATS:
+        raise value_error(op, name, f"one of {', '.join(FLOATS)}", shown(value))
+    return found
 
 
 def sizes(count: int) -> Normaliser:

@@ -85,11 +85,13 @@ def _of_form(spec: OpSpec, form: Signature) -> Iterator[tuple[str, str]]:
 def _of_roles(spec: OpSpec) -> Iterator[tuple[str, str]]:
     for name, role in spec.roles.items():
         forms = [f for f in spec.signatures if name in f.names]
-        if role.typed_as or role.dtype or role.total:
+        if role.typed_as or role.dtype or role.total or role.accumulated or role.chosen:
             if not any(p.name == name for f in spec.signatures for p in f.outputs):
                 yield "roles", f"{name} is no result of any form"
             if role.typed_as and role.typed_as not in spec.arrays:
                 yield "roles", f"{name}: {role.typed_as} is no array"
+            if role.chosen and role.chosen not in spec.options:
+                yield "roles", f"{name}: {role.chosen} is no option"
         elif not forms:
             yield "roles", f"{name} is no array of any form"
         if role.kind == "index":
@@ -161,7 +163,7 @@ def _of_adjoint(spec: OpSpec, ops: Mapping[str, OpSpec]) -> Iterator[tuple[str, 
     if strange := makes - {f"d{name}" for name in forward.arrays}:
         yield "adjoint_of", f"{_listed(strange)} are gradients of no array of {forward.name}"
     shapes = {p.name for form in spec.signatures for p in form.inputs if p.is_option}
-    own = {*spec.options, *spec.scalars} - shapes
+    own = {*spec.options, *spec.scalars} - shapes - {r.chosen for r in spec.roles.values()}
     if strange := own - {*forward.options, *forward.scalars}:
         yield "adjoint_of", f"{forward.name} does not have the options {_listed(strange)}"
 

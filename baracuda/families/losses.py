@@ -20,6 +20,8 @@ CASES = (
     Case({"s": (2, 3, 5)}, reduction="sum"),
 )
 PROBABILITY = roles.value(0.05, 0.95)
+LOSS = {"loss": roles.accumulated()}
+COTANGENT = {"dloss": roles.cotangent()}
 
 _loss = partial(
     op, category="loss", dtypes=FLOATS, options={"reduction": choice("mean", "sum", "none")},
@@ -29,11 +31,13 @@ forward = partial(
     _loss,
     "x[*s], target[*s] -> loss[*s] if reduction=none",
     "x[*s], target[*s] -> loss[] if reduction!=none",
+    roles=LOSS,
 )
 """Declares a loss of pairs of elements."""
 backward = partial(
     _loss,
     "dloss[*s], x[*s], target[*s] -> dx[*s] if reduction=none",
     "dloss[], x[*s], target[*s] -> dx[*s] if reduction!=none",
+    roles=COTANGENT,
 )
 """Declares its gradient."""

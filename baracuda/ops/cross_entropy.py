@@ -11,6 +11,7 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import between, choice, integer, positive
+from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.families.numerics import traced
 from baracuda.families.reductions import classes, hits, largest, picked
 from baracuda.libraries import A, Array, library_of
@@ -38,13 +39,14 @@ CASES = (
     Case({"b": (2, 3), "v": 16, "c": ()}, reduction="sum", z_loss=0.01, softcap=2.0, mode="drop"),
 )
 
+TARGET = {"target": roles.index("v", ignored="ignore_index")}
+
 _entropy = partial(
     op,
     category="cross_entropy",
     dtypes=FLOATS,
     options=OPTIONS,
     scalars=SCALARS,
-    roles={"target": roles.index("v", ignored="ignore_index")},
     cases=CASES,
 )
 
@@ -143,6 +145,7 @@ def _gradient(
 @_entropy(
     "logits[*b v@axis *c], target[*b *c] -> loss[*b *c] if reduction=none",
     "logits[*b v@axis *c], target[*b *c] -> loss[] if reduction!=none",
+    roles={**TARGET, **LOSS},
     kernel=Kernel("cross_entropy.cu", "CrossEntropy", schedule="cross_entropy"),
 )
 def cross_entropy(
@@ -188,7 +191,7 @@ def cross_entropy(
     Returns
     -------
     array of shape [] or, with ``reduction="none"``, [*b, *c]
-        dtype of `logits`, C order.
+        float32 of 16-bit inputs, else their dtype; C order.
 
     Raises
     ------
@@ -220,6 +223,7 @@ def cross_entropy(
     "dloss[*b *c], logits[*b v@axis *c], target[*b *c] -> dlogits[*b v *c] if reduction=none",
     "dloss[], logits[*b v@axis *c], target[*b *c] -> dlogits[*b v *c] if reduction!=none",
     adjoint_of="cross_entropy",
+    roles={**TARGET, **COTANGENT},
     inplace=True,
     kernel=Kernel("cross_entropy.cu", "CrossEntropyBackward", schedule="cross_entropy"),
 )
@@ -279,12 +283,15 @@ def cross_entropy_backward(
 @_entropy(
     "logits[*b v@axis *c], target[*b *c] -> loss[*b *c], dlogits[*b v *c] if reduction=none",
     "logits[*b v@axis *c], target[*b *c] -> loss[], dlogits[*b v *c] if reduction!=none",
+    "logits[*b v@axis *c], target[*b *c], dloss[] -> loss[], dlogits[*b v *c] if reduction!=none",
     inplace=True,
+    roles={**TARGET, **LOSS, **COTANGENT},
     kernel=Kernel("cross_entropy.cu", "CrossEntropyWithGradient", schedule="cross_entropy"),
 )
 def cross_entropy_with_gradient(
     logits: A,
     target: Array,
+    dloss: Array | None = None,
     /,
     *,
     axis: int = -1,
@@ -317,8 +324,8 @@ def cross_entropy_with_gradient(
 
     Notes
     -----
-    For training steps without an autograd engine: the cotangent is 1. Frameworks differentiate its
-    body. Bit-stable.
+    For training steps without an autograd engine: the cotangent is 1 where none is given.
+    Frameworks differentiate its body. Bit-stable.
 
     Examples
     --------
@@ -328,8 +335,8 @@ def cross_entropy_with_gradient(
     (array(0.69314718), array([[ 0.5, -0.5]]))
     """
     rows = _rows(logits, target, axis, ignore_index, softcap)
-    dloss = 1 / rows.number if reduction == "mean" else 1
+    share = 1 / rows.number if reduction == "mean" else 1
     return (
         _losses(rows, axis, label_smoothing, z_loss, reduction),
-        _gradient(rows, axis, label_smoothing, z_loss, dloss),
+        _gradient(rows, axis, label_smoothing, z_loss, share if dloss is None else dloss * share),
     )

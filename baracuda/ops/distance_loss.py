@@ -12,6 +12,7 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import choice, exponent, flag, positive, real
+from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.families.numerics import root, sign, unit
 from baracuda.families.reductions import reduced, share
 from baracuda.libraries import A, Array, library_of
@@ -23,6 +24,7 @@ __all__ = [
     "triplet_margin_loss_backward",
 ]
 
+SIGN = {"target": roles.integer(-1, 1)}
 REDUCTION = {"reduction": choice("mean", "sum", "none")}
 # What torch adds to the square of a length.
 _EPS = 1e-12
@@ -33,7 +35,6 @@ _cosine = partial(
     dtypes=FLOATS,
     options=REDUCTION,
     scalars={"margin": real},
-    roles={"target": roles.integer(-1, 1)},
     cases=(
         Case({"b": (9,), "n": 4}, margin=0.1),
         Case({"b": (6,), "n": 7}, margin=-0.2, reduction="none"),
@@ -117,6 +118,7 @@ def _slopes(of: _Distance, p: float) -> Array:
     "x1[*b n], x2[*b n], target[*b] -> loss[*b] if reduction=none",
     "x1[*b n], x2[*b n], target[*b] -> loss[] if reduction!=none",
     namesake="nn.functional.cosine_embedding_loss",
+    roles={**SIGN, **LOSS},
     kernel=Kernel("distance_loss.cu", "CosineEmbeddingLoss", schedule="rows"),
 )
 def cosine_embedding_loss(
@@ -149,7 +151,7 @@ def cosine_embedding_loss(
     Returns
     -------
     array of shape [] or, with ``reduction="none"``, [*b]
-        dtype of `x1`, C order.
+        float32 of 16-bit inputs, else their dtype; C order.
 
     Raises
     ------
@@ -183,6 +185,7 @@ def cosine_embedding_loss(
     "dloss[*b], x1[*b n], x2[*b n], target[*b] -> dx1[*b n], dx2[*b n] if reduction=none",
     "dloss[], x1[*b n], x2[*b n], target[*b] -> dx1[*b n], dx2[*b n] if reduction!=none",
     adjoint_of="cosine_embedding_loss",
+    roles={**SIGN, **COTANGENT},
     kernel=Kernel("distance_loss.cu", "CosineEmbeddingLossBackward", schedule="rows"),
 )
 def cosine_embedding_loss_backward(
@@ -241,6 +244,7 @@ def cosine_embedding_loss_backward(
     "anchor[*b n], positive[*b n], negative[*b n] -> loss[*b] if reduction=none",
     "anchor[*b n], positive[*b n], negative[*b n] -> loss[] if reduction!=none",
     namesake="nn.functional.triplet_margin_loss",
+    roles=LOSS,
     kernel=Kernel("distance_loss.cu", "TripletMarginLoss", schedule="rows"),
 )
 def triplet_margin_loss(
@@ -279,7 +283,7 @@ def triplet_margin_loss(
     Returns
     -------
     array of shape [] or, with ``reduction="none"``, [*b]
-        dtype of `anchor`, C order.
+        float32 of 16-bit inputs, else their dtype; C order.
 
     Raises
     ------
@@ -318,6 +322,7 @@ def triplet_margin_loss(
     "dloss[], anchor[*b n], positive[*b n], negative[*b n]"
     " -> danchor[*b n], dpositive[*b n], dnegative[*b n] if reduction!=none",
     adjoint_of="triplet_margin_loss",
+    roles=COTANGENT,
     kernel=Kernel("distance_loss.cu", "TripletMarginLossBackward", schedule="rows"),
 )
 def triplet_margin_loss_backward(

@@ -8,7 +8,7 @@ from typing import Literal, Unpack
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import choice, flag
-from baracuda.families.losses import CASES, PROBABILITY, backward, forward
+from baracuda.families.losses import CASES, COTANGENT, LOSS, PROBABILITY, backward, forward
 from baracuda.families.numerics import parts, sigmoid
 from baracuda.families.reductions import reduced, share
 from baracuda.libraries import A, Array, library_of
@@ -34,7 +34,7 @@ _LEAST = math.exp(-100) * _LARGER
 
 @forward(
     namesake="nn.functional.binary_cross_entropy",
-    roles={"x": PROBABILITY, "target": PROBABILITY},
+    roles={**LOSS, "x": PROBABILITY, "target": PROBABILITY},
     kernel=Kernel("divergence.cu", "BinaryCrossEntropy", schedule="reduce"),
 )
 def binary_cross_entropy(
@@ -59,7 +59,7 @@ def binary_cross_entropy(
     Returns
     -------
     array of shape [] or, with ``reduction="none"``, [*s]
-        dtype of `x`; all losses in the layout of a dense `x`.
+        float32 of 16-bit inputs, else their dtype; all losses in the layout of a dense `x`.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def binary_cross_entropy(
 
 
 @backward(
-    roles={"x": PROBABILITY, "target": PROBABILITY},
+    roles={**COTANGENT, "x": PROBABILITY, "target": PROBABILITY},
     adjoint_of="binary_cross_entropy",
     kernel=Kernel("divergence.cu", "BinaryCrossEntropyBackward", schedule="elementwise"),
 )
@@ -141,7 +141,7 @@ def binary_cross_entropy_backward(
 
 @forward(
     namesake="nn.functional.binary_cross_entropy_with_logits",
-    roles={"target": PROBABILITY},
+    roles={**LOSS, "target": PROBABILITY},
     kernel=Kernel("divergence.cu", "BinaryCrossEntropyWithLogits", schedule="reduce"),
 )
 def binary_cross_entropy_with_logits(
@@ -166,7 +166,7 @@ def binary_cross_entropy_with_logits(
     Returns
     -------
     array of shape [] or, with ``reduction="none"``, [*s]
-        dtype of `x`; all losses in the layout of a dense `x`.
+        float32 of 16-bit inputs, else their dtype; all losses in the layout of a dense `x`.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def binary_cross_entropy_with_logits(
 
 
 @backward(
-    roles={"target": PROBABILITY},
+    roles={**COTANGENT, "target": PROBABILITY},
     adjoint_of="binary_cross_entropy_with_logits",
     kernel=Kernel("divergence.cu", "BinaryCrossEntropyWithLogitsBackward", schedule="elementwise"),
 )
@@ -245,7 +245,7 @@ def binary_cross_entropy_with_logits_backward(
     namesake="nn.functional.kl_div",
     options=DIVERGENCE,
     scalars={"log_target": flag},
-    roles={"target": PROBABILITY},
+    roles={**LOSS, "target": PROBABILITY},
     cases=DIVERGENCES,
     kernel=Kernel("divergence.cu", "KlDiv", schedule="reduce"),
 )
@@ -275,7 +275,7 @@ def kl_div(
     Returns
     -------
     array of shape [] or, with ``reduction="none"``, [*s]
-        dtype of `x`; all losses in the layout of a dense `x`.
+        float32 of 16-bit inputs, else their dtype; all losses in the layout of a dense `x`.
 
     Raises
     ------
@@ -306,7 +306,7 @@ def kl_div(
 @backward(
     options=DIVERGENCE,
     scalars={"log_target": flag},
-    roles={"target": PROBABILITY},
+    roles={**COTANGENT, "target": PROBABILITY},
     cases=DIVERGENCES,
     adjoint_of="kl_div",
     kernel=Kernel("divergence.cu", "KlDivBackward", schedule="elementwise"),

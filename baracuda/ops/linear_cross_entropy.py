@@ -6,10 +6,8 @@ cross entropy. The products are in the storage dtype, and so are the logits of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from math import prod
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, Unpack
 
 from baracuda.calls.op import op, registry
 from baracuda.calls.recent import Recent
@@ -18,16 +16,15 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS, name_of, named
 from baracuda.declaration.spec import Case, Misfit
 from baracuda.declaration.values import between, choice, integer, optional, positive, sizes
-from baracuda.libraries import A, Array, Library, library_of
+from baracuda.families.chunks import Rows
+from baracuda.families.losses import COTANGENT, LOSS
+from baracuda.libraries import A, Array
 
 __all__ = [
     "linear_cross_entropy",
     "linear_cross_entropy_backward",
     "linear_cross_entropy_with_gradient",
 ]
-
-# Logits of a chunk, and of how many rows it is a multiple where it can be.
-_LOGITS, _ROWS = 1 << 28, 128
 
 _ROLES = {"target": roles.index("v", ignored="ignore_index")}
 _SUMMED = {**_ROLES, "dweight": roles.total()}
@@ -47,99 +44,12 @@ _linear = partial(
         "z_loss": positive(zero=True),
         "softcap": positive(zero=True),
     },
-    roles=_ROLES,
     composite=True,
     cases=(
         Case({"b": (5,), "d": 4, "v": 9}, chunk=3, z_loss=0.01, softcap=2.0),
         Case({"b": (2, 3), "d": 3, "v": 7}, reduction="none", label_smoothing=0.1),
     ),
 )
-
-
-class _Chunk(NamedTuple):
-    """Some rows: their hidden states, their logits, their targets, and where they begin."""
-
-    first: int
-    hidden: Array
-    logits: Array
-    target: Array
-
-
-class _Rows:
-    """The rows of a problem, cut into chunks; `plain` where results may be written to."""
-
-    def __init__(self, hidden: Array, weight: Array, target: Array, chunk: int | None) -> None:
-        self.library: Library = library_of(hidden)
-        self.xp, self.weight, self.shape = self.library.xp, weight, hidden.shape
-        self.count, few = prod(target.shape), _LOGITS // max(weight.shape[0], 1)
-        self.chunk = chunk or max(few // _ROWS * _ROWS, few, 1)
-        self.plain = self.may_write(hidden, weight, target)
-        # Axes that XLA may have spread over devices would be gathered to be one.
-        apart = target.ndim > 1 and self.count <= self.chunk and not self.library.writable
-        self.hidden, self.target = hidden, target
-        if target.ndim != 1 and not apart:
-            self.target = self.xp.reshape(target, (-1,))
-            self.hidden = self.xp.reshape(hidden, (*self.target.shape, hidden.shape[-1]))
-        # That in which sums are kept.
-        self.wide = self.library.dtype(named(name_of(hidden.dtype)).accumulate)
-
-    def may_write(self, *arrays: Array) -> bool:
-        """Whether nothing records or transforms what is done with the arrays."""
-        state = self.library.state(arrays)
-        return self.library.writable and not (state and state[0])
-
-    @property
-    def whole(self) -> bool:
-        """Whether all plain rows are one chunk, with nothing to add up over chunks."""
-        return self.plain and self.count <= self.chunk
-
-    def logits(self) -> Array:
-        """Of all rows."""
-        return self.library.product(self.hidden, self.xp.matrix_transpose(self.weight))
-
-    def chunks(self) -> Iterator[_Chunk]:
-        product, across = self.library.product, self.xp.matrix_transpose(self.weight)
-        for first in range(0, max(self.count, 1), self.chunk):
-            rows = slice(first, min(first + self.chunk, self.count))
-            hidden = self.hidden[rows, ...]
-            yield _Chunk(first, hidden, product(hidden, across), self.target[rows, ...])
-
-    def added(self, dweight: Array | None, slopes: Array, hidden: Array) -> Array:
-        """The gradient of the weight, and what a chunk has of it."""
-        if slopes.ndim == 2:
-            return self.library.add_product(dweight, self.xp.matrix_transpose(slopes), hidden)
-        axes = tuple(range(slopes.ndim - 1))
-        return self.xp.tensordot(self.widened(slopes), self.widened(hidden), axes=(axes, axes))
-
-    def widened(self, x: Array) -> Array:
-        return self.xp.astype(x, self.wide, copy=False)
-
-    def narrowed(self, x: Array) -> Array:
-        return self.xp.astype(x, self.hidden.dtype, copy=False)
-
-    def largest(self, scale: Array) -> Any:
-        """The largest magnitude, or 1 where one cannot divide by that."""
-        if not self.count:
-            return 1.0
-        most = self.xp.max(self.xp.abs(scale))
-        return self.xp.where(self.xp.isfinite(most) & (most > 0), most, 1)
-
-    def number(self, ignore_index: int) -> Array:
-        """How many count."""
-        xp, target = self.xp, self.target
-        counts = self.library.differs(target, ignore_index)
-        counts = counts & (target >= 0) & (target < self.weight.shape[0])
-        return xp.astype(xp.sum(xp.astype(counts, xp.int32)), self.wide)
-
-    def reduced(self, losses: list[Array], reduction: str, ignore_index: int) -> Array:
-        """What becomes of the losses of all chunks."""
-        every = self.xp.concat(losses) if len(losses) > 1 else losses[0]
-        if reduction == "none":
-            return self.xp.reshape(every, self.shape[:-1])
-        total = self.xp.sum(self.widened(every))
-        if reduction == "mean":
-            total = total / self.number(ignore_index)
-        return self.narrowed(total)
 
 
 _recent = {
@@ -163,43 +73,65 @@ def _run(
 
 
 def _in_place(
-    rows: _Rows, logits: Array, target: Array, reduction: str, options: dict[str, Any]
+    rows: Rows,
+    logits: Array,
+    target: Array,
+    dloss: Array | None,
+    reduction: str,
+    options: dict[str, Any],
 ) -> tuple[Array, Array]:
     """The loss and the gradients of logits, which take their place if they can."""
     options, name = {**options, "reduction": reduction}, "cross_entropy_with_gradient"
+    given = (logits, target) if dloss is None else (logits, target, dloss)
     if not rows.plain:
-        return registry[name](logits, target, **options)
+        return registry[name](*given, **options)
     shape = target.shape if reduction == "none" else ()
-    loss = rows.library.empty(shape, name_of(logits.dtype), logits, None)
-    return _run(name, (logits, target), (loss, logits), options)
+    kind = named(name_of(logits.dtype)).accumulate
+    loss = rows.library.empty(shape, kind, logits, None)
+    return _run(name, given, (loss, logits), options)
 
 
 def _at_once(
-    rows: _Rows, dloss: Array | None, reduction: str, options: dict[str, Any]
+    rows: Rows, dloss: Array | None, reduction: str, options: dict[str, Any]
 ) -> tuple[Array | None, Array, Array]:
-    """As `_all`, of one chunk: what the loss is multiplied with is already in the slopes."""
-    logits, loss = rows.logits(), None
-    if dloss is None:
-        loss, slopes = _in_place(rows, logits, rows.target, reduction, options)
-    else:
-        options = {**options, "reduction": reduction}
-        given = dloss, logits, rows.target
-        slopes = _run("cross_entropy_backward", given, (logits,), options)
-    back = rows.library.product(slopes, rows.weight)
-    dweight = rows.added(None, slopes, rows.hidden)
-    return loss, rows.xp.reshape(back, rows.shape), dweight
+    """As `_all`, of a reduced loss: what it is multiplied with is already in the slopes."""
+    xp, number, share = rows.xp, None, dloss
+    if reduction == "mean" and not rows.whole:
+        # The count of all chunks, which none of them has.
+        number, reduction = rows.number(options["ignore_index"]), "sum"
+        # Where none counts the loss is NaN and the gradients are 0.
+        share = 1 / xp.where(number > 0, number, 1)
+        share = share if dloss is None else rows.widened(dloss) * share
+    losses, dhidden, dweight = [], [], None
+    for chunk in rows.chunks():
+        slopes = chunk.logits
+        if dloss is None:
+            loss, slopes = _in_place(rows, slopes, chunk.target, share, reduction, options)
+            losses.append(loss)
+        else:
+            more = {**options, "reduction": reduction}
+            given = share, slopes, chunk.target
+            slopes = _run("cross_entropy_backward", given, (slopes,), more)
+        dhidden.append(rows.library.product(slopes, rows.weight))
+        dweight = rows.added(dweight, slopes, chunk.hidden)
+        # Before there are logits of another chunk.
+        del chunk, slopes
+    back = xp.concat(dhidden) if len(dhidden) > 1 else dhidden[0]
+    total = xp.sum(xp.stack(losses)) if len(losses) > 1 else losses[0] if losses else None
+    loss = total if number is None or total is None else total / number
+    return loss, xp.reshape(back, rows.shape), dweight
 
 
 def _all(
-    rows: _Rows, dloss: Array | None, reduction: str, options: dict[str, Any]
-) -> tuple[Array, Array, Array]:
+    rows: Rows, dloss: Array | None, reduction: str, options: dict[str, Any]
+) -> tuple[Array | None, Array, Array]:
     """The loss, and both gradients for a cotangent, of 1 if there is none.
 
     That of the weight is not rounded yet: a given output may keep it as it is.
     """
     # float16 has no room for slopes of a mean, nor for those of a loss that is scaled up.
     wide = reduction != "none" and name_of(rows.weight.dtype) != "float16"
-    if rows.whole and wide and (dloss is None or rows.may_write(dloss)):
+    if rows.plain and wide and (dloss is None or rows.may_write(dloss)):
         return _at_once(rows, dloss, reduction, options)
     xp, library, each = rows.xp, rows.library, None
     scale = None if dloss is None else rows.widened(dloss)
@@ -212,7 +144,7 @@ def _all(
         each, scale = xp.reshape(scale, (*rows.target.shape, 1)), rows.largest(scale)
     losses, dhidden, dweight = [], [], None
     for chunk in rows.chunks():
-        loss, slopes = _in_place(rows, chunk.logits, chunk.target, "none", options)
+        loss, slopes = _in_place(rows, chunk.logits, chunk.target, None, "none", options)
         losses.append(loss)
         back, hidden = library.product(slopes, rows.weight), chunk.hidden
         if each is not None:
@@ -236,6 +168,7 @@ def _all(
 @_linear(
     "hidden[*b d], weight[v d], target[*b] -> loss[*b] if reduction=none",
     "hidden[*b d], weight[v d], target[*b] -> loss[] if reduction!=none",
+    roles={**_ROLES, **LOSS},
 )
 def linear_cross_entropy(
     hidden: A,
@@ -272,7 +205,7 @@ def linear_cross_entropy(
     Returns
     -------
     array of shape [] or, with ``reduction="none"``, [*b]
-        dtype of `hidden`.
+        float32 of 16-bit inputs, else their dtype.
 
     Raises
     ------
@@ -285,8 +218,7 @@ def linear_cross_entropy(
     Takes the memory of a chunk's logits, in the dtype of `hidden`, beside its operands. Products
     are those of the caller's library, at its settings, with sums in float32 where it has them for
     16 bits (torch, JAX); NumPy, CuPy and others compute them in float32 from widened copies.
-    float16 and bfloat16 logits are rounded once, and so is the loss of each row where there are
-    several chunks; sums are kept in float32. Deterministic where those products are, but
+    float16 and bfloat16 logits are rounded once; losses and sums are kept in float32. Deterministic where those products are, but
     not bit-stable.
 
     Examples
@@ -296,7 +228,7 @@ def linear_cross_entropy(
     >>> bc.linear_cross_entropy(hidden, weight, np.asarray([0, 1, 1]))
     array(0.69314718)
     """
-    rows, name = _Rows(hidden, weight, target, chunk), "cross_entropy"
+    rows, name = Rows(hidden, weight, target, chunk), "cross_entropy"
     options = {
         "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
         "softcap": softcap, "mode": mode, "reduction": reduction if rows.whole else "none",
@@ -321,7 +253,7 @@ def linear_cross_entropy(
     "dloss[], hidden[*b d], weight[v d], target[*b] -> dhidden[*b d], dweight[v d]"
     " if reduction!=none",
     adjoint_of="linear_cross_entropy",
-    roles=_SUMMED,
+    roles={**_SUMMED, **COTANGENT},
 )
 def linear_cross_entropy_backward(
     dloss: Array,
@@ -378,7 +310,7 @@ def linear_cross_entropy_backward(
         "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
         "softcap": softcap, "mode": mode,
     }  # fmt: skip
-    return _all(_Rows(hidden, weight, target, chunk), dloss, reduction, options)[1:]
+    return _all(Rows(hidden, weight, target, chunk), dloss, reduction, options)[1:]
 
 
 @_linear(
@@ -387,7 +319,7 @@ def linear_cross_entropy_backward(
     "hidden[*b d], weight[v d], target[*b] -> loss[], dhidden[*b d], dweight[v d]"
     " if reduction!=none",
     ahead_of="linear_cross_entropy",
-    roles=_SUMMED,
+    roles={**_SUMMED, **LOSS},
 )
 def linear_cross_entropy_with_gradient(
     hidden: A,
@@ -441,4 +373,4 @@ def linear_cross_entropy_with_gradient(
         "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
         "softcap": softcap, "mode": mode,
     }  # fmt: skip
-    return _all(_Rows(hidden, weight, target, chunk), None, reduction, options)
+    return _all(Rows(hidden, weight, target, chunk), None, reduction, options)

@@ -47,7 +47,7 @@ def mse_loss(
     Returns
     -------
     array of shape [] or, with ``reduction="none"``, [*s]
-        dtype of `x`; all losses in the layout of a dense `x`.
+        float32 of 16-bit inputs, else their dtype; all losses in the layout of a dense `x`.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def l1_loss(
     Returns
     -------
     array of shape [] or, with ``reduction="none"``, [*s]
-        dtype of `x`; all losses in the layout of a dense `x`.
+        float32 of 16-bit inputs, else their dtype; all losses in the layout of a dense `x`.
 
     Raises
     ------
@@ -237,7 +237,7 @@ def smooth_l1_loss(
     Returns
     -------
     array of shape [] or, with ``reduction="none"``, [*s]
-        dtype of `x`; all losses in the layout of a dense `x`.
+        float32 of 16-bit inputs, else their dtype; all losses in the layout of a dense `x`.
 
     Raises
     ------
@@ -355,7 +355,7 @@ def huber_loss(
     Returns
     -------
     array of shape [] or, with ``reduction="none"``, [*s]
-        dtype of `x`; all losses in the layout of a dense `x`.
+        float32 of 16-bit inputs, else their dtype; all losses in the layout of a dense `x`.
 
     Raises
     ------

@@ -9,7 +9,8 @@ from baracuda.calls.op import op
 from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
-from baracuda.declaration.values import choice, integer, shape
+from baracuda.declaration.values import choice, dtype, integer, optional, shape
+from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.families.reductions import classes, hits, picked
 from baracuda.libraries import A, Array, library_of
 
@@ -22,10 +23,11 @@ OPTIONS = {
     "mode": choice("raise", "drop"),
 }
 
+TARGET = {"target": roles.index("v", ignored="ignore_index")}
+
 _nll = partial(
     op,
     category="cross_entropy",
-    roles={"target": roles.index("v", ignored="ignore_index")},
     cases=(
         Case({"b": (5,), "v": 9, "c": ()}),
         Case({"b": (2,), "v": 7, "c": (3,)}, axis=1, reduction="none", ignore_index=2),
@@ -52,6 +54,7 @@ def _shares(weight: Array | None, counts: Array, at: Array, dtype: Any) -> tuple
     "x[*b v@axis *c], target[*b *c], weight[v] -> loss[*b *c] if reduction=none",
     "x[*b v@axis *c], target[*b *c], weight[v] -> loss[] if reduction!=none",
     options=OPTIONS,
+    roles={**TARGET, **LOSS},
     kernel=Kernel("nll_loss.cu", "NllLoss", schedule="nll_loss"),
 )
 def nll_loss(
@@ -92,7 +95,7 @@ def nll_loss(
     Returns
     -------
     array of shape [] or, with ``reduction="none"``, [*b, *c]
-        dtype of `x`, C order.
+        float32 of 16-bit inputs, else their dtype; C order.
 
     Raises
     ------
@@ -132,7 +135,8 @@ def nll_loss(
     " if reduction=none",
     "dloss[], target[*b *c], weight[v], x_shape(*b v@axis *c) -> dx[*b v *c] if reduction!=none",
     adjoint_of="nll_loss",
-    options={**OPTIONS, "x_shape": shape},
+    options={**OPTIONS, "x_shape": shape, "x_dtype": optional(dtype)},
+    roles={**TARGET, **COTANGENT, "dx": roles.chosen("x_dtype")},
     kernel=Kernel("nll_loss.cu", "NllLossBackward", schedule="nll_loss"),
 )
 def nll_loss_backward(
@@ -142,6 +146,7 @@ def nll_loss_backward(
     /,
     *,
     x_shape: tuple[int, ...],
+    x_dtype: str | None = None,
     axis: int = -1,
     ignore_index: int = -100,
     reduction: Literal["mean", "sum", "none"] = "mean",
@@ -158,11 +163,13 @@ def nll_loss_backward(
         As in `nll_loss`.
     x_shape : tuple of int
         Shape of `x`, [*b, v, *c], on whose values nothing depends.
+    x_dtype : dtype, optional
+        dtype of `x`, an object of any library or the name; by default that of `dloss`.
 
     Returns
     -------
     dx : array of shape [*b, v, *c]
-        dtype of `dloss`, C order; 0 in rows that do not count.
+        C order; 0 in rows that do not count.
 
     Raises
     ------

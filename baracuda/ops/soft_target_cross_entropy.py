@@ -10,6 +10,7 @@ from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import between, choice, integer
+from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.families.numerics import traced
 from baracuda.families.reductions import largest, parts, reduced
 from baracuda.libraries import A, Array, library_of
@@ -20,12 +21,13 @@ __all__ = [
     "soft_target_cross_entropy_with_gradient",
 ]
 
+TARGET = {"target": roles.value(0.0, 0.2)}
+
 _entropy = partial(
     op,
     category="cross_entropy",
     options={"axis": integer, "reduction": choice("mean", "sum", "none")},
     scalars={"label_smoothing": between(0, 1)},
-    roles={"target": roles.value(0.0, 0.2)},
     cases=(
         Case({"b": (5,), "v": 9, "c": ()}),
         Case({"b": (2,), "v": 7, "c": (3,)}, axis=1, reduction="none", label_smoothing=0.1),
@@ -80,6 +82,7 @@ def _gradient(rows: _Rows, dloss: Array | int) -> Array:
 @_entropy(
     "logits[*b v@axis *c], target[*b v *c] -> loss[*b *c] if reduction=none",
     "logits[*b v@axis *c], target[*b v *c] -> loss[] if reduction!=none",
+    roles={**TARGET, **LOSS},
     kernel=Kernel("cross_entropy.cu", "SoftCrossEntropy", schedule="cross_entropy"),
 )
 def soft_target_cross_entropy(
@@ -114,7 +117,7 @@ def soft_target_cross_entropy(
     Returns
     -------
     array of shape [] or, with ``reduction="none"``, [*b, *c]
-        dtype of `logits`, C order.
+        float32 of 16-bit inputs, else their dtype; C order.
 
     Raises
     ------
@@ -141,6 +144,7 @@ def soft_target_cross_entropy(
     "dloss[*b *c], logits[*b v@axis *c], target[*b v *c] -> dlogits[*b v *c] if reduction=none",
     "dloss[], logits[*b v@axis *c], target[*b v *c] -> dlogits[*b v *c] if reduction!=none",
     adjoint_of="soft_target_cross_entropy",
+    roles={**TARGET, **COTANGENT},
     inplace=True,
     kernel=Kernel("cross_entropy.cu", "SoftCrossEntropyBackward", schedule="cross_entropy"),
 )
@@ -198,6 +202,7 @@ def soft_target_cross_entropy_backward(
     "logits[*b v@axis *c], target[*b v *c] -> loss[*b *c], dlogits[*b v *c] if reduction=none",
     "logits[*b v@axis *c], target[*b v *c] -> loss[], dlogits[*b v *c] if reduction!=none",
     inplace=True,
+    roles={**TARGET, **LOSS},
     kernel=Kernel("cross_entropy.cu", "SoftCrossEntropyWithGradient", schedule="cross_entropy"),
 )
 def soft_target_cross_entropy_with_gradient(

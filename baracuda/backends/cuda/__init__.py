@@ -41,6 +41,8 @@ class CudaBackend:
         schedule = spec.kernel and spec.kernel.schedule
         # Planes are of one type.
         only = schedule == "planes" and spec.wide == ("parameter",)
+        if spec.wide == ("cotangent",):
+            return schedule in ("rows", "elementwise", "cross_entropy", "nll_loss")
         return only or schedule in ("rows", "elementwise")
 
     def refuses(self, problem: Problem) -> str | None:

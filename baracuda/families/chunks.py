@@ -1,0 +1,98 @@
+"""Rows of a linear layer's inputs, cut into chunks whose outputs lie in memory one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+from baracuda.declaration.dtypes import name_of, named
+from baracuda.libraries import Array, Library, library_of
+
+# Logits of a chunk, and of how many rows it is a multiple where it can be.
+_LOGITS, _ROWS = 1 << 28, 128
+
+
+class Chunk(NamedTuple):
+    """Some rows: their hidden states, their logits, their targets, and where they begin."""
+
+    first: int
+    hidden: Array
+    logits: Array
+    target: Array
+
+
+class Rows:
+    """The rows of a problem, cut into chunks; `plain` where results may be written to."""
+
+    def __init__(self, hidden: Array, weight: Array, target: Array, chunk: int | None) -> None:
+        self.library: Library = library_of(hidden)
+        self.xp, self.weight, self.shape = self.library.xp, weight, hidden.shape
+        self.count, few = prod(target.shape), _LOGITS // max(weight.shape[0], 1)
+        self.chunk = chunk or max(few // _ROWS * _ROWS, few, 1)
+        self.plain = self.may_write(hidden, weight, target)
+        # Axes that XLA may have spread over devices would be gathered to be one.
+        apart = target.ndim > 1 and self.count <= self.chunk and not self.library.writable
+        self.hidden, self.target = hidden, target
+        if target.ndim != 1 and not apart:
+            self.target = self.xp.reshape(target, (-1,))
+            self.hidden = self.xp.reshape(hidden, (*self.target.shape, hidden.shape[-1]))
+        # That in which sums are kept.
+        self.wide = self.library.dtype(named(name_of(hidden.dtype)).accumulate)
+
+    def may_write(self, *arrays: Array) -> bool:
+        """Whether nothing records or transforms what is done with the arrays."""
+        state = self.library.state(arrays)
+        return self.library.writable and not (state and state[0])
+
+    @property
+    def whole(self) -> bool:
+        """Whether all plain rows are one chunk, with nothing to add up over chunks."""
+        return self.plain and self.count <= self.chunk
+
+    def logits(self) -> Array:
+        """Of all rows."""
+        return self.library.product(self.hidden, self.xp.matrix_transpose(self.weight))
+
+    def chunks(self) -> Iterator[Chunk]:
+        product, across = self.library.product, self.xp.matrix_transpose(self.weight)
+        for first in range(0, max(self.count, 1), self.chunk):
+            rows = slice(first, min(first + self.chunk, self.count))
+            hidden = self.hidden[rows, ...]
+            yield Chunk(first, hidden, product(hidden, across), self.target[rows, ...])
+
+    def added(self, dweight: Array | None, slopes: Array, hidden: Array) -> Array:
+        """The gradient of the weight, and what a chunk has of it."""
+        if slopes.ndim == 2:
+            return self.library.add_product(dweight, self.xp.matrix_transpose(slopes), hidden)
+        axes = tuple(range(slopes.ndim - 1))
+        return self.xp.tensordot(self.widened(slopes), self.widened(hidden), axes=(axes, axes))
+
+    def widened(self, x: Array) -> Array:
+        return self.xp.astype(x, self.wide, copy=False)
+
+    def narrowed(self, x: Array) -> Array:
+        return self.xp.astype(x, self.hidden.dtype, copy=False)
+
+    def largest(self, scale: Array) -> Any:
+        """The largest magnitude, or 1 where one cannot divide by that."""
+        if not self.count:
+            return 1.0
+        most = self.xp.max(self.xp.abs(scale))
+        return self.xp.where(self.xp.isfinite(most) & (most > 0), most, 1)
+
+    def number(self, ignore_index: int) -> Array:
+        """How many count."""
+        xp, target = self.xp, self.target
+        counts = self.library.differs(target, ignore_index)
+        counts = counts & (target >= 0) & (target < self.weight.shape[0])
+        return xp.astype(xp.sum(xp.astype(counts, xp.int32)), self.wide)
+
+    def reduced(self, losses: list[Array], reduction: str, ignore_index: int) -> Array:
+        """What becomes of the losses of all chunks."""
+        join = self.xp.concat if losses[0].ndim else self.xp.stack
+        every = join(losses) if len(losses) > 1 else losses[0]
+        if reduction == "none":
+            return self.xp.reshape(every, self.shape[:-1])
+        total = self.xp.sum(self.widened(every))
+        return total / self.number(ignore_index) if reduction == "mean" else total
