@@ -93,7 +93,7 @@ def _in_place(
 
 def _at_once(
     rows: Rows, dloss: Array | None, reduction: str, options: dict[str, Any]
-) -> tuple[Array | None, Array, Array]:
+) -> tuple[Any, Array, Array]:
     """As `_all`, of a reduced loss: what it is multiplied with is already in the slopes."""
     xp, number, share = rows.xp, None, dloss
     if reduction == "mean" and not rows.whole:
@@ -124,7 +124,7 @@ def _at_once(
 
 def _all(
     rows: Rows, dloss: Array | None, reduction: str, options: dict[str, Any]
-) -> tuple[Array | None, Array, Array]:
+) -> tuple[Any, Array, Array]:
     """The loss, and both gradients for a cotangent, of 1 if there is none.
 
     That of the weight is not rounded yet: a given output may keep it as it is.
@@ -218,8 +218,8 @@ def linear_cross_entropy(
     Takes the memory of a chunk's logits, in the dtype of `hidden`, beside its operands. Products
     are those of the caller's library, at its settings, with sums in float32 where it has them for
     16 bits (torch, JAX); NumPy, CuPy and others compute them in float32 from widened copies.
-    float16 and bfloat16 logits are rounded once; losses and sums are kept in float32. Deterministic where those products are, but
-    not bit-stable.
+    float16 and bfloat16 logits are rounded once; losses and sums are kept in float32.
+    Deterministic where those products are, but not bit-stable.
 
     Examples
     --------
@@ -373,4 +373,5 @@ def linear_cross_entropy_with_gradient(
         "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
         "softcap": softcap, "mode": mode,
     }  # fmt: skip
-    return _all(Rows(hidden, weight, target, chunk), None, reduction, options)
+    loss, dhidden, dweight = _all(Rows(hidden, weight, target, chunk), None, reduction, options)
+    return loss, dhidden, dweight
