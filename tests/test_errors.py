@@ -460,7 +460,7 @@ BAD = {
     ),
     "workspace negative": (
         lambda a: bc.swiglu(a(2, 8), max_workspace_bytes=-1),
-        ValueError, "swiglu: max_workspace_bytes: expected a size >= 0, got -1",
+        ValueError, "swiglu: max_workspace_bytes: expected a size >= 0 of 64 bits, got -1",
     ),
     "workspace boolean": (
         lambda a: bc.swiglu(a(2, 8), max_workspace_bytes=True),

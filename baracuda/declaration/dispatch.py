@@ -56,8 +56,9 @@ class Choices:
                 raise type_error(op, name, text, shown(value))
         limit = given.get("max_workspace_bytes")
         if limit is not None:
-            if limit < 0:
-                raise value_error(op, "max_workspace_bytes", "a size >= 0", limit)
+            # What torch's operators and the files of plans can hold.
+            if not 0 <= limit < 1 << 63:
+                raise value_error(op, "max_workspace_bytes", "a size >= 0 of 64 bits", shown(limit))
             given = {**given, "max_workspace_bytes": int(limit)}
         if isinstance(given.get("sku"), str):
             try:

@@ -366,6 +366,11 @@ _PLANS = (
         "test_errors.py::test_the_options_block_is_checked_and_left_behind",
     ),
     mutant(
+        "what is not refused can be written down", "declaration/dispatch.py",
+        "if not 0 <= limit < 1 << 63:", "if not 0 <= limit:",
+        "test_options.py::test_dispatch_options_are_refused_alike[max_workspace_bytes]",
+    ),
+    mutant(
         "options are those of one thread", "declaration/dispatch.py",
         "current: ContextVar[Choices] = ContextVar(\"baracuda_options\", default=DEFAULT)",
         "class _Global(list):\n    def get(self):\n        return self[-1]\n    def set(self, x):\n"
