@@ -89,9 +89,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
     class Arrays:
         """What the runner asks of torch, on the CPU."""
 
-        POINTER = arrays.POINTER
+        POINTER, STRIDES = arrays.POINTER, arrays.STRIDES
         EMPTY = WORKSPACE = "{like}.new_empty_strided({shape}, {strides}, dtype={dtype})"
         names, pointer = staticmethod(arrays.names), arrays.pointer
+        strides_as_told = staticmethod(arrays.strides_as_told)
         ordinal_of = current_device = current_stream = staticmethod(lambda *where: 0)
 
         @staticmethod

@@ -741,6 +741,10 @@ class Calls:
         assert value == 0
         return self._noted(f"zeros {nbytes}", int(stream), [address])
 
+    def checked(self, result: tuple[int]) -> None:
+        if result[0]:
+            raise RuntimeError("a launch failed")
+
     def _noted(self, what: str, stream: int, words: list[int]) -> tuple[int]:
         self.made.append((what, stream, words))
         return (int(len(self.made) - 1 == self.failing),)
@@ -756,6 +760,7 @@ def short(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     for module in (launch, fast_call):
         monkeypatch.setattr(module, "launch_kernel", calls.launch)
         monkeypatch.setattr(module, "clear", calls.clear)
+        monkeypatch.setattr(module, "checked", calls.checked)
     monkeypatch.setattr(arrays, "current_device", staticmethod(lambda: calls.device))
     monkeypatch.setattr(arrays, "current_stream", staticmethod(lambda ordinal: 7))
     problem, given = several(request.param)
@@ -798,6 +803,34 @@ def follows(steps: Steps, made: list[Any], arrays: list[Any], results: Any) -> N
     assert all(end <= begin for (_, end), (begin, _) in pairwise(room))
 
 
+def new_outputs(problem: Problem) -> tuple[Any, ...]:
+    return tuple([torch.empty(x.shape, dtype=getattr(torch, x.dtype)) for x in problem.outputs])
+
+
+def test_outputs_as_planned_go_the_short_way(short: Any) -> None:
+    general, run, calls, arrays, scalars = short
+    outs = new_outputs(general.problem)
+    for _ in range(2):
+        calls.made.clear()
+        results = run(arrays, outs, False, scalars)
+        many = results if isinstance(results, tuple) else (results,)
+        assert all(x is y for x, y in zip(many, outs, strict=True))
+        assert not calls.general
+        follows(general.steps, calls.made, arrays, results)
+
+
+def test_no_call_begins_again_into_outputs_that_may_be_inputs(short: Any) -> None:
+    general, run, calls, arrays, scalars = short
+    outs = new_outputs(general.problem)
+    for failing in range(1, len(general.steps.steps)):
+        calls.made.clear()
+        calls.failing = failing
+        with pytest.raises(RuntimeError, match="a launch failed"):
+            run(arrays, outs, False, scalars)
+        assert not calls.general
+        assert len(calls.made) == failing + 1
+
+
 def test_several_launches_go_the_short_way(short: Any) -> None:
     general, run, calls, arrays, scalars = short
     for way, times in ((run, 0), (general, 1), (run, 1)):
@@ -810,24 +843,29 @@ def test_several_launches_go_the_short_way(short: Any) -> None:
             assert (str(x.dtype), x.shape) == (f"torch.{planned.dtype}", planned.shape)
 
 
-@pytest.mark.parametrize("why", ["addresses", "out", "device", "error"])
+@pytest.mark.parametrize("why", ["addresses", "out", "accumulate", "device", "error"])
 def test_what_is_not_as_planned_goes_the_general_way(
     why: str, short: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     general, run, calls, arrays, scalars = short
-    outs = None
+    outs, add = None, why == "accumulate"
     if why == "addresses":
         room = torch.empty(arrays[0].numel() + 1, dtype=arrays[0].dtype)
         arrays = [room[1:].view(arrays[0].shape), *arrays[1:]]
     elif why == "out":
-        outs = tuple([torch.empty(x.shape, dtype=getattr(torch, x.dtype))
+        outs = tuple([torch.empty(*x.shape, 2, dtype=getattr(torch, x.dtype))[..., 0]
                       for x in general.problem.outputs])  # fmt: skip
+        if not any(x.shape for x in general.problem.outputs):
+            # Of rank 0 there is one layout, but another alignment.
+            outs = tuple([torch.empty(3)[1] for _ in outs])
+    elif why == "accumulate":
+        outs = new_outputs(general.problem)
     elif why == "device":
         calls.device = 1
     else:
         general._state[0] = 2
     monkeypatch.setattr(type(general), "__call__", lambda *given: given[1:])
-    assert run(arrays, outs, False, scalars) == (arrays, outs, False, scalars)
+    assert run(arrays, outs, add, scalars) == (arrays, outs, add, scalars)
     assert calls.made == []
 
 

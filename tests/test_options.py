@@ -7,6 +7,7 @@ import math
 import warnings
 from fractions import Fraction
 from functools import cache
+from numbers import Real
 
 import array_api_strict as strict
 import jax
@@ -231,6 +232,34 @@ def test_values_on_a_device_are_refused_without_a_look(op):
         options = {**call.options, option: Unreadable()}
         with pytest.raises((TypeError, ValueError), match=f"{option}: .*Unreadable of shape"):
             call.subject.function(*call.given("numpy"), **options)
+
+
+class Dial:
+    """A real number that is another one later."""
+
+    value = 0.25
+
+    def __float__(self):
+        return self.value
+
+
+Real.register(Dial)
+
+
+def test_a_run_time_value_that_equals_the_last_one_is_read_again():
+    x, dial = np.ones(3), Dial()
+    read = bc.lerp.plan(x, x).scalars
+    for weight in (0.0, -0.0, 0.0):
+        assert math.copysign(1, read({"weight": weight})["weight"]) == math.copysign(1, weight)
+    for _ in range(2):
+        assert read({"weight": 1.0}) == {"weight": 1.0}
+        with pytest.raises(TypeError, match="weight: expected a real number, got True"):
+            read({"weight": True})
+    for dial.value in (0.25, 0.5):
+        assert read({"weight": dial}) == {"weight": dial.value}
+    read, one = bc.cross_entropy.plan(np.ones((2, 3)), np.asarray([0, 1])).scalars, 0.5
+    for name in ("z_loss", "softcap", "z_loss"):
+        assert [k for k, v in read({name: one}).items() if v] == [name]
 
 
 @pytest.mark.gpu

@@ -165,7 +165,7 @@ def _completed(
     problem: Problem, arrays: Sequence[Array], outs: tuple[Array | None, ...]
 ) -> tuple[Array, ...]:
     """The outputs given, and new ones for None."""
-    if all([x is not None for x in outs]):
+    if all(_there(outs)):
         return outs
     like = next(x for x in arrays if x is not None)
     return tuple([

@@ -93,10 +93,10 @@ class CuPy(Library):
 
     def apart(self, x: Array, others: Sequence[Array]) -> bool:
         # What lies across elements, `describe` refuses.
-        if x.data.ptr % x.itemsize or not all([y.flags.c_contiguous for y in (x, *others)]):
+        if x.data.ptr % x.itemsize or [y for y in (x, *others) if not y.flags.c_contiguous]:
             return False
         begin, end = x.data.ptr, x.data.ptr + x.nbytes
-        return not any([begin < y.data.ptr + y.nbytes and y.data.ptr < end for y in others])
+        return not [y for y in others if y.data.ptr < end and begin < y.data.ptr + y.nbytes]
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         out = cupy.zeros(shape, values.dtype)

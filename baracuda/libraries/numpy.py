@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
+from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
@@ -72,10 +73,7 @@ class NumPy(Library):
         return x.__array_interface__["data"][0], x.strides
 
     def apart(self, x: Array, others: Sequence[Array]) -> bool:
-        for y in others:
-            if np.may_share_memory(x, y):
-                return False
-        return True
+        return not any(map(np.may_share_memory, repeat(x), others))
 
     def assign(self, out: Array, value: Array, accumulate: bool) -> None:
         if accumulate:

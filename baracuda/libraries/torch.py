@@ -164,10 +164,7 @@ class Torch(Library):
 
     def apart(self, x: Array, others: Sequence[Array]) -> bool:
         begin, end = x.data_ptr(), _end(x)
-        for y in others:
-            if y.data_ptr() < end and begin < _end(y):
-                return False
-        return True
+        return not [y for y in others if y.data_ptr() < end and begin < _end(y)]
 
     def stream(self, x: Array) -> int:
         return torch.cuda.current_stream(x.device).cuda_stream

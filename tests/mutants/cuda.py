@@ -275,8 +275,28 @@ _CALLS = (
     ),
     mutant(
         "the short way looks at addresses", "backends/cuda/fast_call.py",
-        "if ({either}) & mask:", "if False:",
+        "if ({either_given}) & mask:", "if False:",
         "test_cuda_host.py::test_arrays_aligned_less_are_no_business_of_a_plan[swiglu]",
+    ),
+    mutant(
+        "the short way looks at the addresses of outputs", "backends/cuda/fast_call.py",
+        "if ({either_made}) & mask:", "if False:",
+        "test_cuda_host.py::test_what_is_not_as_planned_goes_the_general_way",
+    ),
+    mutant(
+        "the short way looks at the layout of outputs", "backends/cuda/fast_call.py",
+        "if {differ}:", "if False:",
+        "test_cuda_host.py::test_outputs_of_another_layout_are_planned_for",
+    ),
+    mutant(
+        "the short way looks at the dtype of a sum", "backends/cuda/fast_call.py",
+        "wider = tuple([len(outputs.may_have(problem, x)) > 1", "wider = tuple([False",
+        "test_cuda_host.py::test_sums_that_are_wider_or_added_to_are_planned_for",
+    ),
+    mutant(
+        "no call begins again into given outputs", "backends/cuda/fast_call.py",
+        "checks = _CHECKS if i else \"\"", "checks = \"\"",
+        "test_cuda_host.py::test_no_call_begins_again_into_outputs_that_may_be_inputs",
     ),
     mutant(
         "the short way looks at the current device", "backends/cuda/fast_call.py",
@@ -295,12 +315,12 @@ _CALLS = (
     ),
     mutant(
         "the short way makes each output in its dtype", "backends/cuda/fast_call.py",
-        "dtype(x.dtype))", "dtype(problem.dtype))",
+        "strides_of(x), dtype(x.dtype), arrays", "strides_of(x), dtype(problem.dtype), arrays",
         "test_cuda_host.py::test_several_launches_go_the_short_way[two dtypes]",
     ),
     mutant(
         "a launch that fails ends the short way", "backends/cuda/fast_call.py",
-        "stream, struct[1], 0)[0]:", "stream, struct[1], 0) is None:",
+        "stream, struct{i}[1], 0)[0]:", "stream, struct{i}[1], 0) is None:",
         "test_cuda_host.py::test_a_call_of_which_a_launch_fails_begins_again[workspaces]",
     ),
     mutant(

@@ -253,7 +253,7 @@ _PLANS = (
     ),
     mutant(
         "tensors that share memory are not apart", "libraries/torch.py",
-        "if y.data_ptr() < end and begin < _end(y):", "if y.data_ptr() == begin:",
+        "if y.data_ptr() < end and begin < _end(y)]", "if y.data_ptr() == begin]",
         "test_outputs.py::test_outputs_that_passed_let_nothing_else_pass[torch]",
     ),
     mutant(
@@ -322,6 +322,16 @@ _PLANS = (
         "[(k, v) for k, v in",
         "test_errors.py::test_an_equal_value_of_the_wrong_type_fails_after_the_right_one"
         "[axis-1-True]",
+    ),
+    mutant(
+        "an equal run-time value is read again", "calls/check.py",
+        "and all(map(is_, given.values(), values)):", "and (*given.values(),) == values:",
+        "test_options.py::test_a_run_time_value_that_equals_the_last_one_is_read_again",
+    ),
+    mutant(
+        "a number that may change is read again", "calls/check.py",
+        "if _CONSTANT.issuperset(map(type, given.values())):", "if True:",
+        "test_options.py::test_a_run_time_value_that_equals_the_last_one_is_read_again",
     ),
     mutant(
         "calls in turns are remembered", "calls/recent.py",

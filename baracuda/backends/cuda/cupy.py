@@ -16,7 +16,7 @@ from baracuda.libraries import Array
 from baracuda.libraries.cupy import empty as new
 
 # As expressions, for code that is written out for one plan.
-POINTER = "{}.data.ptr"
+POINTER, STRIDES = "{}.data.ptr", "{}.strides"
 EMPTY = "new({shape}, {strides}, {dtype})"
 WORKSPACE = "workspace({shape}, 'uint8', ordinal)"
 
@@ -34,6 +34,11 @@ def current_stream(ordinal: int) -> int:
     """The handle of the current stream: 0 for the default one, 2 for that of each thread."""
     stream: int = cupy.cuda.get_current_stream(ordinal).ptr
     return stream
+
+
+def strides_as_told(strides: Shape, dtype: str) -> Shape:
+    """What `STRIDES` gives for strides in elements."""
+    return tuple([s * numpy_dtype(dtype).itemsize for s in strides])
 
 
 def refuses() -> str | None:

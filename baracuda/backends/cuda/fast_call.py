@@ -3,9 +3,9 @@
 A call of a planned op is some attribute reads, an allocation for each result, one for all
 workspaces, and the launches. Loops over operands would cost as much as a launch does, so the code
 for a plan's number of operands and launches is generated, as `dataclasses` generates an `__init__`,
-once for all plans of its kind. It holds for fresh outputs and for addresses as aligned as planned;
-everything else goes the general way. So does a call of which a launch fails: into new outputs it
-may begin again.
+once for all plans of its kind. It holds for outputs of the planned layout, new or given, and for
+addresses as aligned as planned; everything else goes the general way. So does a call of which a
+launch fails: into new outputs it may begin again.
 """
 
 from __future__ import annotations
@@ -20,47 +20,60 @@ from baracuda.backends.cuda.launch import (
     STREAMS,
     Clear,
     Launch,
+    checked,
     clear,
     launch_kernel,
     stream_of,
 )
 from baracuda.backends.cuda.launch_plan import strides_of
+from baracuda.calls import outputs
 from baracuda.declaration.dtypes import named
 from baracuda.declaration.spec import Problem, Runner
 from baracuda.layouts import Shape
 
 _TEMPLATE = """
-def bound(mask, state, ordinal, general, news, steps):
+def bound(mask, state, ordinal, general, free, news, steps):
     {news} = news
     {steps} = steps
 
     def hot(arrays, outs, accumulate, scalars):
-        if outs is not None or accumulate or state[0] or current_device() != ordinal:
+        if accumulate or state[0] or current_device() != ordinal:
             return general(arrays, outs, accumulate, scalars)
         {arrays}
-        {make}
-        {pointers}
-        if ({either}) & mask:
-            return general(arrays, None, False, scalars)
+        {given}
+        if ({either_given}) & mask:
+            return general(arrays, outs, False, scalars)
+        if outs is None:
+            {make}
+        else:
+            {outs} = outs
+            if {differ}:
+                return general(arrays, outs, False, scalars)
+        {made}
+        if ({either_made}) & mask:
+            return general(arrays, outs, False, scalars)
         stream = current_stream(ordinal)
         stream = streams.get(stream) or stream_of(stream)
         {room}
+        rooms = free.pop() if free else ({rooms})
+        {structs} = rooms
 {launches}
+        free.append(rooms)
         return {results}
 
     return hot
 """
 _LAUNCH = """
-        struct = free{i}.pop() if free{i} else new{i}()
-        pack{i}(struct[0], 0, {words})
-        if launch_kernel(function{i}, {fixed}, stream, struct[1], 0)[0]:
-            return general(arrays, None, False, scalars)
-        free{i}.append(struct)
+        pack{i}(struct{i}[0], 0, {words})
+        if failed := launch_kernel(function{i}, {fixed}, stream, struct{i}[1], 0)[0]:
+            {checks}return general(arrays, outs, False, scalars)
 """
 _CLEAR = """
-        if clear({words}, 0, nbytes{i}, stream)[0]:
-            return general(arrays, None, False, scalars)
+        if failed := clear({words}, 0, nbytes{i}, stream)[0]:
+            {checks}return general(arrays, outs, False, scalars)
 """
+# Given outputs may be inputs, and have new values already: no call begins again into them.
+_CHECKS = "if outs is not None: checked((failed,))\n            "
 # Bytes that the beginning of a workspace is a multiple of, as what an allocator gives is.
 _APART = 256
 
@@ -98,14 +111,17 @@ def compiled(
     general : Runner
     """
     dtype = problem.library.dtype
-    news = [(x.shape, strides_of(x), dtype(x.dtype)) for x in problem.outputs]
+    news = [
+        (x.shape, strides_of(x), dtype(x.dtype), arrays.strides_as_told(strides_of(x), x.dtype))
+        for x in problem.outputs
+    ]
     slots, size = len(problem.given) + len(news), 0
     begins = [0] * slots
     for shape, name in workspaces:
         begins.append(size)
         size += -(-prod(shape) * named(name).itemsize // _APART) * _APART
     if workspaces:
-        news.append(((size,), (1,), dtype("uint8")))
+        news.append(((size,), (1,), dtype("uint8"), ()))
     kinds: list[Step] = []
     steps: list[tuple[Any, ...]] = []
     for launch, front, takes in launches:
@@ -120,9 +136,11 @@ def compiled(
     present = tuple([x is not None for x in problem.inputs])
     reads = problem.reads or ("",) * len(problem.spec.scalars)
     values = tuple(zip(problem.spec.scalars, map(bool, reads), strict=True))
-    kind = tuple(kinds), values, present, len(problem.outputs)
+    # Those of which the dtype too may be another one.
+    wider = tuple([len(outputs.may_have(problem, x)) > 1 for x in problem.outputs])
+    kind = tuple(kinds), values, present, wider
     bind = _binder(*kind, bool(workspaces), arrays)
-    return bind(alignment - 1, state, ordinal, general, news, steps)
+    return bind(alignment - 1, state, ordinal, general, [], news, steps)
 
 
 @lru_cache(maxsize=256)
@@ -130,7 +148,7 @@ def _binder(
     steps: tuple[Step, ...],
     scalars: tuple[tuple[str, bool], ...],
     present: tuple[bool, ...],
-    outputs: int,
+    wider: tuple[bool, ...],
     works: bool,
     arrays: Any,
 ) -> Callable[..., Runner]:
@@ -139,13 +157,22 @@ def _binder(
     Of each run-time value stands its name, and whether kernels take its address.
     """
     given = [f"a{i}" for i, there in enumerate(present) if there]
-    made = [f"y{i}" for i in range(outputs)]
+    made = [f"y{i}" for i in range(len(wider))]
     every = [*given, *made, "w"]
 
     def new(expression: str, number: int) -> str:
         parts = {name: f"{name}{number}" for name in ("shape", "strides", "dtype")}
         return expression.format(like=given[0], **parts)
 
+    def pointers(names: Sequence[str]) -> str:
+        return "; ".join(f"p_{x} = {arrays.POINTER.format(x)}" for x in names)
+
+    def either(names: Sequence[str]) -> str:
+        return " | ".join(f"p_{x}" for x in names)
+
+    launched = [i for i, (_, _, clears) in enumerate(steps) if not clears]
+    differ = [f"{arrays.STRIDES.format(y)} != told{i}" for i, y in enumerate(made)]
+    differ += [f"{y}.dtype != dtype{i}" for i, y in enumerate(made) if wider[i]]
     bound, written = [], []
     for i, (front, takes, clears) in enumerate(steps):
         words = [
@@ -155,18 +182,27 @@ def _binder(
             value = f"scalars[{name!r}]"
             words.append(arrays.POINTER.format(value) if reads else value)
         fixed = ", ".join(f"g{i}_{j}" for j in range(GEOMETRY))
-        parts = f"nbytes{i}" if clears else f"pack{i}, free{i}, new{i}, function{i}, ({fixed})"
+        parts = f"nbytes{i}" if clears else f"pack{i}, new{i}, function{i}, ({fixed})"
         bound.append(f"({parts}, [{', '.join(f'o{i}_{j}' for j in range(len(front)))}]), ")
         form = _CLEAR if clears else _LAUNCH
-        written.append(form.format(i=i, words=", ".join(words), fixed=fixed))
+        checks = _CHECKS if i else ""
+        written.append(form.format(i=i, words=", ".join(words), fixed=fixed, checks=checks))
     text = _TEMPLATE.format(
-        news="".join(f"(shape{i}, strides{i}, dtype{i}), " for i in range(outputs + works)),
+        news="".join(
+            f"(shape{i}, strides{i}, dtype{i}, told{i}), " for i in range(len(made) + works)
+        ),
         steps="".join(bound),
         arrays="; ".join(f"a{i} = arrays[{i}]" for i, there in enumerate(present) if there),
+        given=pointers(given),
+        either_given=either(given),
         make="; ".join(f"{y} = {new(arrays.EMPTY, i)}" for i, y in enumerate(made)),
-        pointers="; ".join(f"p_{x} = {arrays.POINTER.format(x)}" for x in every[:-1]),
-        either=" | ".join(f"p_{x}" for x in every[:-1]),
-        room=f"w = {new(arrays.WORKSPACE, outputs)}; p_w = {arrays.POINTER.format('w')}" * works,
+        outs="".join(f"{y}, " for y in made),
+        differ=" or ".join(differ),
+        made=pointers(made),
+        either_made=either(made),
+        room=f"w = {new(arrays.WORKSPACE, len(made))}; p_w = {arrays.POINTER.format('w')}" * works,
+        rooms="".join(f"new{i}(), " for i in launched),
+        structs="".join(f"struct{i}, " for i in launched) or "()",
         launches="".join(written),
         results=made[0] if len(made) == 1 else f"({', '.join(made)})",
     )
@@ -176,6 +212,7 @@ def _binder(
         "current_stream": arrays.current_stream,
         "launch_kernel": launch_kernel,
         "clear": clear,
+        "checked": checked,
         "streams": STREAMS,
         "stream_of": stream_of,
     }

@@ -156,8 +156,10 @@ class Launch:
 
     Attributes
     ----------
-    function, fixed, pack, free
+    function, fixed, pack
         The parts of a call.
+    free : list
+        Argument structs that no call uses.
     """
 
     __slots__ = ("_arguments", "_ordinal", "fixed", "free", "function", "pack")
@@ -173,7 +175,7 @@ class Launch:
     @property
     def parts(self) -> tuple[Any, ...]:
         """What code that is written out makes a call of."""
-        return self.pack, self.free, self.room, self.function, self.fixed
+        return self.pack, self.room, self.function, self.fixed
 
     def room(self) -> tuple[Any, int, Any]:
         """An argument struct, and the address of the array that points at it."""

@@ -13,7 +13,7 @@ from baracuda.libraries import Array
 
 # As expressions, for code that is written out for one plan. What torch.compile's own code allocates
 # with takes half the time of the fastest way through the dispatcher, which stands in for it.
-POINTER = "{}.data_ptr()"
+POINTER, STRIDES = "{}.data_ptr()", "{}.stride()"
 _direct = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
 EMPTY = WORKSPACE = (
     "empty_strided({shape}, {strides}, {dtype})"
@@ -31,6 +31,11 @@ pointer: Callable[[Array], int] = torch.Tensor.data_ptr
 # A build for the CPU has neither; `refuses` says so.
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
+
+
+def strides_as_told(strides: Shape, dtype: str) -> Shape:
+    """What `STRIDES` gives for strides in elements."""
+    return strides
 
 
 def refuses() -> str | None:
