@@ -20,7 +20,7 @@ from baracuda.declaration.sku import KernelSku
 from baracuda.declaration.spec import Case
 from baracuda.errors import UnsupportedError
 from baracuda.libraries import Array, library_of
-from baracuda.testing import views
+from baracuda.testing import cuts, values, views
 from baracuda.testing.bounds import close, same_bits, tolerance, worst
 from baracuda.testing.cases import (
     Call,
@@ -30,7 +30,6 @@ from baracuda.testing.cases import (
     many,
     options_of,
     positional,
-    to_library,
     to_numpy,
 )
 
@@ -138,21 +137,15 @@ def broadcast_inputs_agree(subject: Subject) -> None:
     """An input of stride 0 gives what its copy gives."""
     if subject.library not in ("numpy", "torch", "cupy"):
         raise DoesNotApply("the library has no arrays of stride 0")
-    broadcast = adapter(subject.library).xp.broadcast_to
+    xp = adapter(subject.library).xp
+    broadcast, asarray = xp.broadcast_to, xp.asarray
     for call in subject.calls():
         plain = call.given()
         ranks = {x.ndim for x in plain if x is not None}
         if 0 in ranks or "y" in call.arrays:
             continue
         views = [x if x is None else broadcast(x[:1], x.shape) for x in plain]
-        copies = [
-            x
-            if x is None
-            else to_library(np.array(to_numpy(x)), subject.library, subject.device)
-            if "bfloat16" not in str(x.dtype)
-            else x + 0
-            for x in views
-        ]
+        copies = [x if x is None else asarray(x, copy=True) for x in views]
         try:
             got = call.run(views)
         except UnsupportedError:
@@ -384,6 +377,24 @@ def traces_as_it_runs(subject: Subject) -> None:
         else:
             raise DoesNotApply("the library traces nothing, or not on this backend")
         close(call, got, "traced")
+
+
+@law
+def arrays_may_be_run_time_values(subject: Subject) -> None:
+    """An array without axes stands for the number that it holds: the same bits without a body."""
+    if not any(hasattr(normalise, "dtypes") for normalise in subject.spec.scalars.values()):
+        raise DoesNotApply("no run-time value is a number")
+    for call in {call.form: call for call in subject.calls()}.values():
+        values.hold(call)
+
+
+@law
+def parts_make_the_whole(subject: Subject) -> None:
+    """Blocks, shards and batches give what one call gives, wherever the declaration cuts it."""
+    if subject.library == "jax":
+        raise DoesNotApply("XLA compiles every part anew")
+    for call in subject.calls():
+        cuts.hold(call)
 
 
 @law

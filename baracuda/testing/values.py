@@ -1,0 +1,52 @@
+"""Whether an array stands for a run-time value as the number does that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from baracuda.declaration.spec import Case
+from baracuda.errors import UnsupportedError
+from baracuda.testing.bounds import close, same_bits
+from baracuda.testing.cases import Call, holds, to_library
+
+
+def hold(call: Call) -> None:
+    """Compare a call for every run-time value that may be an array, at each dtype of it."""
+    arrays, spec = call.given(), call.subject.spec
+    for name, dtype in _arrays(call):
+        kept = np.asarray(call.scalars[name], dtype)
+        number = kept.item()
+        held = to_library(kept, call.subject.library, call.subject.device)
+        one = replace(call, case=Case(call.case.axes, **{**call.case.options, name: number}))
+        label = f"{name} in {dtype}"
+        try:
+            result, plan = call.subject.function.planned(
+                *arrays, **{**one.options, "backend": call.subject.backend, name: held}
+            )
+        except UnsupportedError:
+            # What lies on a device is for kernels where it is an integer.
+            assert spec.codes[list(spec.scalars).index(name)] != "d", label
+            continue
+        got = result if isinstance(result, tuple) else (result,)
+        if plan.problem.reads and plan.sku.backend != "cuda":
+            close(one, got, label)
+        else:
+            same_bits(got, one.run(arrays), f"{label}, {call.case}")
+        same_bits(got, call.run(arrays, **{name: held}), f"{label}, called again")
+
+
+def _arrays(call: Call) -> Iterator[tuple[str, str]]:
+    """The run-time values, and the dtypes of arrays that hold them in the subject's library."""
+    library = call.subject.library
+    # JAX has 64 bits only where the call is in 64 bits.
+    wide = library != "jax" or call.subject.dtype == "float64"
+    for name, normaliser in call.subject.spec.scalars.items():
+        for dtype in getattr(normaliser, "dtypes", ()):
+            if holds(library, dtype) and (wide or dtype.endswith("32")):
+                integer = dtype.startswith(("int", "uint"))
+                kind = np.iinfo(dtype) if integer else np.finfo(dtype)
+                if kind.min <= call.scalars[name] <= kind.max:
+                    yield name, dtype

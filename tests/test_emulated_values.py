@@ -1,0 +1,94 @@
+"""Kernels that read run-time values from memory give the bits that they give for the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import emulator
+import lanes
+import numpy as np
+import pytest
+from kernels import FACTS, SMALL
+
+from baracuda.backends.cuda import compiler
+from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, strides_of
+from baracuda.backends.cuda.schedules import plan
+from baracuda.calls import check
+from baracuda.calls.op import registry
+from baracuda.declaration.dispatch import DEFAULT
+from baracuda.declaration.spec import Problem
+from baracuda.testing.cases import Subject
+
+# Few multiprocessors make few blocks.
+FEW = FACTS._replace(multiprocessors=4)
+# Of each schedule that takes run-time values an op; of elementwise ones walks of two kinds.
+USUAL = ("lerp", "hardtanh", "huber_loss", "rms_norm", "softmax", "cross_entropy", "group_norm",
+         "batch_norm", "triplet_margin_loss")  # fmt: skip
+VALUED = [
+    name
+    for name, op in registry.items()
+    if op.spec.kernel and any(hasattr(f, "dtypes") for f in op.spec.scalars.values())
+]
+
+
+def drawn(op: str) -> tuple[Problem, list[Any], list[float]]:
+    """A problem of the last form at its first case, its arrays and run-time values."""
+    call = list(Subject(op, "cuda", "numpy", "float32", brief=True).calls())[-1]
+    spec = call.subject.spec
+    options = {k: v for k, v in call.options.items() if k in spec.options}
+    arrays = [None if x is None else emulator.placed(x) for x in call.given()]
+    # Not as they were made: indices into dimensions that do not merge.
+    problem = check.problem(spec, arrays, options, DEFAULT)
+    return problem, [x for x in arrays if x is not None], [float(v) for v in call.scalars.values()]
+
+
+def steps_of(problem: Problem, facts: DeviceFacts, reads: tuple[str, ...]) -> Steps:
+    outs = tuple(strides_of(x) for x in problem.outputs)
+    return plan(Call(replace(problem, reads=reads), facts, outs))
+
+
+@pytest.mark.parametrize("op", lanes.cases(VALUED, USUAL.__contains__))
+def test_a_value_in_memory_is_the_number(op: str) -> None:
+    problem, arrays, values = drawn(op)
+    takes = [hasattr(f, "dtypes") for f in problem.spec.scalars.values()]
+    reads = {kind: tuple([kind if own else "" for own in takes]) for kind in ("float32", "float64")}
+    # The first stays a number where there are several.
+    reads["the last alone"] = (*[""] * (len(takes) - 1), "float64") if takes[-1] else ()
+    planned = {"": steps_of(problem, FEW, ())}
+    planned |= {how: steps_of(problem, FEW, kinds) for how, kinds in reads.items() if kinds}
+    entries = tuple(dict.fromkeys(s.entry for some in planned.values() for s in some.kernels))
+    single = [float(np.float32(v)) for v in values]
+    results = {}
+    for how, steps in planned.items():
+        held = [
+            emulator.placed(np.asarray(v, kind)) if kind else None
+            for v, kind in zip(single, reads.get(how, ("",) * len(values)), strict=True)
+        ]
+        words = [v if x is None else x.ctypes.data for v, x in zip(single, held, strict=True)]
+        outs = [emulator.empty(x.shape, x.dtype) for x in problem.outputs]
+        emulator.run(entries, steps, [*arrays, *outs], 0, words)
+        results[how] = [x.tobytes() for x in outs]
+    assert len(results) >= 3
+    for how, found in results.items():
+        assert found == results[""], how
+
+
+def test_where_no_room_is_left_on_chip_the_arguments_have_some() -> None:
+    problem, _, _ = drawn("softmax")
+    rows = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (8, 1 << 16), (0, 0))
+    for op, given in (("softmax", (rows,)), ("rms_norm", (rows, rows[0]))):
+        problem = check.problem(registry[op].spec, list(given), {}, DEFAULT)
+        for facts in (FACTS, SMALL):
+            steps = steps_of(problem, facts, ("float32",))
+            assert all(s.shared + 1024 <= max(facts.shared_per_block, 1024) for s in steps.kernels)
+
+
+@pytest.mark.parametrize("op", lanes.cases(VALUED, USUAL.__contains__))
+def test_what_reads_a_value_spills_no_register(op: str) -> None:
+    problem, _, _ = drawn(op)
+    reads = tuple("float32" if hasattr(f, "dtypes") else "" for f in problem.spec.scalars.values())
+    for step in steps_of(problem, FACTS, reads).kernels:
+        if step.entry.reads:
+            used = compiler.usage(step.entry, "sm_90")
+            assert (used.stack, used.spilled) == (0, 0), step.entry.symbol
