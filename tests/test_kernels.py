@@ -16,9 +16,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,8 @@ import pytest
 from baracuda.calls import check
 from baracuda.calls.op import registry
 from baracuda.declaration.dispatch import DEFAULT
-from baracuda.declaration.spec import Refusal
+from baracuda.declaration.shapes import Signature, parse
+from baracuda.declaration.spec import OpSpec, Refusal
 
 try:
     version("cuda-core"), version("nvidia-cuda-nvrtc")
@@ -169,6 +172,13 @@ def test_every_op_with_a_kernel_is_planned_in_every_form() -> None:
         assert forms == set(op.spec.signatures), name
 
 
+# Ops whose schedules ask for roles and places. Sets of planes and packed arrays have names.
+ANYHOW = [
+    name
+    for name, op in registry.items()
+    if op.spec.kernel and op.spec.kernel.schedule != "planes" and not op.spec.packed
+]
+
 # Shapes of the arrays and options, for any length.
 LENGTHS: dict[str, Callable[[int], tuple[list[tuple[int, ...]], dict[str, Any]]]] = {
     "swiglu": lambda s: ([(2, s, 64)], {}),
@@ -195,6 +205,28 @@ def test_new_lengths_ask_for_the_same_kernels(name: str) -> None:
         call = kernels.call(check.problem(spec, arrays, options, DEFAULT))
         found.add(tuple(step.entry for step in kernels.steps(call).kernels))
     assert len(found) == 1
+
+
+def renamed(spec: OpSpec) -> OpSpec:
+    """The declaration with other names of arrays, which stand in the same places."""
+
+    def other(form: Signature) -> Signature:
+        return parse(re.sub(r"(\w+)\[", r"other_\1[", form.text), sorted(form.derived))
+
+    forms = tuple(map(other, spec.signatures))
+    roles = {f"other_{name}": role for name, role in spec.roles.items()}
+    return replace(spec, signatures=forms, roles=roles)
+
+
+@pytest.mark.parametrize("name", ANYHOW)
+def test_kernels_are_found_whatever_arrays_are_called(name: str) -> None:
+    spec = registry[name].spec
+    every = (kernels.problems(one, "float32") for one in (spec, renamed(spec)))
+    # Every layout is met, and every form, at one size or another.
+    for (problem, out), (other, _) in islice(zip(*every, strict=True), 0, None, 7):
+        assert other.given[0].name != problem.given[0].name
+        want, got = (kernels.steps(kernels.call(p, out)) for p in (problem, other))
+        assert got == want
 
 
 @pytest.mark.full

@@ -6,6 +6,8 @@ from . import mutant
 
 _DAMAGE = "test_kernel_store.py::test_what_does_not_prove_itself_is_compiled_again"
 
+_NAMES = "test_kernels.py::test_kernels_are_found_whatever_arrays_are_called"
+
 _STORE = (
     mutant(
         "kept code proves its digest", "backends/cuda/store.py",
@@ -243,6 +245,20 @@ _GEOMETRY = (
         "a schedule has no figure but those of its record", "backends/cuda/schedules/window.py",
         "else tuning.rows_of_two", "else 4",
         "test_tuning.py::test_a_record_is_all_that_an_architecture_needs",
+    ),
+    mutant(
+        "logits are known by their axis", "backends/cuda/schedules/cross_entropy.py",
+        "call.view(row.name), call.view(target),", 'call.view("logits"), call.view(target),',
+        f"{_NAMES}[cross_entropy]",
+    ),
+    mutant(
+        "losses are known by the axis that they lack", "backends/cuda/schedules/cross_entropy.py",
+        "p.names == row.names: call.out(i)", 'p.name == "dlogits": call.out(i)',
+        f"{_NAMES}[cross_entropy_backward]",
+    ),
+    mutant(
+        "shares of classes are known by their axis", "backends/cuda/schedules/nll_loss.py",
+        "if p.names == along]", 'if p.name == "weight"]', f"{_NAMES}[nll_loss]",
     ),
     mutant(
         "halves of a packed array are told apart", "backends/cuda/schedules/elementwise.py",

@@ -9,7 +9,7 @@ import math
 from math import prod
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, divisor, merged
+from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged
 from baracuda.backends.cuda.launch_plan import THREADS, WIDEST, Call, Step, Steps, flag
 from baracuda.backends.cuda.schedules import reduce, rows
 from baracuda.declaration.spec import Refusal
@@ -62,6 +62,38 @@ SM_90 = Tuning(
 TUNINGS = {"sm_90": SM_90}
 
 
+class Operands(NamedTuple):
+    """The arrays of a problem, by what they are to a row.
+
+    Attributes
+    ----------
+    logits, target : View
+        Along the axis of the classes; an index, or a row beside that of the logits.
+    dloss, dlogits, loss : View or None
+        The cotangent of the losses; the outputs along that axis, and not.
+    """
+
+    logits: View
+    target: View
+    dloss: View | None
+    dlogits: View | None
+    loss: View | None
+
+
+def operands(call: Call) -> Operands:
+    """Which array is what."""
+    form, indices = call.problem.signature, call.problem.spec.indices
+    row = next(p for p in form.inputs if any(t.marker for t in p.terms))
+    others = [p for p in form.inputs if p is not row]
+    target = next(p.name for p in others if p.name in indices or p.names == row.names)
+    dloss = [call.view(p.name) for p in others if p.name != target]
+    outs = {p.names == row.names: call.out(i) for i, p in enumerate(form.outputs)}
+    return Operands(
+        call.view(row.name), call.view(target), dloss[0] if dloss else None,
+        outs.get(True), outs.get(False),
+    )  # fmt: skip
+
+
 class Way(NamedTuple):
     """How rows are shared, and walked over.
 
@@ -98,11 +130,10 @@ class Way(NamedTuple):
 def plan(call: Call) -> Steps:
     """One kernel over all rows; before it how many count, after it their sum, where asked for."""
     problem = call.problem
-    outs = {x.name: call.out(i) for i, x in enumerate(problem.outputs)}
-    logits, target = call.view("logits"), call.view("target")
-    dlogits, loss, dloss = outs.get("dlogits"), outs.get("loss"), call.given("dloss")
+    of = operands(call)
+    logits, target, dloss, dlogits, loss = of
     small = loss or dloss
-    n, count = logits.shape[problem.options["axis"]], _count(call)
+    n, count = logits.shape[problem.options["axis"]], _count(call, logits)
     soft = not problem.spec.integers
     if soft and not n:
         raise Refusal("has no kernel for rows of no classes")
@@ -111,7 +142,7 @@ def plan(call: Call) -> Steps:
     reduced = problem.options["reduction"] != "none"
     mean = problem.options["reduction"] == "mean"
     flat = (0,) * (len(logits.shape) - 1)
-    over = _way(call, [
+    over = _way(call, of, [
         logits.strides, target.strides, (dlogits or logits).strides,
         flat if small is None or reduced else small.strides,
     ])  # fmt: skip
@@ -129,11 +160,11 @@ def plan(call: Call) -> Steps:
     if parts:
         counts = (call.workspace(len(workspaces)), 0)
         workspaces.append(((parts,), "int32"))
-    steps = [_counts(call, parts, counts)] if parts else []
+    steps = [_counts(call, of, parts, counts)] if parts else []
     if count:
         slots = [x.slot if x else logits.slot for x in (logits, target, dloss, dlogits, loss)]
         front = [*[(slot, 0) for slot in slots], sums, counts]
-        steps.append(_rows(call, over, blocks, parts, front))
+        steps.append(_rows(call, logits, over, blocks, parts, front))
     if reduced and loss is not None:
         share = 1.0 if parts or not mean else 1 / count if count else math.nan
         out = (loss.slot, 0)
@@ -141,15 +172,14 @@ def plan(call: Call) -> Steps:
     return Steps(tuple(steps), tuple(workspaces))
 
 
-def _count(call: Call) -> int:
+def _count(call: Call, logits: View) -> int:
     """How many rows there are."""
-    shape, axis = call.view("logits").shape, call.problem.options["axis"]
+    shape, axis = logits.shape, call.problem.options["axis"]
     return prod((*shape[:axis], *shape[axis + 1 :]))
 
 
-def _way(call: Call, strides: list[Shape]) -> Way:
-    problem = call.problem
-    axis, shape = problem.options["axis"], call.view("logits").shape
+def _way(call: Call, of: Operands, strides: list[Shape]) -> Way:
+    axis, shape = call.problem.options["axis"], of.logits.shape
     n, outer = shape[axis], (*shape[:axis], *shape[axis + 1 :])
     every = [s if len(s) == len(outer) else (*s[:axis], *s[axis + 1 :]) for s in strides]
     dims = merged(outer, every)
@@ -167,7 +197,7 @@ def _way(call: Call, strides: list[Shape]) -> Way:
     held = tuning.vectors[call.itemsize] // (1 + soft) // (1 + single)
     most = tuning.threads[call.itemsize] if wide else rows._SINGLE
     # Bytes of a vector that is kept, and of a probability beside each where the target is soft.
-    keeps = any(x.name == "dlogits" for x in problem.outputs)
+    keeps = of.dlogits is not None
     size = WIDEST * (1 + soft) * keeps
     cluster, threads = _spread(call, n, held, most, size) if wide else (1, most)
     how = rows.shares(n, width, held, threads)
@@ -207,11 +237,11 @@ def _spread(call: Call, n: int, held: int, most: int, size: int) -> tuple[int, i
 
 
 def _rows(
-    call: Call, over: Way, blocks: int, parts: int, front: list[reduce.Place]
-) -> Step:  # fmt: skip
+    call: Call, logits: View, over: Way, blocks: int, parts: int, front: list[reduce.Place]
+) -> Step:
     problem, how = call.problem, over.how
-    options, count = problem.options, _count(call)
-    n = call.view("logits").shape[options["axis"]]
+    options, count = problem.options, _count(call, logits)
+    n = logits.shape[options["axis"]]
     scalars = problem.spec.codes
     packer = Packer(True).pointers(len(front)).add("d", *[0.0] * _SCALARS)
     packer.add("Q", call.listener).add("q", n, call.ignored, count, *over.steps)
@@ -237,11 +267,11 @@ def _rows(
     return Step(entry, grid, arguments, front, scalars, over.shared, how.threads)
 
 
-def _counts(call: Call, parts: int, counts: reduce.Place) -> Step:
+def _counts(call: Call, of: Operands, parts: int, counts: reduce.Place) -> Step:
     """How many rows count."""
-    problem, target = call.problem, call.view("target")
+    problem, target = call.problem, of.target
     count = prod(target.shape)
-    n = call.view("logits").shape[problem.options["axis"]]
+    n = of.logits.shape[problem.options["axis"]]
     packer = Packer(True).pointers(2).add("q", count, -(-count // parts), n)
     packer.add("q", call.ignored)
     packer.add("I", problem.index_dtype == "int64", 0)

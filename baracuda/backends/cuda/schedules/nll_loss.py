@@ -57,9 +57,27 @@ def plan(call: Call) -> Steps:
     return (_gradient if call.problem.spec.adjoint_of else _losses)(call)
 
 
+class Operands(NamedTuple):
+    """The inputs of a problem: losses of x or their cotangent, the index, a share of each class."""
+
+    first: View
+    target: View
+    weight: View | None
+
+
+def operands(call: Call) -> Operands:
+    """Which input is what. A weight has the axis alone along which the index points."""
+    spec, (index,) = call.problem.spec, call.problem.spec.indices
+    along = {spec.role(index).below}
+    given = [p for p in call.problem.signature.inputs if not p.is_option and p.name != index]
+    weights = [call.view(p.name) for p in given if p.names == along]
+    (first,) = (call.view(p.name) for p in given if p.names != along)
+    return Operands(first, call.view(index), weights[0] if weights else None)
+
+
 def _losses(call: Call) -> Steps:
-    options, x, out = call.problem.options, call.view("x"), call.out()
-    target, reduction = call.view("target"), options["reduction"]
+    options, of, out = call.problem.options, operands(call), call.out()
+    x, target, reduction = of.first, of.target, options["reduction"]
     rows, sums, each = prod(target.shape), (call.workspace(), 0), reduction == "none"
     run = THREADS if each else max(THREADS, -(-rows // call.facts.tuned(TUNINGS).sums))
     many, steps = -(-rows // run), []
@@ -67,7 +85,7 @@ def _losses(call: Call) -> Steps:
         dims = _dims(target, without(x.strides, options["axis"]), out.strides if each else None)
         places = [(x.slot, 0), (out.slot, 0), (out.slot, 0) if each else sums]
         along, flags = x.strides[options["axis"]], _COSTS | _EACH * each | _wide(call, out)
-        steps.append(_looked_up(call, dims, places, run, along, flags))
+        steps.append(_looked_up(call, of, dims, places, run, along, flags))
     if each:
         return Steps(tuple(steps))
     flags = _MEAN * (reduction == "mean") | _wide(call, out)
@@ -83,8 +101,9 @@ def _total(call: Call, kind: str, many: int, flags: int, places: list[Place]) ->
 
 
 def _gradient(call: Call) -> Steps:
-    options, dloss, dx = call.problem.options, call.view("dloss"), call.out()
-    target, axis, tuning = call.view("target"), options["axis"], call.facts.tuned(TUNINGS)
+    options, of, dx = call.problem.options, operands(call), call.out()
+    dloss, target, axis = of.first, of.target, options["axis"]
+    tuning = call.facts.tuned(TUNINGS)
     n, step, rows = dx.shape[axis], dx.strides[axis], prod(target.shape)
     each = options["reduction"] == "none"
     if not n * rows:
@@ -112,7 +131,7 @@ def _gradient(call: Call) -> Steps:
 
     sums = (call.workspace(1 if parts < counted else 0), 0) if counted else (dx.slot, 0)
     packer = Packer(wide(n * rows, items, reach(dims) + n * abs(step)))
-    _targets(call, packer, _wide(call, dloss), call.listener)
+    _targets(call, of, packer, _wide(call, dloss), call.listener)
     packer.add("i", parts, each).indices(items, step, *inner.strides[:2])
     packer.extents(vectors, runs).walk(dims, 3)
     arguments, integer = packer.done(), packer.type
@@ -121,11 +140,11 @@ def _gradient(call: Call) -> Steps:
     entry = call.entry(schedule, len(arguments), *tags)
     grid = blocks(items), 1
     places = [(dloss.slot, 0), (dx.slot, 0), sums]
-    last = Step(entry, grid, arguments, _front(call, places))
+    last = Step(entry, grid, arguments, _front(of, places))
     if not counted:
         return Steps((last,))
     kind, left = call.accumulate_dtype, (call.workspace(), 0)
-    steps = [_looked_up(call, _dims(target, None, None), [*places[:2], left], run, 0, 0)]
+    steps = [_looked_up(call, of, _dims(target, None, None), [*places[:2], left], run, 0, 0)]
     workspaces: list[tuple[Shape, str]] = [((counted, 2), kind)]
     if parts < counted:
         steps.append(_total(call, call.accumulate, counted, _COUNTED, [left, sums]))
@@ -147,28 +166,27 @@ def _dims(target: View, first: Shape | None, last: Shape | None) -> list[Dim]:
     return dims
 
 
-def _front(call: Call, places: list[Place]) -> list[Place]:
+def _front(of: Operands, places: list[Place]) -> list[Place]:
     """The pointers of a kernel. What it has no use for is the address of something else."""
-    target, weight = call.view("target"), call.given("weight")
-    return [*places, (target.slot, 0), ((weight or target).slot, 0)]
+    return [*places, (of.target.slot, 0), ((of.weight or of.target).slot, 0)]
 
 
-def _targets(call: Call, packer: Packer, flags: int, listener: int) -> None:
+def _targets(call: Call, of: Operands, packer: Packer, flags: int, listener: int) -> None:
     """The pointers, and what there is to know of targets."""
-    problem, weight = call.problem, call.given("weight")
+    problem, weight = call.problem, of.weight
     flags |= _WIDE_TARGET * (problem.index_dtype == "int64") | _WEIGHTED * (weight is not None)
-    packer.pointers(5).add("Q", listener).add("q", problem.axes["v"])  # type: ignore[arg-type]
+    packer.pointers(5).add("Q", listener).add("q", problem.extent_of(problem.spec.indices[0]))
     packer.add("q", call.ignored, weight.strides[0] if weight else 0)
     packer.add("I", call.ticket, flags)
 
 
 def _looked_up(
-    call: Call, dims: list[Dim], places: list[Place], run: int, step: int, flags: int
+    call: Call, of: Operands, dims: list[Dim], places: list[Place], run: int, step: int, flags: int
 ) -> Step:
     """What rows cost, or at least what they count, by runs of rows."""
-    rows = prod(call.view("target").shape)
+    rows = prod(of.target.shape)
     packer = Packer(True)
-    _targets(call, packer, flags, call.listener if flags & _COSTS else 0)
+    _targets(call, of, packer, flags, call.listener if flags & _COSTS else 0)
     arguments = packer.add("q", rows, run, step).walk(dims, 3).done()
     entry = call.entry(f"NllLoss<{call.type}>", len(arguments), "rows")
-    return Step(entry, (-(-rows // run), 1), arguments, _front(call, places))
+    return Step(entry, (-(-rows // run), 1), arguments, _front(of, places))

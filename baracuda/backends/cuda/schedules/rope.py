@@ -61,7 +61,7 @@ def _part(call: Call, first: int, pairs: int, last: bool) -> Step:
     options, axes = call.problem.options, call.problem.axes
     interleaved, turning = options["interleaved"], options["rotary_dim"]
     x, out = call.view(call.problem.spec.arrays[0]), call.out()
-    positions = call.given("positions")
+    positions = next((call.given(name) for name in call.problem.spec.integers), None)
     place, row = _rows(call, x, out, positions)
     length = int(axes["d"])  # type: ignore[arg-type]
     half = 1 if interleaved else turning // 2

@@ -97,7 +97,7 @@ class _Windows:
 
 def forward(call: Call) -> Steps:
     """The norm of every window."""
-    x, y = call.view("x"), call.out()
+    (x,), y = (call.view(x.name) for x in call.problem.given), call.out()
     form = _form(call, [x], [y], [x, y])
     p = call.problem.options["norm_type"]
     front = [(x.slot, 0), (y.slot, 0)]
@@ -106,7 +106,7 @@ def forward(call: Call) -> Steps:
 
 def backward(call: Call) -> Steps:
     """The gradient that every cell collects."""
-    dy, x, y, dx = call.view("dy"), call.view("x"), call.view("y"), call.out()
+    (dy, x, y), dx = (call.view(x.name) for x in call.problem.given), call.out()
     form = _form(call, [x, dx], [dy, y], [dy, x, y, dx])
     p = call.problem.options["norm_type"]
     front = [(v.slot, 0) for v in (dy, x, y, dx)]
