@@ -31,6 +31,14 @@ def two(x: Any, ids: Any, /, *, axis: int = -1, mode: str = "raise") -> Any:
     """Nothing."""
 
 
+def late(x: Any, dy: Any, /, *, axis: int = -1) -> Any:
+    return x * dy
+
+
+def swapped(ds: Any, dy: Any, s: Any, /) -> Any:
+    return ds + dy * s
+
+
 def shaped(x: Any, /, *, size: tuple[int, ...], axis: int = -1) -> Any:
     """Nothing."""
 
@@ -116,6 +124,16 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[str, ...], dict[str, Any], str]
         shaped, ("x[*b n@axis *c] -> dx[*b n *c]",),
         {"options": {**AXIS, "size": shape}, "adjoint_of": "softmax"},
         "adjoint_of: softmax does not have the options size"),
+    "a gradient of no cotangent": (
+        plain, ("x[*b n@axis *c] -> dx[*b n *c]",), {"options": AXIS, "adjoint_of": "softmax"},
+        "adjoint_of: cotangents of softmax come first, in its order: dy"),
+    "a gradient whose cotangent comes second": (
+        late, ("x[*b n@axis *c], dy[*b n *c] -> dx[*b n *c]",),
+        {"options": AXIS, "adjoint_of": "softmax"},
+        "adjoint_of: cotangents of softmax come first, in its order: dy"),
+    "a gradient whose cotangents are in another order": (
+        swapped, ("ds[*b n], dy[*b n], s[*b n] -> dx[*b n]",), {"adjoint_of": "add_rms_norm"},
+        "adjoint_of: cotangents of add_rms_norm come first, in its order: dy, ds"),
 }  # fmt: skip
 
 

@@ -150,13 +150,17 @@ def _of_kernel(kernel: Kernel) -> Iterator[tuple[str, str]]:
 
 
 def _of_adjoint(spec: OpSpec, ops: Mapping[str, OpSpec]) -> Iterator[tuple[str, str]]:
-    """A gradient takes inputs, results and cotangents of its forward, and shares its options."""
+    """A gradient takes inputs, results and cotangents of its forward, and shares its options.
+
+    Frameworks find what belongs to what by the names, and cotangents by their places too.
+    """
     forward = ops.get(spec.adjoint_of or "")
     if forward is None:
         yield "adjoint_of", f"there is no op {spec.adjoint_of} yet"
         return
-    results = {p.name for form in forward.signatures for p in form.outputs}
-    known = {*forward.arrays, *results, *[f"d{name}" for name in results]}
+    results = dict.fromkeys([p.name for form in forward.signatures for p in form.outputs])
+    cotangents = [f"d{name}" for name in results]
+    known = {*forward.arrays, *results, *cotangents}
     if strange := {*spec.arrays} - known:
         yield "adjoint_of", f"{_listed(strange)} of {forward.name} are not known to its gradient"
     makes = {p.name for form in spec.signatures for p in form.outputs}
@@ -166,6 +170,10 @@ def _of_adjoint(spec: OpSpec, ops: Mapping[str, OpSpec]) -> Iterator[tuple[str, 
     own = {*spec.options, *spec.scalars} - shapes - {r.chosen for r in spec.roles.values()}
     if strange := own - {*forward.options, *forward.scalars}:
         yield "adjoint_of", f"{forward.name} does not have the options {_listed(strange)}"
+    taken = [name for name in cotangents if name in spec.arrays]
+    if not taken or [*spec.arrays[: len(taken)]] != taken:
+        first = ", ".join(taken or cotangents)
+        yield "adjoint_of", f"cotangents of {forward.name} come first, in its order: {first}"
 
 
 def _listed(names: Any) -> str:

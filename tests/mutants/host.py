@@ -413,6 +413,11 @@ _CHECKS = (
         "test_laws.py::test_laws[add_rms_norm_backward-torch-torch-bf16-wide_residual]",
     ),
     mutant(
+        "cotangents come first, in the order of the results", "declaration/verify.py",
+        "if not taken or [*spec.arrays[: len(taken)]] != taken:", "if not taken:",
+        "test_declarations.py::test_a_mistake_is_refused_and_names_op_and_line",
+    ),
+    mutant(
         "an index without a policy is refused", "declaration/verify.py",
         "if not role.policy or role.policy not in", "if role.policy and role.policy not in",
         "test_declarations.py::test_a_mistake_is_refused_and_names_op_and_line",
