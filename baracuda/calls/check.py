@@ -376,14 +376,11 @@ def _outputs(
             if order is not None:
                 strides = layouts.canonical(extents, layouts.in_order(extents, order))
         role = spec.role(pattern.name)
-        same = known.get(role.typed_as)
-        own = library.held_as(role.dtype) if role.dtype else same.dtype if same else dtype
-        own = named(own).accumulate if role.accumulated else own
-        if role.chosen and (asked := options[role.chosen]) is not None:
-            if named(asked).accumulate != named(dtype).accumulate:
-                beside = f"one that is summed in {named(dtype).accumulate}, as {dtype}"
-                raise value_error(spec.name, role.chosen, beside, asked)
-            own = asked
+        own = role.result(dtype, {x.name: x.dtype for x in known.values()}, options)
+        if named(own).accumulate != named(dtype).accumulate and role.chosen:
+            beside = f"one that is summed in {named(dtype).accumulate}, as {dtype}"
+            raise value_error(spec.name, role.chosen, beside, own)
+        own = library.held_as(own) if role.dtype else own
         out.append(Operand(pattern.name, own, extents, strides))
     return tuple(out)
 

@@ -7,8 +7,11 @@ know what an array is asks its role, never its name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+from baracuda.declaration.dtypes import named
 
 Kind: TypeAlias = Literal["value", "integer", "index", "mask"]
 Wide: TypeAlias = Literal["", "parameter", "residual", "cotangent"]
@@ -65,6 +68,13 @@ class Role:
     chosen: str = ""
     dtype: str = ""
     total: bool = False
+
+    def result(self, dtype: str, inputs: Mapping[str, str], options: Mapping[str, Any]) -> str:
+        """The dtype of a result beside a primal of `dtype`, and inputs of theirs."""
+        if asked := options.get(self.chosen):
+            return str(asked)
+        own = self.dtype or inputs.get(self.typed_as, dtype)
+        return named(own).accumulate if self.accumulated else own
 
 
 VALUE = Role()

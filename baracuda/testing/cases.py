@@ -185,10 +185,10 @@ class Call:
 
     @property
     def dtypes(self) -> list[str]:
-        """The dtype of each result that is a value, as declared."""
+        """The dtype of each result, as declared."""
+        inputs = {name: x.dtype.name for name, x in self.arrays.items()}
         roles = [self.subject.spec.role(p.name) for p in self.form.outputs]
-        same = [self.arrays.get(role.typed_as) for role in roles]
-        return [self.subject.dtype if x is None else x.dtype.name for x in same]
+        return [role.result(self.subject.dtype, inputs, self.options) for role in roles]
 
     @property
     def watched(self) -> list[str]:
