@@ -11,7 +11,8 @@ from kinds import FIRST
 import baracuda as bc
 from baracuda import backends
 from baracuda.calls.op import Op, registry
-from baracuda.testing.cases import LIBRARIES, holds
+from baracuda.testing.cases import LIBRARIES, Subject, holds
+from baracuda.testing.laws import LAWS
 
 Claim = tuple[str, str, str, str]
 # By the first op of a kind all that are of it; by any other op itself.
@@ -58,6 +59,17 @@ def test_every_claim_is_executed(request: pytest.FixtureRequest) -> None:
 
 def test_every_op_is_of_a_kind_that_is_tried() -> None:
     assert sorted(op for ops in FIRST.values() for op in ops) == sorted(registry)
+
+
+def test_parts_and_run_time_values_of_every_op_are_under_law() -> None:
+    """On NumPy and torch; the reason of an op that a law says nothing about is that it has none."""
+    for name, op in registry.items():
+        numbers = [f for f in op.spec.scalars.values() if hasattr(f, "dtypes")]
+        for library in ("numpy", "torch"):
+            subject = Subject(name, "array_api", library, op.spec.dtypes[-1], brief=True)
+            assert LAWS["parts_make_the_whole"](subject) is None
+            silent = LAWS["arrays_may_be_run_time_values"](subject)
+            assert (silent is None) == bool(numbers), (name, silent)
 
 
 def test_a_claim_without_a_test_is_found(request: pytest.FixtureRequest) -> None:

@@ -9,11 +9,11 @@ import emulator
 import lanes
 import numpy as np
 import pytest
-from kernels import FACTS, SMALL
+from kernels import FACTS, OLD, phantom
 
 from baracuda.backends.cuda import compiler
 from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, strides_of
-from baracuda.backends.cuda.schedules import plan
+from baracuda.backends.cuda.schedules import cross_entropy, plan
 from baracuda.calls import check
 from baracuda.calls.op import registry
 from baracuda.declaration.dispatch import DEFAULT
@@ -38,7 +38,6 @@ def drawn(op: str) -> tuple[Problem, list[Any], list[float]]:
     spec = call.subject.spec
     options = {k: v for k, v in call.options.items() if k in spec.options}
     arrays = [None if x is None else emulator.placed(x) for x in call.given()]
-    # Not as they were made: indices into dimensions that do not merge.
     problem = check.problem(spec, arrays, options, DEFAULT)
     return problem, [x for x in arrays if x is not None], [float(v) for v in call.scalars.values()]
 
@@ -53,7 +52,7 @@ def test_a_value_in_memory_is_the_number(op: str) -> None:
     problem, arrays, values = drawn(op)
     takes = [hasattr(f, "dtypes") for f in problem.spec.scalars.values()]
     reads = {kind: tuple([kind if own else "" for own in takes]) for kind in ("float32", "float64")}
-    # The first stays a number where there are several.
+    # Numbers beside it stay numbers.
     reads["the last alone"] = (*[""] * (len(takes) - 1), "float64") if takes[-1] else ()
     planned = {"": steps_of(problem, FEW, ())}
     planned |= {how: steps_of(problem, FEW, kinds) for how, kinds in reads.items() if kinds}
@@ -74,14 +73,15 @@ def test_a_value_in_memory_is_the_number(op: str) -> None:
         assert found == results[""], how
 
 
-def test_where_no_room_is_left_on_chip_the_arguments_have_some() -> None:
-    problem, _, _ = drawn("softmax")
-    rows = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (8, 1 << 16), (0, 0))
-    for op, given in (("softmax", (rows,)), ("rms_norm", (rows, rows[0]))):
-        problem = check.problem(registry[op].spec, list(given), {}, DEFAULT)
-        for facts in (FACTS, SMALL):
-            steps = steps_of(problem, facts, ("float32",))
-            assert all(s.shared + 1024 <= max(facts.shared_per_block, 1024) for s in steps.kernels)
+def test_what_fills_a_chip_leaves_room_for_the_arguments() -> None:
+    fixed, rows = cross_entropy._FIXED, phantom((6, 1 << 17), "dense", "float32")
+    spec, target = registry["cross_entropy_with_gradient"].spec, np.zeros(6, np.int64)
+    problem = check.problem(spec, [rows, target], {}, DEFAULT)
+    most = max(s.shared for s in steps_of(problem, OLD, ()).kernels) + fixed
+    full = OLD._replace(shared_per_block=most)
+    assert max(s.shared for s in steps_of(problem, full, ()).kernels) == most - fixed
+    steps = steps_of(problem, full, ("float32",) * len(spec.scalars))
+    assert max(s.shared for s in steps.kernels) + fixed + 1024 <= most
 
 
 @pytest.mark.parametrize("op", lanes.cases(VALUED, USUAL.__contains__))

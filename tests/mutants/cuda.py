@@ -408,6 +408,31 @@ _CALLS = (
 
 _WRONG = "test_ffi_frames.py::test_another_frame_is_an_error_and_launches_nothing"
 
+_VALUES = (
+    mutant(
+        "the shortest way passes the address of a run-time value", "backends/cuda/fast_call.py",
+        "words.append(arrays.POINTER.format(value) if reads else value)", "words.append(value)",
+        "test_values.py::test_a_kernel_is_given_the_address",
+    ),
+    mutant(
+        "the general way passes the address of a run-time value", "backends/cuda/runner.py",
+        "values = [pointer(x) if dtype else x for x, dtype in pairs]",
+        "values = [x for x, dtype in pairs]",
+        "test_values.py::test_a_kernel_is_given_the_address",
+    ),
+    mutant(
+        "run-time values in memory are behind the pointers", "backends/cuda/launch_plan.py",
+        "reads = \", \".join([str(8 * len(self.front)), *kinds])",
+        "reads = \", \".join([str(8 * len(self.front) - 8), *kinds])",
+        "test_emulated_values.py::test_a_value_in_memory_is_the_number[rms_norm]",
+    ),
+    mutant(
+        "arguments that are copied have room on chip", "backends/cuda/schedules/__init__.py",
+        "if any(step.shared > most - _NEAR for step in steps.kernels):", "if False:",
+        "test_emulated_values.py::test_what_fills_a_chip_leaves_room_for_the_arguments",
+    ),
+)  # fmt: skip
+
 _FRAMES = (
     mutant(
         "an unknown extension of a frame is passed over", "backends/cuda/xla.py",
@@ -505,4 +530,4 @@ _CUPY = (
     ),
 )  # fmt: skip
 
-MUTANTS = (*_STORE, *_GEOMETRY, *_CALLS, *_FRAMES, *_CUPY)
+MUTANTS = (*_STORE, *_GEOMETRY, *_CALLS, *_VALUES, *_FRAMES, *_CUPY)

@@ -550,6 +550,50 @@ _CHECKS = (
     ),
 )  # fmt: skip
 
+_VALUES = (
+    mutant(
+        "a run-time value that is watched is not read", "calls/check.py",
+        "if library.readable(x) and not watched:", "if library.readable(x):",
+        "test_values.py::test_a_value_has_its_true_gradient",
+    ),
+    mutant(
+        "the gradient along a run-time value is that of the body", "calls/check.py",
+        "\"traced\" if given.mode == \"autograd\" else given.mode", "given.mode",
+        "test_values.py::test_a_value_has_its_true_gradient",
+    ),
+    mutant(
+        "a run-time value lies where the arrays do", "calls/check.py",
+        "if fixed and fact.device != there.device:", "if False:",
+        "test_values.py::test_what_cannot_stand_for_a_number_is_refused",
+    ),
+    mutant(
+        "a body looks at no run-time value on a device", "calls/body.py",
+        "with unread():", "if True:",
+        "test_values.py::test_a_body_computes_with_what_nobody_may_read",
+    ),
+    mutant(
+        "run-time values on a device have plans of their own", "declaration/spec.py",
+        "            self.reads,\n", "            (),\n",
+        "test_values.py::test_plans_of_numbers_and_of_arrays_take_each_others_values",
+    ),
+    mutant(
+        "a gradient is that at the run-time value of the call", "frameworks/torch/autograd.py",
+        "return run_on_copies if problem.reads else run_watched", "return run_watched",
+        "test_values.py::test_the_gradient_is_that_at_the_value_of_the_call",
+    ),
+    mutant(
+        "a graph of torch takes no tensor for a run-time value", "calls/routes.py",
+        "if isinstance(options.get(name), torch.Tensor):", "if False:",
+        "test_values.py::test_a_graph_of_torch_names_a_value_that_it_does_not_take",
+    ),
+    mutant(
+        "what is normalised is no batch", "declaration/spec.py",
+        "return term.group if self.batches is None else term.name in self.batches",
+        "return term.group or term.name in (self.batches or ())",
+        "test_cuts.py::test_every_op_is_cut_or_batched",
+    ),
+)  # fmt: skip
+
 _BODIES = (
     mutant(
         "a sum is stored as its own result is", "calls/body.py",
@@ -863,4 +907,4 @@ _TOOLS = (
     ),
 )  # fmt: skip
 
-MUTANTS = (*_CACHE, *_PLANS, *_CHECKS, *_BODIES, *_FRAMEWORKS, *_TOOLS)
+MUTANTS = (*_CACHE, *_PLANS, *_CHECKS, *_VALUES, *_BODIES, *_FRAMEWORKS, *_TOOLS)

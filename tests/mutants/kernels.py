@@ -21,6 +21,16 @@ _STATES = "test_new_ops.py::test_a_kernel_reads_and_writes_states_as_they_are"
 
 MUTANTS = (
     mutant(
+        "a block waits for the run-time values in memory", "cuda_src/common/reading.cuh",
+        "      __syncthreads();\n", "",
+        "test_emulated_values.py::test_a_value_in_memory_is_the_number[rms_norm]",
+    ),
+    mutant(
+        "numbers beside run-time values in memory stay", "cuda_src/common/reading.cuh",
+        "*reinterpret_cast<u64*>(to) = *reinterpret_cast<const u64*>(from);", "",
+        "test_emulated_values.py::test_a_value_in_memory_is_the_number[cross_entropy]",
+    ),
+    mutant(
         "elements of a vector are numbered one by one", "cuda_src/common/elementwise.cuh",
         "u64(at[ALL - 1]) + i);", "u64(at[ALL - 1]));", f"{_NUMBERS}[float32-dense]",
     ),
