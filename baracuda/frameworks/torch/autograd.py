@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from baracuda.calls import adjoint, body
-from baracuda.calls.op import registry
+from baracuda.calls.op import Op, registry
 from baracuda.calls.plan import Plan
 from baracuda.declaration.dispatch import NAMES
 from baracuda.declaration.dtypes import FLOATS
@@ -73,17 +73,20 @@ def _differentiable(problem: Problem, partner: OpSpec, run: Runner) -> Runner:
 
 
 class Planned:
-    """An op by the plan of its last call, where arrays are such as those were."""
+    """An op with its options, by the plan of the last call where arrays are such as those were."""
 
-    __slots__ = ("_last", "_request")
+    __slots__ = ("_call", "_last", "_never", "_request")
 
-    def __init__(self, request: Callable[..., Plan]) -> None:
-        self._request = request
+    def __init__(self, op: Op[Any, Any], options: Mapping[str, Any], never: bool = False) -> None:
+        self._call, self._request = partial(op, **options), partial(op.plan, **options)
         self._last: tuple[Plan | None, Callable[..., bool]] = None, lambda *arrays: False
+        self._never = never
 
     def __call__(self, arrays: Sequence[Array], scalars: Mapping[str, Any]) -> Any:
         plan, fits = self._last
         if plan is None or not fits(*arrays):
+            if self._never or any(map(is_batch, arrays)):
+                return self._call(*arrays, **scalars)
             plan = self._request(*arrays)
             self._last = plan, ADAPTER.guard(arrays)
         try:
@@ -111,10 +114,8 @@ class Link:
 
     __slots__ = (
         "_again",
-        "_chosen",
+        "_explicit",
         "_order",
-        "_planned",
-        "_reads",
         "inputs",
         "keeps_all",
         "open",
@@ -124,7 +125,7 @@ class Link:
     )
 
     def __init__(self, problem: Problem, partner: OpSpec, run: Runner) -> None:
-        spec, self.run, self._reads = problem.spec, run, bool(problem.reads)
+        spec, self.run = problem.spec, run
         outputs = [x.name for x in problem.outputs]
         there = [x and x.name for x in problem.inputs]
         self.inputs = tuple([i for i, name in enumerate(there) if name in partner.arrays])
@@ -147,10 +148,10 @@ class Link:
         # says how to run this op, not its partner.
         chosen = {k: getattr(problem.choices, k) for k in NAMES} | {"sku": None}
         op = registry[partner.name]
-        self._chosen = partial(op, **asked.options, **chosen)
         # What is to be differentiated again is nobody's to choose.
         self._again = partial(op, **asked.options, sku=None)
-        self._planned = Planned(partial(op.plan, **asked.options, **chosen))
+        # A plan that is kept is for numbers.
+        self._explicit = Planned(op, {**asked.options, **chosen}, never=bool(problem.reads))
 
     def gradients(
         self, kept: Sequence[Array], cotangents: Sequence[Array], scalars: Mapping[str, Any]
@@ -158,18 +159,12 @@ class Link:
         """The cotangents of all that the op takes, None for what has none."""
         some = (*kept, *cotangents)
         arrays = [None if i is None else some[i] for i in self._order]
-        # The plan that is kept is for numbers.
-        explicit = self._chosen if self._reads else self._explicit
-        explicit = self._again if torch.is_grad_enabled() else explicit
-        found = explicit(*arrays, **scalars)
+        if torch.is_grad_enabled():
+            found = self._again(*arrays, **scalars)
+        else:
+            found = self._explicit(arrays, scalars)
         results = found if type(found) is tuple else (found,)
         return [None if i is None else results[i] for i in self.places]
-
-    def _explicit(self, *arrays: Array, **scalars: Any) -> Any:
-        """The fused gradient, by the plan of the last one where these are such tensors."""
-        if any(map(is_batch, arrays)):
-            return self._chosen(*arrays, **scalars)
-        return self._planned(arrays, scalars)
 
 
 class Fused(torch.autograd.Function):
@@ -208,11 +203,10 @@ class Early:
         For each array that the op takes, which of the gradients is its cotangent.
     """
 
-    __slots__ = ("_plan", "apply", "link", "places")
+    __slots__ = ("_run", "apply", "link", "places")
 
-    def __init__(self, link: Link, plan: Callable[..., Plan], places: tuple[int | None, ...]):
-        self.link, self.places, self.apply = link, places, _apply_early
-        self._plan = Planned(plan)
+    def __init__(self, link: Link, run: Planned, places: tuple[int | None, ...]) -> None:
+        self.link, self.places, self.apply, self._run = link, places, _apply_early, run
 
     def pays(self, arrays: Sequence[Array]) -> bool:
         """Whether all gradients will be asked for, and what is kept for them stays."""
@@ -221,7 +215,7 @@ class Early:
 
     def __call__(self, arrays: Sequence[Array], scalars: Mapping[str, Any]) -> Any:
         """The result, and the gradients for a cotangent of 1."""
-        return self._plan(arrays, scalars)
+        return self._run(arrays, scalars)
 
 
 def _early(problem: Problem, link: Link) -> Early | None:
@@ -233,7 +227,7 @@ def _early(problem: Problem, link: Link) -> Early | None:
     names = [None if x is None else adjoint.dual(problem.spec, x.name) for x in problem.inputs]
     places = tuple([results.index(n) if n in results else None for n in names])
     chosen = {k: getattr(problem.choices, k) for k in NAMES} | {"sku": None}
-    return Early(link, partial(registry[spec.name].plan, **problem.options, **chosen), places)
+    return Early(link, Planned(registry[spec.name], {**problem.options, **chosen}), places)
 
 
 class FusedEarly(torch.autograd.Function):
