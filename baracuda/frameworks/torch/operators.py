@@ -33,6 +33,7 @@ _TYPES = {
     "str": "str",
     "float": "float",
     "int | None": "SymInt?",
+    "str | None": "str?",
     "tuple[int, ...]": "SymInt[]",
     "int | tuple[int]": "SymInt[1]",
     "int | tuple[int] | None": "SymInt[1]?",
