@@ -46,7 +46,13 @@ DEMONSTRATE = {"testing", "tools"}
 # torch's own name for modules.
 NAMESAKES = {("nn", "torch")}
 # Packages whose modules import each other, besides their own __init__.
-ROOMS = [("backends", "numpy"), ("backends", "cuda"), ("frameworks", "torch"), ("testing",)]
+ROOMS = [
+    ("backends", "numpy"),
+    ("backends", "torch"),
+    ("backends", "cuda"),
+    ("frameworks", "torch"),
+    ("testing",),
+]
 # What is imported when it is asked for, and shown to type checkers.
 LAZY = {("__init__", "baracuda.nn")}
 MOST_LINES = 450

@@ -871,7 +871,7 @@ _TOOLS = (
         "test_pages.py::test_stale_missing_and_surplus_pages_are_found",
     ),
     mutant(
-        "what a backend claims is what it takes", "backends/torch.py",
+        "what a backend claims is what it takes", "backends/torch/__init__.py",
         "return [d for d in spec.dtypes if not (d == \"bfloat16\" and library == \"numpy\")]",
         "return spec.dtypes",
         "test_pages.py::test_no_page_is_stale",
@@ -895,7 +895,7 @@ _TOOLS = (
         "test_outside_backend.py::test_it_is_asked_behind_the_others_and_read_by_the_first_plan",
     ),
     mutant(
-        "torch takes no NumPy array that it would misread", "backends/torch.py",
+        "torch takes no NumPy array that it would misread", "backends/torch/__init__.py",
         "        (not x.flags.writeable, \"read-only\"),\n", "",
         "test_errors.py::test_torch_refuses_numpy_arrays_that_it_would_copy_or_misread[read-only]",
     ),
