@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import baracuda as bc
 from baracuda.calls import adjoint, check
 from baracuda.calls.op import registry
 from baracuda.declaration.dispatch import DEFAULT
@@ -64,8 +65,10 @@ def same(ours: Any, theirs: torch.Tensor, size: Any, eps: float = EPS64) -> None
     assert fits.all(), [(np.broadcast_to(size, fits.shape)[~fits], got[~fits], want[~fits])]
 
 
+@pytest.mark.parametrize("backend", ["array_api", "torch"])
 @pytest.mark.parametrize("name", NAMED)
-def test_an_op_and_its_gradient_are_those_of_torch(name: str) -> None:
+def test_an_op_and_its_gradient_are_those_of_torch(name: str, backend: str) -> None:
+    """By the body, and by what torch's backend calls in its place."""
     op = registry[name]
     backward = adjoint.partner(op.spec)[0]
     assert backward is not None
@@ -86,7 +89,7 @@ def test_an_op_and_its_gradient_are_those_of_torch(name: str) -> None:
                 if x.is_floating_point() and adjoint.dual(op.spec, n) in results
             ]
             want = namesake(op.spec)(*theirs.values(), **options)
-            y = op(*there.values(), **options)
+            y = op(*there.values(), **options, backend=backend)
             same(y, want, size)
             dy = torch.cos(torch.arange(want.numel(), dtype=want.dtype)).reshape(want.shape)
             slopes = torch.autograd.grad(want, watched, dy)
@@ -94,7 +97,8 @@ def test_an_op_and_its_gradient_are_those_of_torch(name: str) -> None:
             outputs = {p.name: y for p in op.spec.signatures[0].outputs}
             known = {**there, **outputs, **{f"d{n}": dy for n in outputs}}
             ask = adjoint.request(backward, problem, known.keys())
-            got = ask.call(registry[backward.name], known, scalars)
+            with bc.options(backend=backend):
+                got = ask.call(registry[backward.name], known, scalars)
             for n, slope in zip([n for n in there if theirs[n].requires_grad], slopes, strict=True):
                 if adjoint.dual(op.spec, n) not in got:
                     continue  # the body's to differentiate

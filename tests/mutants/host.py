@@ -907,4 +907,85 @@ _TOOLS = (
     ),
 )  # fmt: skip
 
-MUTANTS = (*_CACHE, *_PLANS, *_CHECKS, *_VALUES, *_BODIES, *_FRAMEWORKS, *_TOOLS)
+_NAMESAKES = (
+    mutant(
+        "torch's two meanings of a NaN are told", "backends/torch/adapters.py",
+        "        if nan is not None and has_nan(arrays[nan]):\n            return None\n",
+        "",
+        "test_torch_namesakes.py::test_nan_and_infinities_are_those_of_the_body_wherever_they_stand[relu6_backward-7]",
+    ),
+    mutant(
+        "torch's gelu gets its tail from the body", "backends/torch/adapters.py",
+        "            if few.size:",
+        "            if False:",
+        "test_torch_namesakes.py::test_gelu_keeps_its_digits_in_the_tail[torch.float32-none]",
+    ),
+    mutant(
+        "torch's gelu is not asked for infinities", "backends/torch/adapters.py",
+        "            if not x.max().item() < 1e30:\n                return None\n",
+        "",
+        "test_torch_namesakes.py::test_nan_and_infinities_are_those_of_the_body_wherever_they_stand[gelu-1000]",
+    ),
+    mutant(
+        "a bend of no width is as narrow as a number", "backends/torch/adapters.py",
+        "values = [max(value, least) for value in values] or [least]",
+        "values = values or [0.0]",
+        "test_torch_namesakes.py::test_the_slope_of_a_bend_of_no_width_is_0_in_it[torch.float32]",
+    ),
+    mutant(
+        "a row of NaN of torch's softmax is looked at", "backends/torch/rows.py",
+        "return None if has_nan(y.select(axis, 0)) else y",
+        "return y",
+        "test_torch_namesakes.py::test_rows_of_which_nothing_counts_are_those_of_the_definition",
+    ),
+    mutant(
+        "what a logarithm left out has no cotangent", "backends/torch/rows.py",
+        "if \"log\" in name and not y.min().item() > -torch.inf:",
+        "if False:",
+        "test_torch_namesakes.py::test_rows_of_which_nothing_counts_are_those_of_the_definition",
+    ),
+    mutant(
+        "torch's norms are of rows near 0", "backends/torch/rows.py",
+        "return x if x.itemsize == 2 else x - x.mean(-1, keepdim=True)",
+        "return x",
+        "test_torch_namesakes.py::test_rows_far_from_0_keep_their_digits[layer_norm-1000000.0]",
+    ),
+    mutant(
+        "torch's losses drop classes out of range", "backends/torch/rows.py",
+        "    if mode == \"drop\":\n",
+        "    if False:\n",
+        "test_torch_namesakes.py::test_classes_out_of_range_are_dropped[0.0-mean-torch.int32--1]",
+    ),
+    mutant(
+        "torch's functions widen what they would round twice", "backends/torch/namesakes.py",
+        "checked, widened = bool(problem.raising), problem.dtype not in found.dtypes",
+        "checked, widened = bool(problem.raising), False",
+        "test_torch_namesakes.py::test_every_number_of_16_bits_is_rounded_once[sigmoid_backward-torch.float16]",
+    ),
+    mutant(
+        "what is added to is not rounded before", "backends/torch/namesakes.py",
+        "narrow = accumulate or any(",
+        "narrow = any(",
+        "test_torch_namesakes.py::test_what_is_added_in_16_bits_is_rounded_once[torch.bfloat16]",
+    ),
+    mutant(
+        "torch's loops between two layouts are others", "backends/torch/namesakes.py",
+        "        if alike and not accumulate and _lies(outs[0], strides):",
+        "        if found.writes and not (accumulate or widened):",
+        "test_torch_namesakes.py::test_into_another_layout_go_the_same_bits",
+    ),
+    mutant(
+        "a threshold of a softplus is one that has an exponential", "backends/torch/namesakes.py",
+        "return min(threshold, 40.0 if dtype == torch.float64 else 18.0)",
+        "return threshold",
+        "test_torch_namesakes.py::test_a_softplus_of_any_threshold_has_finite_slopes[torch.float32-inf]",
+    ),
+    mutant(
+        "float64 is not served by a constant of float32", "backends/torch/namesakes.py",
+        "problem.compute_dtype not in found.dtypes",
+        "False",
+        "test_torch_namesakes.py::test_skus_name_what_runs",
+    ),
+)  # fmt: skip
+
+MUTANTS = (*_CACHE, *_PLANS, *_CHECKS, *_VALUES, *_BODIES, *_FRAMEWORKS, *_TOOLS, *_NAMESAKES)

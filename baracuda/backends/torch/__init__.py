@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from baracuda.backends.torch import namesakes
 from baracuda.calls import body
 from baracuda.declaration.spec import Adds, OpSpec, Prepared, Problem, Runner
 from baracuda.errors import UnsupportedError
@@ -17,7 +18,7 @@ from baracuda.libraries import Array, library
 
 
 class TorchBackend:
-    """The body through torch's functions, outside autograd, into tensors of the right layout."""
+    """torch's own function of the op, or the body through torch's functions; outside autograd."""
 
     name = "torch"
     reads = "d"
@@ -46,17 +47,20 @@ class TorchBackend:
 
     def prepare(self, problem: Problem) -> Prepared:
         foreign = problem.library.name == "numpy"
+        found = namesakes.namesake(problem)
         return Prepared(
             run=_numpy_runner(problem) if foreign else _runner(problem),
-            kernel=body.kernel(problem),
-            variant="from_numpy" if foreign else "",
+            kernel=f"aten::{found.name}" if found else body.kernel(problem),
+            variant="from_numpy" if foreign else "corrected" if found and found.corrected else "",
             arch=problem.library.arch(problem.device),
             precision=body.precision(problem),
         )
 
 
 def _runner(problem: Problem) -> Runner:
-    run = body.runner(problem)
+    run, found = body.runner(problem), namesakes.namesake(problem)
+    if found:
+        run = namesakes.runner(problem, found, run)
 
     def run_outside_autograd(
         arrays: Sequence[Array],
@@ -64,6 +68,8 @@ def _runner(problem: Problem) -> Runner:
         accumulate: Adds,
         scalars: Mapping[str, Any],
     ) -> Any:
+        if not torch.is_grad_enabled():
+            return run(arrays, outs, accumulate, scalars)
         with torch.no_grad():
             return run(arrays, outs, accumulate, scalars)
 

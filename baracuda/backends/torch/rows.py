@@ -1,0 +1,278 @@
+"""Softmax, norms and losses of classes, by torch's functions of rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from baracuda.backends.torch.adapters import REDUCTIONS, Serve, function, has_nan, whole, wide
+from baracuda.declaration.spec import Problem
+from baracuda.families.reductions import classes
+from baracuda.libraries import Array
+
+_softmax, _log_softmax = function("_softmax"), function("_log_softmax")
+_layer_norm, _layer_norm_backward = (
+    function("native_layer_norm"), function("native_layer_norm_backward")
+)  # fmt: skip
+_group_norm, _group_norm_backward = (
+    function("native_group_norm"), function("native_group_norm_backward")
+)  # fmt: skip
+_batch_norm = function("native_batch_norm")
+_glu = function("glu")
+_nll, _nll_of_planes = function("nll_loss_forward"), function("nll_loss2d_forward")
+_entropy_backward = function("binary_cross_entropy_backward")
+
+
+def last(problem: Problem) -> bool:
+    """Whether rows of 16 bits lie in C order along the last axis: torch rounds others twice."""
+    end = problem.options["axis"] in (-1, len(problem.outputs[0].shape) - 1)
+    dense = end and all(x.strides is None for x in problem.given)
+    return whole(problem) and (dense or problem.dtype == problem.compute_dtype)
+
+
+def unmasked(problem: Problem) -> bool:
+    """Whether all entries of a softmax count besides."""
+    return len(problem.given) == 1 and not problem.options["causal"] and last(problem)
+
+
+def softmax(name: str) -> Serve:
+    """A softmax, or its logarithm."""
+    new = function(name)
+
+    def serve(x: Array, *_: None, axis: int, causal: bool, scale: float) -> Any:
+        y = new(x if scale == 1 else wide(x) * scale, axis, False)
+        # A row of -inf is one of NaN in torch, as is a row that has one: the first entry tells.
+        return None if has_nan(y.select(axis, 0)) else y
+
+    return serve
+
+
+def softmax_backward(name: str) -> Serve:
+    """The gradient of either, from the result."""
+    new = function(name)
+
+    def serve(dy: Array, y: Array, *, axis: int, scale: float) -> Any:
+        # The cotangent of a class that was left out counts in torch's sum.
+        if "log" in name and not y.min().item() > -torch.inf:
+            return None
+        if scale == 1:
+            return new(dy, y, axis, dy.dtype)
+        dy = wide(dy)
+        return new(dy, wide(y), axis, dy.dtype).mul_(scale)
+
+    return serve
+
+
+def _centred(x: Array) -> Array:
+    """Less the mean of the last axis: torch's factors of a row far from 0 lose its digits.
+
+    In 16 bits such a row has no more digits than torch keeps in float32.
+    """
+    return x if x.itemsize == 2 else x - x.mean(-1, keepdim=True)
+
+
+def layer_norm(x: Array, weight: Any = None, bias: Any = None, /, *, eps: float) -> Any:
+    """The norm of the last axis."""
+    return _layer_norm(_centred(x), x.shape[-1:], weight, bias, eps)[0]
+
+
+def layer_norm_backward(dy: Array, x: Array, weight: Any = None, /, *, eps: float) -> Any:
+    """Its gradient, from statistics that are made again."""
+    x, shape = _centred(x), x.shape[-1:]
+    normal, mean, rate = _layer_norm(x, shape, None, None, eps)
+    dx = _layer_norm_backward(dy, x, shape, mean, rate, weight, None, [True, False, False])[0]
+    return (dx, *_sums(dy, normal, [*range(x.ndim - 1)])) if weight is not None else dx
+
+
+def _sums(dy: Array, normal: Array, others: list[int]) -> tuple[Array, Array]:
+    """The gradients of parameters: torch adds up theirs one by one, which a long sum shows."""
+    shares = normal.mul_(dy)
+    if not others:
+        return shares, dy.clone()
+    return shares.sum(others), dy.sum(others)
+
+
+def _grouped(x: Array, groups: int) -> tuple[Array, tuple[int, int, int]]:
+    """Centred groups of channels in C order, and extents as torch takes them."""
+    n, c = x.shape[:2]
+    rows = _centred(x.contiguous().view(n, groups, -1))
+    return rows.view(x.shape), (n, c, x[0, 0].numel())
+
+
+def several(problem: Problem) -> bool:
+    """Whether sets have more than one element: torch's terms of one cancel to a rounding, not 0."""
+    x = problem.outputs[0]
+    groups = problem.options.get("num_groups", x.shape[1])
+    return whole(problem) and x.size > x.shape[0] * groups
+
+
+def _along(parameter: Any) -> Any:
+    # torch reads it as if it were.
+    return None if parameter is None else parameter.contiguous()
+
+
+def group_norm(
+    x: Array, weight: Any = None, bias: Any = None, /, *, eps: float, num_groups: int = 0
+) -> Any:
+    """The norm of groups of channels; of each channel where there is no number of groups."""
+    groups = num_groups or x.shape[1]
+    x, extents = _grouped(x, groups)
+    return _group_norm(x, _along(weight), _along(bias), *extents, groups, eps)[0]
+
+
+def group_norm_backward(
+    dy: Array, x: Array, weight: Any = None, /, *, eps: float, num_groups: int = 0
+) -> Any:
+    """Its gradient, from statistics that are made again."""
+    groups = num_groups or x.shape[1]
+    dy, (x, extents) = dy.contiguous(), _grouped(x, groups)
+    normal, mean, rate = _group_norm(x, None, None, *extents, groups, eps)
+    dx = _group_norm_backward(
+        dy, x, mean, rate, _along(weight), *extents, groups, [True, False, False]
+    )[0]
+    return (dx, *_sums(dy, normal, [0, *range(2, x.ndim)])) if weight is not None else dx
+
+
+def batch_norm_inference(
+    x: Array, mean: Array, var: Array, weight: Any = None, bias: Any = None, /, *, eps: float
+) -> Any:
+    """The norm by given statistics."""
+    return _batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
+
+
+def packed(problem: Problem) -> bool:
+    """Whether one array has both halves, the gate behind."""
+    spec = problem.spec
+    assert spec.packed is not None
+    both = problem.inputs[spec.arrays.index(spec.packed.other)] is None
+    return both and not problem.options[spec.packed.first] and whole(problem)
+
+
+def glu(x: Array, *_: None, axis: int, gate_first: bool) -> Any:
+    """Of one array."""
+    return _glu(x, axis)
+
+
+def binary_cross_entropy_backward(
+    dloss: Array, x: Array, target: Array, /, *, reduction: str
+) -> Any:
+    """Without weights."""
+    return _entropy_backward(dloss, x, target, None, REDUCTIONS[reduction])
+
+
+def nll_loss(
+    x: Array,
+    target: Array,
+    weight: Any = None,
+    /,
+    *,
+    axis: int,
+    ignore_index: int,
+    reduction: str,
+    mode: str = "raise",
+) -> Any:
+    """Rows along any axis as planes of torch."""
+    axis, v = axis % x.ndim, x.shape[axis]
+    at = target.long()
+    if mode == "drop":
+        at = torch.where((at < 0) | (at >= v), ignore_index, at)
+    rows, columns = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    code = REDUCTIONS[reduction]
+    if columns == 1:
+        found = _nll(x.reshape(rows, v), at.reshape(rows), weight, code, ignore_index)
+    else:
+        planes, shape = x.reshape(rows, v, columns, 1), (rows, columns, 1)
+        found = _nll_of_planes(planes, at.reshape(shape), weight, code, ignore_index)
+    return found[0].reshape(target.shape) if reduction == "none" else found[0]
+
+
+def _smoothed(log: Array, target: Array, axis: int, smoothing: float, **options: Any) -> Array:
+    """The loss of a target that shares with all classes."""
+    loss = nll_loss(log, target, axis=axis, **options)
+    if smoothing:
+        # Each class of a row that counts, as if it were its target.
+        mean = log.mean(axis, keepdim=True).expand(log.shape)
+        loss = loss * (1 - smoothing) + nll_loss(mean, target, axis=axis, **options) * smoothing
+    return loss
+
+
+def _pulled(
+    powers: Array, counts: Array, at: Array, axis: int, smoothing: float, weight: Any
+) -> Array:
+    """The gradient, over the shares of the classes."""
+    powers.scatter_(axis, at, smoothing - 1, reduce="add")
+    if smoothing:
+        powers.sub_(smoothing / powers.shape[axis])
+    powers.mul_(weight)
+    return powers if counts.all() else powers.masked_fill_(~counts, 0)
+
+
+def cross_entropy(
+    logits: Array,
+    target: Array,
+    /,
+    *,
+    axis: int,
+    ignore_index: int,
+    reduction: str,
+    mode: str,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+) -> Any:
+    """From the logarithm of a softmax."""
+    if z_loss or softcap:
+        return None
+    log = _log_softmax(logits, axis, False)
+    return _smoothed(log, target, axis, label_smoothing, ignore_index=ignore_index,
+                     reduction=reduction, mode=mode)  # fmt: skip
+
+
+def cross_entropy_backward(
+    dloss: Array,
+    logits: Array,
+    target: Array,
+    /,
+    *,
+    axis: int,
+    ignore_index: int,
+    reduction: str,
+    mode: str,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+) -> Any:
+    """From a softmax, of which the gradient takes the memory."""
+    if z_loss or softcap:
+        return None
+    counts, at = classes(target.unsqueeze(axis), logits.shape[axis], ignore_index)
+    number = counts.sum().to(logits.dtype) if reduction == "mean" else 1
+    weight = dloss.unsqueeze(axis) if reduction == "none" else dloss / number
+    powers = _softmax(logits, axis, False)
+    return _pulled(powers, counts, at, axis, label_smoothing, weight)
+
+
+def cross_entropy_with_gradient(
+    logits: Array,
+    target: Array,
+    /,
+    *,
+    axis: int,
+    ignore_index: int,
+    reduction: str,
+    mode: str,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+) -> Any:
+    """Both from the logarithm of a softmax."""
+    if z_loss or softcap:
+        return None
+    counts, at = classes(target.unsqueeze(axis), logits.shape[axis], ignore_index)
+    number = counts.sum().to(logits.dtype) if reduction == "mean" else 1
+    log = _log_softmax(logits, axis, False)
+    loss = _smoothed(log, target, axis, label_smoothing, ignore_index=ignore_index,
+                     reduction=reduction, mode=mode)  # fmt: skip
+    return loss, _pulled(log.exp_(), counts, at, axis, label_smoothing, 1 / number)

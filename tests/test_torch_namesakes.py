@@ -1,0 +1,208 @@
+"""Functions of torch in the places of bodies keep the contract: roundings, edges, tails, SKUs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import baracuda as bc
+from baracuda.backends.torch.namesakes import NAMESAKES
+from baracuda.calls.op import registry
+from baracuda.testing.cases import many
+
+POINTWISE = [name for name in NAMESAKES if registry[name].spec.pointwise]
+HALVES = [torch.float16, torch.bfloat16]
+# No 16-bit number is any of these: an op that rounded its options first would be found.
+ODD = {
+    "negative_slope": 0.3, "threshold": 0.1, "value": -2.3, "min_val": -0.3, "max_val": 0.7,
+    "lambd": 0.3, "alpha": 0.7, "beta": 0.7, "weight": 0.3,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def scalars(name: str) -> dict[str, float]:
+    return {option: ODD[option] for option in registry[name].spec.scalars}
+
+
+def same(got: torch.Tensor, want: torch.Tensor, room: torch.Tensor) -> None:
+    """Within `room`, NaN and infinities in the same places."""
+    got, want = got.double(), want.double()
+    fits = (got == want) | (got.isnan() & want.isnan()) | ((got - want).abs() <= room)
+    assert fits.all(), (got[~fits][:4], want[~fits][:4], int((~fits).sum()))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", POINTWISE)
+def test_every_number_of_16_bits_is_rounded_once(name: str, dtype: torch.dtype) -> None:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    spec, options = registry[name].spec, scalars(name)
+    # What is beyond the square root of the largest number overflows on the way.
+    every = every[~(every.double().abs() > 1e18) | every.isinf()]
+    for fixed in (1.0, -0.7):
+        arrays = [torch.full_like(every, fixed)] * (len(spec.arrays) - 1) + [every]
+        plan = registry[name].plan(*arrays, **options)
+        assert plan.sku.kernel == f"aten::{NAMESAKES[name].name}"
+        want = registry[name](*[x.double() for x in arrays], **options, backend="array_api")
+        body = registry[name](*arrays, **options, backend="array_api")
+        eps = torch.finfo(dtype).eps
+        size = want.abs() + (abs(fixed) if len(arrays) > 1 else 0)
+        room = 0.5 * eps * (1 + eps) * want.abs() + 2.0**-20 * size
+        room += 2.0**-24 if dtype == torch.float16 else 2.0**-126
+        sharp = want.double() - body.double()
+        # At a bend the scalar in float32 decides, as in the body.
+        bend = sharp.abs() > room
+        # torch takes neighbours as vectors, and elements apart one by one.
+        apart = [torch.stack([x, x], 1)[:, 0] for x in arrays]
+        for got in (plan(*arrays, **options), registry[name](*apart, **options)):
+            same(got[~bend], want[~bend], room[~bend])
+            same(got[bend], body[bend], torch.zeros(()))
+
+
+def test_skus_name_what_runs() -> None:
+    x = torch.randn(3, 8)
+    for op, kernel, variant in (
+        (bc.relu, "aten::relu", ""),
+        (bc.gelu, "aten::gelu", "corrected"),
+        (bc.softmax, "aten::_softmax", "corrected"),
+        (bc.tanhshrink, "body", ""),
+    ):
+        sku = op.plan(x).sku
+        assert (sku.backend, sku.kernel, sku.variant) == ("torch", kernel, variant)
+        assert torch.equal(op(x, sku=sku), op(x))
+    assert bc.softmax.plan(x, causal=True).sku.kernel == "body"
+    assert bc.gelu.plan(x[:0]).sku.kernel == "body"
+    assert bc.gelu.plan(x.numpy(), backend="torch").sku.kernel == "aten::gelu"
+    # 1/6 is one of float32 in torch.
+    assert bc.hardsigmoid_backward.plan(x.double(), x.double()).sku.kernel == "body"
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+@pytest.mark.parametrize("name", [name for name in POINTWISE if NAMESAKES[name].corrected])
+def test_nan_and_infinities_are_those_of_the_body_wherever_they_stand(name: str, size: int) -> None:
+    op, options = registry[name], scalars(name)
+    for special in (math.nan, math.inf, -math.inf):
+        x = torch.linspace(-3, 3, size)
+        x[::3] = special
+        arrays = [torch.ones(size)] * (len(op.spec.arrays) - 1) + [x]
+        want = op(*arrays, **options, backend="array_api")
+        same(op(*arrays, **options), want, 1e-5 + 1e-5 * want.abs())
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
+def test_gelu_keeps_its_digits_in_the_tail(dtype: torch.dtype, approximate: str) -> None:
+    x = torch.linspace(-9, 1, 2001, dtype=torch.float64).to(dtype)
+    want = bc.gelu(x.numpy() if dtype == torch.float64 else x.double().numpy(),
+                   approximate=approximate)  # fmt: skip
+    eps = torch.finfo(dtype).eps
+    room = torch.from_numpy((0.51 if dtype in HALVES else 100) * eps * np.abs(want))
+    for given in (x, torch.stack([x, x], 1)[:, 0]):
+        same(bc.gelu(given, approximate=approximate), torch.from_numpy(want), room + 2.0**-24
+             * (dtype == torch.float16))  # fmt: skip
+
+
+@pytest.mark.parametrize("far", [1e4, 1e6])
+@pytest.mark.parametrize("name", ["layer_norm", "group_norm", "instance_norm"])
+def test_rows_far_from_0_keep_their_digits(name: str, far: float) -> None:
+    near = torch.arange(64.0).reshape(2, 4, 8).sin().mul(64).round()
+    options = {"num_groups": 2} if name == "group_norm" else {}
+    op, backward = registry[name], registry[f"{name}_backward"]
+    same(op(near + far, **options), op(near, **options), torch.tensor(1e-5))
+    dy = torch.cos(near)
+    same(backward(dy, near + far, **options), backward(dy, near, **options), torch.tensor(1e-5))
+
+
+def test_rows_of_which_nothing_counts_are_those_of_the_definition() -> None:
+    x = torch.tensor([[-math.inf] * 3, [0.0, 1.0, -math.inf], [1.0, math.nan, 2.0]])
+    for op, backward in (
+        (bc.softmax, bc.softmax_backward), (bc.log_softmax, bc.log_softmax_backward)
+    ):  # fmt: skip
+        y = op(x, backend="array_api")
+        same(op(x), y, torch.tensor(1e-6))
+        dy = torch.tensor([[1.0, -2.0, 4.0]] * 3)
+        same(backward(dy, y), backward(dy, y, backend="array_api"), torch.tensor(1e-6))
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_classes_out_of_range_are_dropped(
+    axis: int, index: torch.dtype, reduction: str, smoothing: float
+) -> None:
+    x = torch.arange(60.0).reshape(3, 5, 4).sin()
+    shape = [n for i, n in enumerate(x.shape) if i != axis % 3]
+    target = (torch.arange(math.prod(shape)).reshape(shape) - 2).to(index)
+    options: dict[str, Any] = {"axis": axis, "mode": "drop", "reduction": reduction,
+                               "ignore_index": 1}  # fmt: skip
+    for op, more in (
+        (bc.nll_loss, {}),
+        (bc.cross_entropy, {"label_smoothing": smoothing}),
+        (bc.cross_entropy_with_gradient, {"label_smoothing": smoothing}),
+    ):
+        assert op.plan(x, target, **options, **more).sku.kernel.startswith("aten::")
+        got = many(op(x, target, **options, **more))
+        want = many(op(x, target, **options, **more, backend="array_api"))
+        for a, b in zip(got, want, strict=True):
+            same(a, b, 1e-6 + 1e-6 * b.abs())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
+def test_the_slope_of_a_bend_of_no_width_is_0_in_it(dtype: torch.dtype) -> None:
+    x = torch.tensor([-2.0, 0.0, 3.0, math.nan], dtype=dtype)
+    one, zero = torch.ones(4, dtype=dtype), torch.zeros(4, dtype=dtype)
+    want = torch.tensor([-1.0, 0.0, 1.0, math.nan])
+    options: dict[str, Any] = {"reduction": "none"}
+    same(bc.smooth_l1_loss_backward(one, x, zero, **options, beta=0), want, torch.tensor(0))
+    same(bc.l1_loss_backward(one, x, zero, **options), want, torch.tensor(0))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_what_is_added_in_16_bits_is_rounded_once(dtype: torch.dtype) -> None:
+    x = torch.linspace(-3, 3, 999).to(dtype)
+    start = torch.linspace(0.5, 2, 999).to(dtype)
+    out = start.clone()
+    bc.silu_backward.plan(x, x)(x, x, out=out, accumulate=True)
+    want = start.float() + bc.silu_backward(x.float(), x.float())
+    assert torch.equal(out, want.to(dtype))
+
+
+def test_into_another_layout_go_the_same_bits() -> None:
+    x = torch.randn(64, 33).T
+    plan = bc.mish.plan(x)
+    for out in (torch.empty(33, 64), torch.empty(64, 33).T, torch.empty(33, 130)[:, ::2][:, :64]):
+        plan(x, out=out)
+        assert torch.equal(out, plan(x))
+
+
+def test_the_gradient_of_a_watched_call_is_the_explicit_one() -> None:
+    x, dy = torch.randn(5, 16, requires_grad=True), torch.randn(5, 16)
+    for op, backward in ((bc.gelu, bc.gelu_backward), (bc.silu, bc.silu_backward)):
+        y = op(x)
+        assert y.grad_fn.name() == "FusedBackward"
+        (dx,) = torch.autograd.grad(y, x, dy)
+        assert torch.equal(dx, backward(dy, x.detach()))
+    assert torch.autograd.gradgradcheck(bc.gelu, x.detach().double().requires_grad_())
+
+
+@pytest.mark.parametrize("threshold", [20.0, 1e3, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_softplus_of_any_threshold_has_finite_slopes(
+    dtype: torch.dtype, threshold: float
+) -> None:
+    x = torch.tensor([-1000.0, -50.0, 0.0, 19.0, 30.0, 90.0, 800.0, 1e5], dtype=dtype)
+    one = torch.ones_like(x)
+    same(bc.softplus(x, threshold=threshold), x.clamp(0) + torch.log1p(torch.exp(-x.abs())),
+         1e-6 * one)  # fmt: skip
+    same(bc.softplus_backward(one, x, threshold=threshold), torch.sigmoid(x), 1e-6 * one)
