@@ -424,7 +424,7 @@ _VALUES = (
         "run-time values in memory are behind the pointers", "backends/cuda/launch_plan.py",
         "reads = \", \".join([str(8 * len(self.front)), *kinds])",
         "reads = \", \".join([str(8 * len(self.front) - 8), *kinds])",
-        "test_emulated_values.py::test_a_value_in_memory_is_the_number[rms_norm]",
+        "test_values.py::test_a_kernel_is_given_the_address",
     ),
     mutant(
         "arguments that are copied have room on chip", "backends/cuda/schedules/__init__.py",

@@ -21,8 +21,8 @@ _STATES = "test_new_ops.py::test_a_kernel_reads_and_writes_states_as_they_are"
 
 MUTANTS = (
     mutant(
-        "a block waits for the run-time values in memory", "cuda_src/common/reading.cuh",
-        "      __syncthreads();\n", "",
+        "a run-time value in memory is widened", "cuda_src/common/reading.cuh",
+        "struct Taken<f32> { using type = f64; }", "struct Taken<f32> { using type = f32; }",
         "test_emulated_values.py::test_a_value_in_memory_is_the_number[rms_norm]",
     ),
     mutant(
