@@ -100,8 +100,8 @@ def _at_once(
         # The count of all chunks, which none of them has.
         number, reduction = rows.number(options["ignore_index"]), "sum"
         # Where none counts the loss is NaN and the gradients are 0.
-        share = 1 / xp.where(number > 0, number, 1)
-        share = share if dloss is None else rows.widened(dloss) * share
+        share = xp.asarray(1 / xp.where(number > 0, number, 1))
+        share = share if dloss is None else xp.asarray(rows.widened(dloss) * share)
     losses, dhidden, dweight = [], [], None
     for chunk in rows.chunks():
         slopes = chunk.logits

@@ -174,7 +174,9 @@ class Call:
         for pattern in self.form.inputs:
             if pattern.is_option:
                 out[pattern.name] = pattern.shape(self.case.axes)
-        return out
+        # What stands for an input that the op does not take has the dtype of the others.
+        chosen = {r.chosen for r in self.subject.spec.roles.values() if r.chosen}
+        return out | dict.fromkeys(chosen, self.subject.dtype)
 
     @property
     def scalars(self) -> dict[str, Any]:

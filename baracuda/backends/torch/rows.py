@@ -257,6 +257,7 @@ def cross_entropy_backward(
 def cross_entropy_with_gradient(
     logits: Array,
     target: Array,
+    dloss: Array | int | None = None,
     /,
     *,
     axis: int,
@@ -275,4 +276,5 @@ def cross_entropy_with_gradient(
     log = _log_softmax(logits, axis, False)
     loss = _smoothed(log, target, axis, label_smoothing, ignore_index=ignore_index,
                      reduction=reduction, mode=mode)  # fmt: skip
-    return loss, _pulled(log.exp_(), counts, at, axis, label_smoothing, 1 / number)
+    each = (1 if dloss is None else dloss) / number
+    return loss, _pulled(log.exp_(), counts, at, axis, label_smoothing, each)
