@@ -181,8 +181,11 @@ def problem(
     options: Mapping[str, Any],
     choices: Choices,
     given: Values | None = None,
+    known: Sequence[tuple[str, bool] | None] = (),
 ) -> Problem:
     """Validate a call; `given` are run-time values where some are arrays.
+
+    What watches its arrays is `known` where that was asked before.
 
     Raises
     ------
@@ -194,7 +197,7 @@ def problem(
     """
     named_arrays = dict(zip(spec.arrays, arrays, strict=False))
     library, facts = _facts(spec, named_arrays)
-    state = library.state([x for x in named_arrays.values() if x is not None])
+    state = known[0] if known else library.state([x for x in arrays if x is not None])
     if given is None:
         return described_problem(spec, library, facts, state, options, choices)
     if given.mode:

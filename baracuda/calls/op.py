@@ -301,7 +301,8 @@ class Op(Generic[P, R]):
             block = alias[-1]
         else:
             block = DEFAULT if check.traced(arrays) else current.get()
-        problem = check.problem(self.spec, arrays, own, block.but(self.spec.name, dispatch), given)
+        known, chosen = () if alias is None else alias[1:2], block.but(self.spec.name, dispatch)
+        problem = check.problem(self.spec, arrays, own, chosen, given, known)
         if alias is None:
             try:
                 # Only now are all types known.

@@ -14,11 +14,15 @@ from baracuda.libraries import UNFIT, Array, Library
 
 
 class _Passed(NamedTuple):
-    """Outputs that passed: which were given, what was added to, what tells others like them."""
+    """Outputs that passed: which were given, what was added to, what tells others like them.
+
+    `gradient`: whether all of them may be added to.
+    """
 
     there: tuple[bool, ...]
     whole: bool
     adds: Adds
+    gradient: bool
     fit: Callable[[Sequence[Array], Sequence[Array]], bool]
 
 
@@ -34,11 +38,10 @@ class Outputs:
         That of the plan.
     """
 
-    __slots__ = ("_gradient", "_passed", "_problem")
+    __slots__ = ("_passed", "_problem")
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._gradient = all(problem.spec.adds_into(x.name) for x in problem.outputs)
         self._passed: _Passed | None = None
 
     def __call__(
@@ -46,7 +49,7 @@ class Outputs:
     ) -> tuple[tuple[Array, ...] | None, Adds]:
         problem, passed = self._problem, self._passed
         outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
-        plain = accumulate is False or (accumulate is True and self._gradient)
+        plain = accumulate is False or (accumulate is True and passed and passed.gradient)
         added = accumulate if plain else adds(problem, accumulate)
         if passed is not None:
             if passed.whole:
@@ -59,7 +62,8 @@ class Outputs:
         found, there = given(problem, arrays, out, added), _there(outs)
         if any(there):
             fit = _teller(problem, [x for x in outs if x is not None])
-            self._passed = _Passed(there, all(there), added, fit)
+            gradient = all(problem.spec.adds_into(x.name) for x in problem.outputs)
+            self._passed = _Passed(there, all(there), added, gradient, fit)
         return found, added
 
 

@@ -213,7 +213,7 @@ _PLANS = (
     ),
     mutant(
         "outputs that passed before are looked at quickly", "calls/outputs.py",
-        "self._passed = _Passed(there, all(there), added, fit)", "pass",
+        "self._passed = _Passed(there, all(there), added, gradient, fit)", "pass",
         "test_outputs.py::test_outputs_like_those_that_passed_are_not_described_again",
     ),
     mutant(
@@ -248,7 +248,7 @@ _PLANS = (
     ),
     mutant(
         "what has passed lets gradients alone accumulate", "calls/outputs.py",
-        "or (accumulate is True and self._gradient)", "or accumulate is True",
+        "or (accumulate is True and passed and passed.gradient)", "or accumulate is True",
         "test_outputs.py::test_outputs_that_passed_let_nothing_else_pass",
     ),
     mutant(
@@ -332,6 +332,11 @@ _PLANS = (
         "a number that may change is read again", "calls/check.py",
         "if _CONSTANT.issuperset(map(type, given.values())):", "if True:",
         "test_options.py::test_a_run_time_value_that_equals_the_last_one_is_read_again",
+    ),
+    mutant(
+        "what watches the arrays of a call is asked once", "calls/op.py",
+        "known = () if alias is None else alias[1:2]", "known = ()",
+        "test_life_of_a_call.py::test_a_first_call_asks_each_fact_of_an_array_once[torch]",
     ),
     mutant(
         "calls in turns are remembered", "calls/recent.py",
