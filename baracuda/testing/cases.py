@@ -174,9 +174,11 @@ class Call:
         for pattern in self.form.inputs:
             if pattern.is_option:
                 out[pattern.name] = pattern.shape(self.case.axes)
-        # What stands for an input that the op does not take has the dtype of the others.
-        chosen = {r.chosen for r in self.subject.spec.roles.values() if r.chosen}
-        return out | dict.fromkeys(chosen, self.subject.dtype)
+        return out | self._chosen(self.subject.dtype)
+
+    def _chosen(self, dtype: str) -> dict[str, str]:
+        """The options that name the dtype of what the op does not take."""
+        return {r.chosen: dtype for r in self.subject.spec.roles.values() if r.chosen}
 
     @property
     def scalars(self) -> dict[str, Any]:
@@ -260,7 +262,8 @@ class Call:
             wide.append(x)
         with stored_as(*self.dtypes):
             result = self.subject.function(
-                *positional(wide), **{**self.options, "backend": "array_api"}
+                *positional(wide),
+                **{**self.options, **self._chosen("float64"), "backend": "array_api"},
             )
         return many(result)
 
