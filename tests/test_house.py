@@ -47,12 +47,9 @@ DEMONSTRATE = {"testing", "tools"}
 NAMESAKES = {("nn", "torch")}
 # Packages whose modules import each other, besides their own __init__.
 ROOMS = [
-    ("backends", "numpy"),
-    ("backends", "torch"),
-    ("backends", "cuda"),
-    ("frameworks", "torch"),
-    ("testing",),
-]
+    ("backends", "numpy"), ("backends", "torch"), ("backends", "cuda"), ("frameworks", "torch"),
+    ("nn",), ("testing",),
+]  # fmt: skip
 # What is imported when it is asked for, and shown to type checkers.
 LAZY = {("__init__", "baracuda.nn")}
 MOST_LINES = 450

@@ -1,0 +1,183 @@
+"""Modules of the norms, with torch's names.
+
+Each has the constructor, parameters, buffers, ``state_dict`` and ``repr`` of torch's class. An
+input is float16, bfloat16, float32 or float64; parameters and running statistics have its dtype, or
+are all float32 beside 16 bits. The result has the dtype of the input and is contiguous.
+
+Other dtypes and layouts run torch's own forward. So do images in torch's channels-last formats in
+the norms of channels: the op's result would not be in that format, and the next convolution would
+convert it back.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from baracuda.nn.namesakes import Namesake, taken
+from baracuda.ops.batch_norm import batch_norm, batch_norm_inference
+from baracuda.ops.channel_norm import group_norm, instance_norm
+from baracuda.ops.norm import layer_norm, rms_norm
+
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "LayerNorm",
+    "RMSNorm",
+]
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _channels_last(x: torch.Tensor) -> bool:
+    """Whether `x` is dense with its channels last, and not contiguous as well."""
+    layout = _FORMATS.get(x.ndim)
+    return layout is not None and not x.is_contiguous() and x.is_contiguous(memory_format=layout)
+
+
+def _as_rows(
+    x: torch.Tensor, shape: tuple[int, ...], *parameters: torch.Tensor | None
+) -> tuple[Any, ...] | None:
+    """`x` with the axes of `shape` as one, and parameters as well; None where these do not fit."""
+    if tuple(x.shape[x.ndim - len(shape) :]) != shape or not taken(x, parameters=parameters):
+        return None
+    if len(shape) == 1:
+        return x, *parameters
+    rows = x.reshape(*x.shape[: x.ndim - len(shape)], math.prod(shape))
+    return rows, *(p if p is None else p.reshape(-1) for p in parameters)
+
+
+class LayerNorm(Namesake, torch.nn.LayerNorm):
+    """`torch.nn.LayerNorm` by `baracuda.layer_norm`: centre and scale the last axes.
+
+    Several axes are normalised as one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from baracuda.nn import LayerNorm
+    >>> LayerNorm(2)(torch.tensor([[1.0, 3.0]])).detach().round(decimals=4)
+    tensor([[-1.,  1.]])
+    """
+
+    def _computed(self: Any, input: torch.Tensor) -> torch.Tensor | None:
+        rows = _as_rows(input, self.normalized_shape, self.weight, self.bias)
+        return None if rows is None else layer_norm(*rows, eps=self.eps).reshape(input.shape)
+
+
+class RMSNorm(Namesake, torch.nn.RMSNorm):
+    """`torch.nn.RMSNorm` by `baracuda.rms_norm`: divide the last axes by their root mean square.
+
+    ``eps=None`` is that of the dtype in which it is computed, as in torch: of float32 for 16 bits.
+    """
+
+    def _computed(self: Any, x: torch.Tensor) -> torch.Tensor | None:
+        rows = _as_rows(x, self.normalized_shape, self.weight)
+        if rows is None:
+            return None
+        eps = self.eps
+        if eps is None:
+            eps = torch.finfo(x.dtype if x.dtype is torch.float64 else torch.float32).eps
+        y: torch.Tensor = rms_norm(*rows, eps=eps)
+        return y.reshape(x.shape)
+
+
+class GroupNorm(Namesake, torch.nn.GroupNorm):
+    """`torch.nn.GroupNorm` by `baracuda.group_norm`: centre and scale groups of channels."""
+
+    def _computed(self: Any, input: torch.Tensor) -> torch.Tensor | None:
+        fits = input.ndim > 1 and input.shape[1] == self.num_channels
+        if (
+            not fits
+            or _channels_last(input)
+            or not taken(input, parameters=(self.weight, self.bias))
+        ):
+            return None
+        return group_norm(input, self.weight, self.bias, num_groups=self.num_groups, eps=self.eps)
+
+
+class _BatchNorm(Namesake):
+    def _computed(self: Any, input: torch.Tensor) -> torch.Tensor | None:
+        self._check_input_dim(input)
+        mean, var, affine = self.running_mean, self.running_var, (self.weight, self.bias)
+        if _channels_last(input):
+            return None
+        if not self.training and mean is not None:
+            if not taken(input, parameters=(mean, var, *affine)):
+                return None
+            return batch_norm_inference(input, mean, var, *affine, eps=self.eps)
+        tracked = self.training and self.track_running_stats and mean is not None
+        number = input.numel() // max(input.shape[1], 1)
+        # The op rounds statistics to the dtype of its input, and torch refuses a channel of one.
+        if tracked and (self.momentum is None or mean.dtype is not input.dtype):
+            return None
+        if number < 2 or not taken(input, parameters=affine):
+            return None
+        y, batch_mean, batch_var = batch_norm(input, *affine, eps=self.eps)
+        if tracked:
+            with torch.no_grad():
+                if self.num_batches_tracked is not None:
+                    self.num_batches_tracked.add_(1)
+                mean.lerp_(batch_mean, self.momentum)
+                var.lerp_(batch_var * (number / (number - 1)), self.momentum)
+        return y
+
+
+class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d` by `baracuda.batch_norm`, or `baracuda.batch_norm_inference` in eval.
+
+    Running statistics are updated in place as torch's are: by `momentum`, with the unbiased
+    variance. Training runs torch's own forward where these have another dtype than the input, as
+    the op rounds statistics to the latter, and where ``momentum=None``.
+    """
+
+
+class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d`, as `BatchNorm1d`; images in channels-last format run torch's own."""
+
+
+class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
+    """`torch.nn.BatchNorm3d`, as `BatchNorm2d`."""
+
+
+class _InstanceNorm(Namesake):
+    def _computed(self: Any, input: torch.Tensor) -> torch.Tensor | None:
+        self._check_input_dim(input)
+        alone = input.ndim == self._get_no_batch_dim()
+        x = input.unsqueeze(0) if alone else input
+        mean, var, affine = self.running_mean, self.running_var, (self.weight, self.bias)
+        if x.shape[1] != self.num_features or _channels_last(x):
+            return None
+        if not self.training and self.track_running_stats and mean is not None:
+            if not taken(x, parameters=(mean, var, *affine)):
+                return None
+            y = batch_norm_inference(x, mean, var, *affine, eps=self.eps)
+        # torch keeps statistics over the batch in training, and refuses a channel of one element.
+        elif mean is not None or x.shape[2:].numel() == 1 or not taken(x, parameters=affine):
+            return None
+        else:
+            y = instance_norm(x, *affine, eps=self.eps)
+        return y.squeeze(0) if alone else y
+
+
+class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
+    """`torch.nn.InstanceNorm1d` by `baracuda.instance_norm`.
+
+    With ``track_running_stats=True`` eval is `baracuda.batch_norm_inference`, and training runs
+    torch's own forward.
+    """
+
+
+class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
+    """`torch.nn.InstanceNorm2d`, as `InstanceNorm1d`; channels-last images run torch's own."""
+
+
+class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
+    """`torch.nn.InstanceNorm3d`, as `InstanceNorm2d`."""
