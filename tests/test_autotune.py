@@ -17,7 +17,7 @@ import baracuda as bc
 from baracuda.backends.cuda import schedules
 from baracuda.backends.cuda.launch_plan import Call, Steps, Zero
 from baracuda.backends.cuda.schedules import elementwise
-from baracuda.declaration.spec import Refusal
+from baracuda.declaration.backend import Refusal
 
 torch = pytest.importorskip("torch")
 X = torch.ones(64, 128)

@@ -29,9 +29,10 @@ from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, Zero, s
 from baracuda.backends.cuda.schedules import plan
 from baracuda.calls import body, check
 from baracuda.calls.op import registry
+from baracuda.declaration.backend import Misfit, Refusal
 from baracuda.declaration.dispatch import DEFAULT
 from baracuda.declaration.dtypes import named
-from baracuda.declaration.spec import Misfit, Problem, Refusal
+from baracuda.declaration.spec import Problem
 from baracuda.layouts import Shape
 from baracuda.libraries.torch import _materialised
 

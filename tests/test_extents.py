@@ -25,9 +25,10 @@ from baracuda.backends.cuda.launch_plan import Steps
 from baracuda.backends.cuda.schedules.indexed import scatter
 from baracuda.calls import check
 from baracuda.calls.op import registry
+from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dispatch import DEFAULT
 from baracuda.declaration.shapes import Signature
-from baracuda.declaration.spec import Case, OpSpec, Problem, Refusal
+from baracuda.declaration.spec import Case, OpSpec, Problem
 from baracuda.errors import BaracudaError
 from baracuda.testing.cases import (
     _derived,

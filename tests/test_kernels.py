@@ -28,9 +28,10 @@ import pytest
 
 from baracuda.calls import check
 from baracuda.calls.op import registry
+from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dispatch import DEFAULT
 from baracuda.declaration.shapes import Signature, parse
-from baracuda.declaration.spec import OpSpec, Refusal
+from baracuda.declaration.spec import OpSpec
 
 try:
     version("cuda-core"), version("nvidia-cuda-nvrtc")

@@ -19,8 +19,9 @@ from baracuda import backends
 from baracuda.calls import check
 from baracuda.calls.op import registry
 from baracuda.declaration import roles
+from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dispatch import DEFAULT
-from baracuda.declaration.spec import OpSpec, Refusal
+from baracuda.declaration.spec import OpSpec
 from baracuda.testing.cases import mixtures_of
 
 NARROW = (torch.bfloat16, torch.float16)

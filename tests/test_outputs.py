@@ -13,7 +13,7 @@ import torch
 import baracuda as bc
 from baracuda.calls import check, outputs
 from baracuda.calls.op import registry
-from baracuda.declaration.spec import each
+from baracuda.declaration.backend import each
 
 RNG = np.random.default_rng(11)
 

@@ -22,7 +22,8 @@ from baracuda.calls import body
 from baracuda.calls.op import Op, registry
 from baracuda.calls.recent import Known
 from baracuda.calls.routes import routes
-from baracuda.declaration.spec import Misfit, OpSpec, Prepared, Problem
+from baracuda.declaration.backend import Misfit, Prepared
+from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.libraries import library_of
 
 X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(3, 8)

@@ -22,7 +22,8 @@ from baracuda import backends
 from baracuda.backends.torch import TorchBackend
 from baracuda.calls import adjoint
 from baracuda.calls.op import registry
-from baracuda.declaration.spec import Prepared, Problem, Runner
+from baracuda.declaration.backend import Prepared, Runner
+from baracuda.declaration.spec import Problem
 from baracuda.testing.cases import Call
 
 DIFFERENTIABLE = [name for name, op in registry.items() if adjoint.partner(op.spec)[0]]

@@ -20,7 +20,7 @@ import torch
 import baracuda as bc
 from baracuda.calls import check
 from baracuda.calls.op import Op, registry
-from baracuda.declaration.spec import Misfit
+from baracuda.declaration.backend import Misfit
 from baracuda.libraries import FACTS, alignment, library
 from baracuda.testing.cases import Subject, to_library
 

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import get_ident
 
+from baracuda.declaration.backend import Backend, Prepared, Refusal
 from baracuda.declaration.dtypes import named
-from baracuda.declaration.spec import Backend, OpSpec, Prepared, Problem, Refusal
+from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.errors import UnsupportedError, nearest, shown, value_error
 from baracuda.forks import Guard, import_module
 from baracuda.instruments import logger

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baracuda.calls import body
-from baracuda.declaration.spec import OpSpec, Prepared, Problem
+from baracuda.declaration.backend import Prepared
+from baracuda.declaration.spec import OpSpec, Problem
 
 
 class ArrayAPIBackend:

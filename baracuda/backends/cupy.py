@@ -14,8 +14,9 @@ import numpy as np
 
 from baracuda.calls import body
 from baracuda.calls.check import out_of_range, outside
+from baracuda.declaration.backend import Adds, Prepared, Runner
 from baracuda.declaration.dtypes import numpy_dtype
-from baracuda.declaration.spec import Adds, OpSpec, Prepared, Problem, Runner
+from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.libraries import Array, adopt, library
 from baracuda.libraries.cupy import CuPy
 

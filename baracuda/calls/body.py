@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from baracuda.calls.check import indices
+from baracuda.declaration.backend import Adds, Runner, each
 from baracuda.declaration.dispatch import unrecorded
 from baracuda.declaration.sku import PrecisionGuarantee
-from baracuda.declaration.spec import Adds, Problem, Runner, each
+from baracuda.declaration.spec import Problem
 from baracuda.families.numerics import stored_as, unread
 from baracuda.libraries import TRACED, Array
 

@@ -15,22 +15,14 @@ from baracuda.calls.plan import Plan, make
 from baracuda.calls.recent import Recent
 from baracuda.calls.routes import Route, in_graph, route_of
 from baracuda.declaration import hints, values
+from baracuda.declaration.backend import Misfit
 from baracuda.declaration.dispatch import DEFAULT, NAMES, current
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.pairing import Pairing, pairing
 from baracuda.declaration.roles import Role
 from baracuda.declaration.shapes import Signature, signatures
 from baracuda.declaration.sku import KernelSku
-from baracuda.declaration.spec import (
-    Case,
-    Kernel,
-    Misfit,
-    Normaliser,
-    OpSpec,
-    Packed,
-    Problem,
-    Resolver,
-)
+from baracuda.declaration.spec import Case, Kernel, Normaliser, OpSpec, Packed, Problem, Resolver
 from baracuda.declaration.verify import verify
 from baracuda.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from baracuda.libraries import TRACED, UNFIT, compiling, facts_of, library_of, unwrapped

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from baracuda import layouts
 from baracuda.calls import check
+from baracuda.declaration.backend import Adds, each
 from baracuda.declaration.dtypes import name_of, named
-from baracuda.declaration.spec import Adds, Operand, Problem, each
+from baracuda.declaration.spec import Operand, Problem
 from baracuda.errors import UnsupportedError, type_error, value_error
 from baracuda.libraries import UNFIT, Array, Library
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from baracuda import backends
 from baracuda._version import __version__
 from baracuda.calls import body, check, outputs
+from baracuda.declaration.backend import Adds, Misfit, Prepared, Runner
 from baracuda.declaration.hints import for_keyword
 from baracuda.declaration.sku import KernelSku
-from baracuda.declaration.spec import Adds, Misfit, Prepared, Problem, Runner
+from baracuda.declaration.spec import Problem
 from baracuda.errors import ArgumentTypeError, UnsupportedError, type_error, value_error
 from baracuda.forks import import_module
 from baracuda.instruments import logger, ranged

@@ -5,6 +5,7 @@
 // in shared memory what fits. A CLUSTER of blocks may share a row. Where rows lie side by side,
 // ALONE, each has one thread. A SOFT target is a row too: the probability of each class.
 #include "common/cluster.cuh"
+#include "common/counts.cuh"
 #include "common/exponentials.cuh"
 #include "common/report.cuh"
 #include "common/rows.cuh"
@@ -423,31 +424,5 @@ template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
 using SoftCrossEntropyBackward = Entropy<false, true, true, T, WAY, HELD, WIDE, ADD, CLUSTER>;
 template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
 using SoftCrossEntropyWithGradient = Entropy<true, true, true, T, WAY, HELD, WIDE, ADD, CLUSTER>;
-
-// How many targets are classes and not ignored; each block leaves the number of its run.
-struct Counts {
-  static constexpr int RESIDENT = 1;
-
-  struct Args {
-    const void* target;
-    i32* counts;
-    i64 rows, run, classes, ignored;
-    u32 wide, pad;
-    Walk<0, 1, i64> walk;
-  };
-
-  static DEVICE void run(const Args& args) {
-    const i64 first = i64(blockIdx.x) * args.run, end = first + args.run;
-    i32 sum = 0;
-    for (i64 row = first + threadIdx.x; row < end && row < args.rows; row += blockDim.x) {
-      i64 at[1];
-      args.walk.template offsets<1>(row, at);
-      const i64 target = entry_of(args.target, at[0], args.wide);
-      sum += target != args.ignored && u64(target) < u64(args.classes);
-    }
-    sum = block_total(sum);
-    if (threadIdx.x == 0) args.counts[blockIdx.x] = sum;
-  }
-};
 
 }  // namespace baracuda

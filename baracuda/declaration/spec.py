@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from baracuda.declaration.dispatch import Choices
 from baracuda.declaration.dtypes import FLOATS, named
 from baracuda.declaration.roles import VALUE, Role, Wide
 from baracuda.declaration.shapes import Axes, Signature, Term
-from baracuda.declaration.sku import PrecisionGuarantee
 from baracuda.forks import cached_property
 from baracuda.layouts import Shape, kind
-from baracuda.libraries import Array, Library
+from baracuda.libraries import Library
 
 Normaliser: TypeAlias = Callable[[str, str, Any], Any]
 """``(op, option, value) -> value``, or an error that names the option."""
@@ -398,61 +397,3 @@ def layout_of(given: Sequence[Operand]) -> str:
     """The least regular layout among inputs."""
     kinds = {kind(x.shape, x.strides) for x in given if x.strides is not None}
     return "strided" if "strided" in kinds else "dense" if kinds else "contiguous"
-
-
-Adds: TypeAlias = bool | tuple[bool, ...]
-"""Whether to add into given outputs; one for each where they differ, as `each` reads it."""
-
-Runner: TypeAlias = Callable[
-    [Sequence[Array], "tuple[Array, ...] | None", Adds, Mapping[str, Any]], Any
-]
-"""``(arrays, outs, accumulate, scalars) -> result``; ``outs=None`` allocates."""
-
-
-def each(accumulate: Adds, count: int) -> tuple[bool, ...]:
-    """Whether to add into each of `count` outputs."""
-    return accumulate if isinstance(accumulate, tuple) else (accumulate,) * count
-
-
-class Prepared(NamedTuple):
-    """What a backend made of a problem: the runner, and the facts of it that go into the SKU."""
-
-    run: Runner
-    kernel: str
-    variant: str
-    arch: str
-    precision: PrecisionGuarantee
-    workspace_size: int = 0
-    tuned: Callable[[Sequence[Array]], Prepared] | None = None
-    """Measures the variants on these arrays and prepares the fastest; None where there is one."""
-    provisional: bool = False
-    """Set by `backends.choose`: a backend ahead of this one could not be loaded."""
-
-
-class Refusal(Exception):
-    """Found while preparing: why the backend does not take the problem after all."""
-
-
-class Misfit(Exception):
-    """A runner met arrays less aligned than planned; they have a plan of their own."""
-
-
-class Backend(Protocol):
-    """Whoever can compute. Stateless as seen from outside; asked in the registry's order."""
-
-    name: str
-
-    def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
-        """The dtypes for which this backend takes `spec` on plain arrays of `library`."""
-
-    def refuses(self, problem: Problem) -> str | None:
-        """Why this backend does not take `problem`, None when it does."""
-
-    def check_errors(self) -> None:
-        """Wait for what was launched, and raise what it found wrong."""
-
-    def prepare(self, problem: Problem) -> Prepared:
-        """Do all that does not depend on values: choose the kernel, compile.
-
-        `Refusal` says what only then turns out to be in the way.
-        """

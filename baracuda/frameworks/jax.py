@@ -33,9 +33,10 @@ from baracuda.calls import adjoint, body, check
 from baracuda.calls.op import Op, registry
 from baracuda.calls.plan import Plan
 from baracuda.calls.routes import routes
+from baracuda.declaration.backend import Runner
 from baracuda.declaration.dispatch import NAMES
 from baracuda.declaration.dtypes import FLOATS
-from baracuda.declaration.spec import OpSpec, Runner
+from baracuda.declaration.spec import OpSpec
 from baracuda.declaration.values import Number, Whole
 from baracuda.errors import type_error
 from baracuda.families.numerics import unread

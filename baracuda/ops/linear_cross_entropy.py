@@ -12,9 +12,10 @@ from typing import Any, Literal, Unpack
 from baracuda.calls.op import op, registry
 from baracuda.calls.recent import Recent
 from baracuda.declaration import roles
+from baracuda.declaration.backend import Misfit
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS, name_of, named
-from baracuda.declaration.spec import Case, Misfit
+from baracuda.declaration.spec import Case
 from baracuda.declaration.values import between, choice, integer, optional, positive, sizes
 from baracuda.families.chunks import Rows
 from baracuda.families.losses import COTANGENT, LOSS

@@ -5,8 +5,8 @@ import os
 import numpy as np
 
 from baracuda.backends import Entry
+from baracuda.declaration.backend import Prepared
 from baracuda.declaration.sku import PrecisionGuarantee
-from baracuda.declaration.spec import Prepared
 
 ENTRY = Entry("outside_backend", libraries=("numpy",))
 

@@ -10,8 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from baracuda.backends.cuda.geometry import MOST_DIMS, merged
+from baracuda.declaration.backend import Prepared
 from baracuda.declaration.sku import PrecisionGuarantee
-from baracuda.declaration.spec import OpSpec, Prepared, Problem
+from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.libraries import TRACED, Array
 
 if TYPE_CHECKING:

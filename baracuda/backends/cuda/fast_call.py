@@ -27,8 +27,9 @@ from baracuda.backends.cuda.launch import (
 )
 from baracuda.backends.cuda.launch_plan import strides_of
 from baracuda.calls import outputs
+from baracuda.declaration.backend import Runner
 from baracuda.declaration.dtypes import named
-from baracuda.declaration.spec import Problem, Runner
+from baracuda.declaration.spec import Problem
 from baracuda.layouts import Shape
 
 _TEMPLATE = """

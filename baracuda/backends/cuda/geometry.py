@@ -9,7 +9,7 @@ from math import gcd, prod
 from operator import gt
 from typing import NamedTuple
 
-from baracuda.declaration.spec import Refusal
+from baracuda.declaration.backend import Refusal
 from baracuda.layouts import Shape
 
 # Dimensions that a kernel can walk over, and pairs that it has frequencies for: cuda_src/common.

@@ -44,8 +44,9 @@ from baracuda.backends.cuda.runner import CudaRunner, aligned, launch_all
 from baracuda.backends.cuda.xla import Handler
 from baracuda.calls import body, check
 from baracuda.calls.partitioning import Shares, added_up, batch
+from baracuda.declaration.backend import Adds, Runner
 from baracuda.declaration.dtypes import named
-from baracuda.declaration.spec import Adds, Problem, Runner
+from baracuda.declaration.spec import Problem
 from baracuda.forks import Guard
 from baracuda.layouts import Shape
 from baracuda.libraries import TRACED, Array

@@ -15,9 +15,10 @@ from baracuda.backends.cuda import compiler, schedules
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.launch_plan import WIDEST, Call, DeviceFacts, strides_of
 from baracuda.calls import check, outputs
+from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dispatch import DEFAULT
 from baracuda.declaration.dtypes import named
-from baracuda.declaration.spec import OpSpec, Problem, Refusal
+from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.layouts import Shape
 from baracuda.libraries import Facts, Library, adopt
 

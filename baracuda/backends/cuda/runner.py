@@ -11,8 +11,9 @@ from baracuda.backends.cuda.launch import Clear, Launch, as_before, stream_of
 from baracuda.backends.cuda.launch_plan import WIDEST, Call, DeviceFacts, Step, Steps, strides_of
 from baracuda.backends.cuda.schedules import plan, variants
 from baracuda.calls import outputs
+from baracuda.declaration.backend import Adds, Misfit, Refusal, Runner
 from baracuda.declaration.dtypes import name_of
-from baracuda.declaration.spec import Adds, Misfit, Problem, Refusal, Runner
+from baracuda.declaration.spec import Problem
 from baracuda.errors import UnsupportedError
 from baracuda.forks import Guard
 from baracuda.layouts import Shape

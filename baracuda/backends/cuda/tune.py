@@ -21,7 +21,8 @@ from baracuda.backends.cuda.launch import (
 )
 from baracuda.backends.cuda.launch_plan import DeviceFacts
 from baracuda.backends.cuda.runner import CudaRunner
-from baracuda.declaration.spec import Problem, Refusal
+from baracuda.declaration.backend import Refusal
+from baracuda.declaration.spec import Problem
 from baracuda.libraries import Array
 
 logger = logging.getLogger("baracuda")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baracuda.backends.numpy import blocks, indexed
-from baracuda.declaration.spec import OpSpec, Prepared, Problem
+from baracuda.declaration.backend import Prepared
+from baracuda.declaration.spec import OpSpec, Problem
 
 
 class NumPyBackend:

@@ -19,8 +19,9 @@ import numpy as np
 
 from baracuda.calls import body
 from baracuda.calls.partitioning import independent, located
+from baracuda.declaration.backend import Adds, Prepared, Runner, each
 from baracuda.declaration.shapes import Label, Pattern
-from baracuda.declaration.spec import Adds, Prepared, Problem, Runner, each
+from baracuda.declaration.spec import Problem
 from baracuda.forks import Guard
 from baracuda.libraries import Array
 

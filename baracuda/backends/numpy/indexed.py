@@ -9,8 +9,9 @@ import numpy as np
 
 from baracuda.calls import body
 from baracuda.calls.check import out_of_range, outside
+from baracuda.declaration.backend import Adds, Prepared
 from baracuda.declaration.sku import PrecisionGuarantee
-from baracuda.declaration.spec import Adds, Operand, Prepared, Problem
+from baracuda.declaration.spec import Operand, Problem
 from baracuda.libraries import Array, near
 
 # Entries per bincount: its bins, twice as wide as float32, stay in the cache.

@@ -12,7 +12,8 @@ import torch
 
 from baracuda.backends.torch import namesakes
 from baracuda.calls import body
-from baracuda.declaration.spec import Adds, OpSpec, Prepared, Problem, Runner
+from baracuda.declaration.backend import Adds, Prepared, Runner
+from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.errors import UnsupportedError
 from baracuda.libraries import Array, library
 

@@ -28,7 +28,8 @@ from baracuda.backends.torch.rows import (
     unmasked,
 )  # fmt: skip
 from baracuda.calls.check import indices
-from baracuda.declaration.spec import Adds, Problem, Runner, each
+from baracuda.declaration.backend import Adds, Runner, each
+from baracuda.declaration.spec import Problem
 from baracuda.layouts import Shape
 from baracuda.libraries import Array
 

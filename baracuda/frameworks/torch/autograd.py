@@ -20,9 +20,10 @@ import torch
 from baracuda.calls import adjoint, body
 from baracuda.calls.op import Op, registry
 from baracuda.calls.plan import Plan
+from baracuda.declaration.backend import Adds, Misfit, Runner
 from baracuda.declaration.dispatch import NAMES
 from baracuda.declaration.dtypes import FLOATS
-from baracuda.declaration.spec import Adds, Misfit, OpSpec, Problem, Runner
+from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.libraries import Array
 from baracuda.libraries.torch import ADAPTER, is_batch
 

@@ -20,7 +20,7 @@ from baracuda.backends.cuda.schedules import (
     window,
 )
 from baracuda.backends.cuda.schedules.indexed import gather, scatter
-from baracuda.declaration.spec import Refusal
+from baracuda.declaration.backend import Refusal
 
 PLANNERS: dict[str, Planner] = {
     "elementwise": elementwise.plan,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import MOST_DIMS, Packer, View, divisor, merged, wide
 from baracuda.backends.cuda.launch_plan import WIDEST, Call, Step, Steps, flag
-from baracuda.declaration.spec import Refusal
+from baracuda.declaration.backend import Refusal
 
 # common/columns.cuh: lanes of a warp, threads of the largest block, numbers that are known of a
 # column.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged
 from baracuda.backends.cuda.launch_plan import THREADS, WIDEST, Call, Step, Steps, flag
 from baracuda.backends.cuda.schedules import reduce, rows
-from baracuda.declaration.spec import Refusal
+from baracuda.declaration.backend import Refusal
 from baracuda.layouts import Shape
 
 # Bytes by which each block of a cluster tells the others of its part.

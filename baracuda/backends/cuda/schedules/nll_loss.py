@@ -18,7 +18,7 @@ from baracuda.backends.cuda.geometry import (
 )
 from baracuda.backends.cuda.launch_plan import THREADS, Call, Step, Steps, blocks, flag
 from baracuda.backends.cuda.schedules.reduce import Place
-from baracuda.declaration.spec import Refusal
+from baracuda.declaration.backend import Refusal
 from baracuda.layouts import Shape
 
 # Flags of cuda_src/nll_loss.cu.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import Packer, View
 from baracuda.backends.cuda.launch_plan import Call
-from baracuda.declaration.spec import Refusal
+from baracuda.declaration.backend import Refusal
 
 _WEIGHT, _BIAS, _PULLS = 1, 2, 4
 _COUNTED = 2**31 - 2**22

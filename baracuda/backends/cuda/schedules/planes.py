@@ -29,7 +29,7 @@ from baracuda.backends.cuda.schedules import kept_planes, reduce
 from baracuda.backends.cuda.schedules.plane_sets import Sets, counted, parameters_of, sets_of
 from baracuda.backends.cuda.schedules.row_operands import Operands
 from baracuda.backends.cuda.schedules.rows import Planes, whole
-from baracuda.declaration.spec import Refusal
+from baracuda.declaration.backend import Refusal
 from baracuda.layouts import Shape
 
 _WARP, _MOST = 32, 1024

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import Dim, Packer, View, count, merged, reach, wide
 from baracuda.backends.cuda.launch_plan import MOST_ROWS, Call, Step, Steps, blocks, flag
+from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
-from baracuda.declaration.spec import Refusal
 
 # common/rotate.cuh
 _MOST_PAIRS = 160

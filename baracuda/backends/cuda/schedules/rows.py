@@ -32,8 +32,8 @@ from baracuda.backends.cuda.launch_plan import (
 )
 from baracuda.backends.cuda.schedules import columns, elementwise, kept_rows, reduce
 from baracuda.backends.cuda.schedules.row_operands import Kind, Operands, kind_of, operands
+from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
-from baracuda.declaration.spec import Refusal
 
 # common/rows.cuh: lanes of a warp, and threads of the largest block.
 _WARP, _MOST = 32, 1024

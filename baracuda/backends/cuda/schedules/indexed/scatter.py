@@ -19,8 +19,8 @@ from baracuda.backends.cuda.launch_plan import (
 )
 from baracuda.backends.cuda.schedules.indexed import lists, partition, transposed_scatter
 from baracuda.backends.cuda.schedules.indexed.tiles import WORDS, Lanes, Tiling, lanes_of, packed
+from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
-from baracuda.declaration.spec import Refusal
 
 FEW, TILES, TRANSPOSED, LISTS = "few a row", "tiles", "transposed", "lists"
 PARTITION, FIXED, ATOMIC = "partition", "fixed point", "atomics"

@@ -1,0 +1,36 @@
+// How many rows count: a mean over these is known to be one before any row is read.
+#pragma once
+#include "index.cuh"
+#include "reduce.cuh"
+#ifdef __CUDACC__
+
+namespace baracuda {
+
+// How many targets are classes and not ignored; each block leaves the number of its run.
+struct Counts {
+  static constexpr int RESIDENT = 1;
+
+  struct Args {
+    const void* target;
+    i32* counts;
+    i64 rows, run, classes, ignored;
+    u32 wide, pad;
+    Walk<0, 1, i64> walk;
+  };
+
+  static DEVICE void run(const Args& args) {
+    const i64 first = i64(blockIdx.x) * args.run, end = first + args.run;
+    i32 sum = 0;
+    for (i64 row = first + threadIdx.x; row < end && row < args.rows; row += blockDim.x) {
+      i64 at[1];
+      args.walk.template offsets<1>(row, at);
+      const i64 target = entry_of(args.target, at[0], args.wide);
+      sum += target != args.ignored && u64(target) < u64(args.classes);
+    }
+    sum = block_total(sum);
+    if (threadIdx.x == 0) args.counts[blockIdx.x] = sum;
+  }
+};
+
+}  // namespace baracuda
+#endif
