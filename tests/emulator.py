@@ -23,7 +23,7 @@ from builds import built
 from numpy.typing import NDArray
 
 from baracuda.backends.cuda.compiler import SOURCES, Entry
-from baracuda.backends.cuda.launch_plan import Step, Steps
+from baracuda.backends.cuda.launch_plan import Call, Step, Steps
 
 HERE = Path(__file__).parent
 # What a host compiler does not know, and what stands for it.
@@ -137,6 +137,11 @@ def library(entries: tuple[Entry, ...]) -> ctypes.CDLL:
 
 _PAGE = mmap.PAGESIZE
 _protect = ctypes.CDLL(None).mprotect
+
+
+def outputs(call: Call) -> list[NDArray[Any]]:
+    """Outputs of a call, each of its dtype, without values."""
+    return [empty(x.shape, x.dtype) for x in call.problem.outputs]
 
 
 def empty(shape: Sequence[int], dtype: str) -> NDArray[Any]:

@@ -91,7 +91,7 @@ def arrays_of(how: Trial) -> dict[str, Array]:
 
 def call_of(op: str, how: Trial, add: bool = False, listener: int = 0, **more: Any) -> Call:
     spec, known = registry[op].spec, arrays_of(how)
-    given = [placed(known[n], how.padded and n == "logits") for n in spec.arrays]
+    given = [placed(known[n], how.padded and n == "logits") for n in spec.signatures[0].names]
     options = {k: v for k, v in {**dict(how.options), **more}.items() if k in spec.options}
     problem = check.problem(spec, given, {"axis": how.axis, **options}, DEFAULT)
     outs = tuple(strides_of(x) for x in problem.outputs)
@@ -117,14 +117,16 @@ def scalars(how: Trial) -> list[float]:
 
 def want(op: str, how: Trial) -> list[Array]:
     spec, known = registry[op].spec, arrays_of(how)
-    wide = [known[n] if n == "target" else known[n].astype(np.float64) for n in spec.arrays]
+    names = spec.signatures[0].names
+    wide = [known[n] if n == "target" else known[n].astype(np.float64) for n in names]
     out = registry[op](*wide, axis=how.axis, **dict(how.options), backend="array_api")
     return list(out) if isinstance(out, tuple) else [out]
 
 
 def run(op: str, how: Trial, steps: Steps, outs: list[Array], seed: int = 0) -> None:
     known = arrays_of(how)
-    given = [placed(known[n], how.padded and n == "logits") for n in registry[op].spec.arrays]
+    names = registry[op].spec.signatures[0].names
+    given = [placed(known[n], how.padded and n == "logits") for n in names]
     emulator.run(entries(), steps, [*given, *outs], seed, scalars(how))
 
 
@@ -133,7 +135,7 @@ def test_a_mean_of_many_logits_that_one_thread_adds_up_does_not_drift() -> None:
     x, target = np.full(how.shape, 0.1348732, np.float32), np.zeros((1, 2), np.int64)
     x[:, 0] = 0
     exact = registry[op](x.astype(np.float64), target, axis=1, **dict(how.options))
-    out = emulator.empty(exact.shape, how.dtype)
+    (out,) = emulator.outputs(call_of(op, how))
     emulator.run(entries(), plan(call_of(op, how)), [x, target, out], 0, scalars(how))
     assert np.all(np.abs(out - exact) <= 1e-6 * exact)
 
@@ -152,7 +154,7 @@ def test_every_way_gives_what_the_body_gives(op: str, name: str) -> None:
     exact, steps = want(op, how), plan(call_of(op, how))
     seen = []
     for seed in (0, 1):
-        outs = [emulator.empty(x.shape, how.dtype) for x in exact]
+        outs = emulator.outputs(call_of(op, how))
         run(op, how, steps, outs, seed)
         for got, x in zip(outs, exact, strict=True):
             close(got, x, how.dtype)
@@ -179,7 +181,7 @@ def test_gradients_may_be_written_over_logits(name: str) -> None:
     op, how = "cross_entropy_with_gradient", TRIALS[name]
     exact, known = want(op, how), arrays_of(how)
     for seed in (0, 1):
-        logits, loss = emulator.placed(known["logits"]), emulator.empty(exact[0].shape, how.dtype)
+        logits, loss = emulator.placed(known["logits"]), emulator.outputs(call_of(op, how))[0]
         given = [logits, emulator.placed(known["target"]), loss, logits]
         emulator.run(entries(), plan(call_of(op, how)), given, seed, scalars(how))
         close(loss, exact[0], how.dtype)
@@ -192,19 +194,36 @@ def test_targets_out_of_range_are_reported_and_cost_nothing(name: str) -> None:
     known, target = arrays_of(how), arrays_of(how)["target"].copy()
     target[2] = known["logits"].shape[-1]
     steps = plan(call_of(op, how, listener=emulator.ctypes.addressof(record)))
-    loss = emulator.empty(target.shape if name == "lanes" else (), how.dtype)
-    d = emulator.empty(known["logits"].shape, how.dtype)
+    loss, d = emulator.outputs(call_of(op, how))
     given = [emulator.placed(known["logits"]), emulator.placed(target), loss, d]
     emulator.run(entries(), steps, given, 0, scalars(how))
     assert (record.state, record.ticket) == (2, 7)
     assert (record.value, record.position) == (target[2], 2)
     assert not d[2].any()
     target[2] = -100
-    again = [emulator.empty(x.shape, how.dtype) for x in (loss, d)]
+    again = emulator.outputs(call_of(op, how))
     given = [emulator.placed(known["logits"]), emulator.placed(target), *again]
     emulator.run(entries(), steps, given, 0, scalars(how))
     assert np.array_equal(loss, again[0])
     assert np.array_equal(d, again[1])
+
+
+@pytest.mark.parametrize("name", ["lanes", "a block", "long", "four blocks, f16"])
+def test_a_cotangent_goes_into_the_gradient_and_not_the_loss(name: str) -> None:
+    op, how = "cross_entropy_with_gradient", TRIALS[name]
+    known, spec = arrays_of(how), registry[op].spec
+    given = [known["logits"], known["target"], np.asarray(0.25, np.float32)]
+    options = {**dict(how.options), "reduction": "sum", "axis": how.axis}
+    structural = {k: v for k, v in options.items() if k in spec.options}
+    problem = check.problem(spec, given, structural, DEFAULT)
+    call = Call(problem, how.facts, tuple(strides_of(x) for x in problem.outputs), ticket=7)
+    steps, outs = plan(call), emulator.outputs(call)
+    compiled = tuple({s.entry.symbol: s.entry for s in steps.kernels}.values())
+    emulator.run(compiled, steps, [*map(emulator.placed, given), *outs], 0, scalars(how))
+    wide = given[0].astype(np.float64), given[1]
+    loss, slopes = registry[op](*wide, **options, backend="array_api")
+    close(outs[0], loss, "float32")
+    close(outs[1], slopes * 0.25, how.dtype)
 
 
 @pytest.mark.parametrize("columns", list(INFINITE))
@@ -217,7 +236,10 @@ def test_infinite_logits_give_what_the_body_gives(columns: int) -> None:
     x[5, 1] = -np.inf
     for op in OPS:
         spec = registry[op].spec
-        given = [{"dloss": known["dloss"], "logits": x, "target": target}[n] for n in spec.arrays]
+        given = [
+            {"dloss": known["dloss"], "logits": x, "target": target}[n]
+            for n in spec.signatures[0].names
+        ]
         exact = registry[op](
             *[a.astype(np.float64) if a.dtype.kind == "f" else a for a in given],
             reduction="none", backend="array_api",
@@ -237,7 +259,7 @@ def test_logits_far_from_0_lose_nothing(far: float) -> None:
     known = dict(arrays_of(how))
     known["logits"] = (known["logits"].astype(np.float64) + far).astype(np.float32)
     for op in OPS:
-        names = registry[op].spec.arrays
+        names = registry[op].spec.signatures[0].names
         wide = [known[n] if n == "target" else known[n].astype(np.float64) for n in names]
         exact = registry[op](*wide, reduction="none", backend="array_api")
         exact = exact if isinstance(exact, tuple) else (exact,)

@@ -93,7 +93,8 @@ def entries(dtype: str) -> tuple[Entry, ...]:
 
 
 def computed(one: Trial, dtype: str, seed: int = 0) -> list[Array]:
-    outs = [emulator.empty(x.shape, dtype) for x in one.drawn.reference()]
+    drawn = zip(one.drawn.reference(), one.drawn.dtypes, strict=True)
+    outs = [emulator.empty(x.shape, kind) for x, kind in drawn]
     for x in outs:
         x[...] = 0.5 if one.add else x
     scalars = [float(x) for x in one.drawn.scalars.values()]

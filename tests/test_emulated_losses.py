@@ -85,7 +85,7 @@ def test_losses_are_those_of_the_body(
         (most,) = tolerance(trial)
         seen = []
         for seed in (0, 1):
-            out = emulator.empty(want.shape, dtype)
+            out = emulator.empty(want.shape, *trial.dtypes)
             if add:
                 out[...] = 0.5
             emulator.run(together, steps, [*arrays, out], seed, list(trial.scalars.values()))

@@ -247,6 +247,12 @@ _GEOMETRY = (
         "test_tuning.py::test_a_record_is_all_that_an_architecture_needs",
     ),
     mutant(
+        "a float32 cotangent is read as one", "backends/cuda/schedules/cross_entropy.py",
+        "flags |= _WIDE_DLOSS * call.is_wide(dloss) | ", "flags |= ",
+        "test_emulated_cross_entropy.py::"
+        "test_a_cotangent_goes_into_the_gradient_and_not_the_loss[four blocks, f16]",
+    ),
+    mutant(
         "logits are known by their axis", "backends/cuda/schedules/cross_entropy.py",
         "call.view(row.name), call.view(target),", 'call.view("logits"), call.view(target),',
         f"{_NAMES}[cross_entropy]",

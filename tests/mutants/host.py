@@ -335,7 +335,7 @@ _PLANS = (
     ),
     mutant(
         "what watches the arrays of a call is asked once", "calls/op.py",
-        "known = () if alias is None else alias[1:2]", "known = ()",
+        "() if alias is None else alias[1:2], block", "(), block",
         "test_life_of_a_call.py::test_a_first_call_asks_each_fact_of_an_array_once[torch]",
     ),
     mutant(
@@ -403,8 +403,8 @@ _CHECKS = (
         "test_mixed.py::test_a_backend_that_mixes_nothing_is_passed_over",
     ),
     mutant(
-        "the gradient of a parameter has its dtype", "calls/check.py",
-        "else same.dtype if same else dtype", "else dtype",
+        "the gradient of a parameter has its dtype", "declaration/roles.py",
+        "inputs.get(self.typed_as, dtype)", "dtype",
         "test_mixed.py::test_gradients_are_added_into_float32_buffers",
     ),
     mutant(
@@ -739,15 +739,39 @@ _FRAMEWORKS = (
     ),
     mutant(
         "a gradient is differentiated again", "frameworks/torch/autograd.py",
-        "explicit = self._again if torch.is_grad_enabled() else self._explicit",
-        "explicit = self._explicit",
+        "        if torch.is_grad_enabled():\n            found", "        if False:\n            found",
         "test_torch.py::test_first_and_second_derivatives_by_finite_differences[glu]",
     ),
     mutant(
         "dispatch options hold for the gradient", "frameworks/torch/autograd.py",
-        "chosen = {k: getattr(problem.choices, k) for k in NAMES} | {\"sku\": None}",
-        "chosen = {\"sku\": None}",
+        "return {k: getattr(problem.choices, k) for k in NAMES} | {\"sku\": None}",
+        "return {\"sku\": None}",
         "test_torch.py::test_a_choice_holds_for_the_gradient_too",
+    ),
+    mutant(
+        "gradients that were made forward are handed out once", "frameworks/torch/autograd.py",
+        "made, ctx.made = ctx.call, ctx.made, None", "made = ctx.call, ctx.made",
+        "test_ahead.py::test_gradients_are_scaled_backward_and_may_be_asked_for_twice[-2.5-None]",
+    ),
+    mutant(
+        "gradients are made forward where all are asked for", "frameworks/torch/autograd.py",
+        "return all(watched) and _hooks(True) is None", "return _hooks(True) is None",
+        "test_ahead.py::test_nothing_is_made_that_may_not_be_asked_for",
+    ),
+    mutant(
+        "a checkpoint makes no gradients forward", "frameworks/torch/autograd.py",
+        "return all(watched) and _hooks(True) is None", "return all(watched)",
+        "test_ahead.py::test_nothing_is_made_where_saved_tensors_are_taken_away",
+    ),
+    mutant(
+        "float16 makes no gradients forward", "calls/adjoint.py",
+        " or problem.dtype == \"float16\":", ":",
+        "test_ahead.py::test_nothing_is_made_that_may_not_be_asked_for",
+    ),
+    mutant(
+        "losses of 16 bits are float32", "declaration/roles.py",
+        "return named(own).accumulate if self.accumulated else own", "return own",
+        "test_losses.py::test_losses_of_16_bits_are_float32[mean]",
     ),
     mutant(
         "targets that have no cotangent are differentiated by the body",

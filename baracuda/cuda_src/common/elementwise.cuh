@@ -4,8 +4,8 @@
 // the op's run-time values. A thread has DEPTH vectors of V elements of every input in flight. The
 // inputs whose bits are set in ONE have one element for all, of which each gets a `share`; the
 // outputs whose bits are set in ADD are added to. The inputs, then outputs, whose bits are set in
-// WIDE hold the accumulate type: MANY of these in vectors. The functor of a NUMBERED op also takes the number of its element
-// in the whole array, in C order.
+// WIDE hold the accumulate type; MANY are those that come in vectors. The functor of a NUMBERED
+// op also takes the number of its element in the whole array, in C order.
 #pragma once
 #include "index.cuh"
 #include "vec.cuh"

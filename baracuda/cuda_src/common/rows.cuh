@@ -351,9 +351,8 @@ struct Rows {
     } else {
       if constexpr (LOSSES) {
         const F& f = args;
-        const T* const costs = static_cast<const T*>(args.costs);
-        const A dloss = widened(costs, row.at[K + 1], args.flags & WIDE_LOSS);
-        f.pull(known, label, dloss * A(args.part));
+        const T* const all = static_cast<const T*>(args.costs);
+        f.pull(known, label, widened(all, row.at[K + 1], args.flags & WIDE_LOSS) * A(args.part));
       }
       finish_all(args, row, number, held, known, room, sums);
     }

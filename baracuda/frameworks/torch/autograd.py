@@ -73,6 +73,15 @@ def _differentiable(problem: Problem, partner: OpSpec, run: Runner) -> Runner:
     return run_on_copies if problem.reads else run_watched
 
 
+def _choices(problem: Problem) -> dict[str, Any]:
+    """All dispatch options, for another op than that of the problem.
+
+    The block that set them may be left by then, or another one entered. A record says how to run
+    the op that it is of.
+    """
+    return {k: getattr(problem.choices, k) for k in NAMES} | {"sku": None}
+
+
 class Planned:
     """An op with its options, by the plan of the last call where arrays are such as those were."""
 
@@ -145,14 +154,13 @@ class Link:
             else asked.results.index(adjoint.dual(spec, name))
             for name in there
         ])  # fmt: skip
-        # All of them: the block that set them may be left by then, or another one entered. A record
-        # says how to run this op, not its partner.
-        chosen = {k: getattr(problem.choices, k) for k in NAMES} | {"sku": None}
         op = registry[partner.name]
         # What is to be differentiated again is nobody's to choose.
         self._again = partial(op, **asked.options, sku=None)
         # A plan that is kept is for numbers.
-        self._explicit = Planned(op, {**asked.options, **chosen}, never=bool(problem.reads))
+        self._explicit = Planned(
+            op, {**asked.options, **_choices(problem)}, never=bool(problem.reads)
+        )
 
     def gradients(
         self, kept: Sequence[Array], cotangents: Sequence[Array], scalars: Mapping[str, Any]
@@ -227,8 +235,8 @@ def _early(problem: Problem, link: Link) -> Early | None:
     results = [x.name for x in spec.signatures[0].outputs][len(problem.outputs) :]
     names = [None if x is None else adjoint.dual(problem.spec, x.name) for x in problem.inputs]
     places = tuple([results.index(n) if n in results else None for n in names])
-    chosen = {k: getattr(problem.choices, k) for k in NAMES} | {"sku": None}
-    return Early(link, Planned(registry[spec.name], {**problem.options, **chosen}), places)
+    run = Planned(registry[spec.name], {**problem.options, **_choices(problem)})
+    return Early(link, run, places)
 
 
 class FusedEarly(torch.autograd.Function):
