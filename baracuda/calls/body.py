@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from baracuda.calls.check import indices
@@ -10,7 +11,7 @@ from baracuda.declaration.backend import Adds, Runner, each
 from baracuda.declaration.dispatch import unrecorded
 from baracuda.declaration.sku import PrecisionGuarantee
 from baracuda.declaration.spec import Problem
-from baracuda.families.numerics import stored_as, unread
+from baracuda.families.numerics import narrow, stored_as, unread
 from baracuda.libraries import TRACED, Array
 
 
@@ -87,8 +88,12 @@ def runner(problem: Problem) -> Runner:
     evaluate, library = evaluator(problem), problem.library
     dtypes = [library.dtype(x.dtype) for x in problem.outputs]
 
+    block = narrow if problem.spec.composite else nullcontext
+
     def rounded(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
-        results = zip(evaluate(arrays, scalars), dtypes, strict=True)
+        with block():
+            found = evaluate(arrays, scalars)
+        results = zip(found, dtypes, strict=True)
         return tuple([x if x.dtype == d else library.xp.astype(x, d) for x, d in results])
 
     # A program would round the scalars of lerp, or have to be made anew for each of its weights.

@@ -25,11 +25,22 @@ class Chunk(NamedTuple):
 class Rows:
     """The rows of a problem, cut into chunks; `plain` where results may be written to."""
 
-    def __init__(self, hidden: Array, weight: Array, target: Array, chunk: int | None) -> None:
+    def __init__(
+        self,
+        hidden: Array,
+        weight: Array,
+        target: Array,
+        chunk: int | None,
+        gradients: bool = False,
+    ) -> None:
         self.library: Library = library_of(hidden)
         self.xp, self.weight, self.shape = self.library.xp, weight, hidden.shape
         self.count, few = prod(target.shape), _LOGITS // max(weight.shape[0], 1)
-        self.chunk = chunk or max(few // _ROWS * _ROWS, few, 1)
+        few = max(few // _ROWS * _ROWS, few, 1)
+        # Several chunks keep the weight's gradient in float32: all logits take no more than that.
+        if gradients and self.count <= 2 * hidden.shape[-1] + few:
+            few = max(self.count, 1)
+        self.chunk = chunk or few
         self.plain = self.may_write(hidden, weight, target)
         # Axes that XLA may have spread over devices would be gathered to be one.
         apart = target.ndim > 1 and self.count <= self.chunk and not self.library.writable

@@ -21,6 +21,7 @@ from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
 
 _stored: ContextVar[tuple[str, ...]] = ContextVar("stored", default=())
+_narrow: ContextVar[bool] = ContextVar("narrow", default=False)
 _unread: ContextVar[bool] = ContextVar("unread", default=False)
 
 
@@ -40,6 +41,21 @@ def stored(x: Array, number: int) -> Array:
     if not names or library.dtype(names[number]) == x.dtype:
         return x
     return library.rounded(x, names[number])
+
+
+@contextmanager
+def narrow() -> Iterator[None]:
+    """A block in which a composite's results are rounded to their dtypes by whoever runs it."""
+    token = _narrow.set(True)
+    try:
+        yield
+    finally:
+        _narrow.reset(token)
+
+
+def are_narrow() -> bool:
+    """Whether no sum of a composite is asked for as it is, unrounded."""
+    return _narrow.get()
 
 
 def sides(b: Array) -> tuple[Array, Array]:

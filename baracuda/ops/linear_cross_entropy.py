@@ -19,6 +19,7 @@ from baracuda.declaration.spec import Case
 from baracuda.declaration.values import between, choice, integer, optional, positive, sizes
 from baracuda.families.chunks import Rows
 from baracuda.families.losses import COTANGENT, LOSS
+from baracuda.families.numerics import are_narrow
 from baracuda.libraries import A, Array
 
 __all__ = [
@@ -114,7 +115,10 @@ def _at_once(
             given = share, slopes, chunk.target
             slopes = _run("cross_entropy_backward", given, (slopes,), more)
         dhidden.append(rows.library.product(slopes, rows.weight))
-        dweight = rows.added(dweight, slopes, chunk.hidden)
+        if rows.whole and are_narrow():
+            dweight = rows.library.product(xp.matrix_transpose(slopes), chunk.hidden)
+        else:
+            dweight = rows.added(dweight, slopes, chunk.hidden)
         # Before there are logits of another chunk.
         del chunk, slopes
     back = xp.concat(dhidden) if len(dhidden) > 1 else dhidden[0]
@@ -199,7 +203,8 @@ def linear_cross_entropy(
     ignore_index, label_smoothing, z_loss, softcap, reduction, mode
         As in `cross_entropy`.
     chunk : int, optional
-        Rows of which there are logits at once; by default as many as have 2**28 of them.
+        Rows of which there are logits at once. By default as many as have 2**28 of them; all, where
+        gradients are asked for and all logits take no more memory than a float32 `weight`.
     **dispatch
         `Dispatch` options.
 
@@ -294,10 +299,10 @@ def linear_cross_entropy_backward(
 
     Notes
     -----
-    Takes the memory of a chunk's logits, whose gradients take their place, and that of `weight` in
-    float32, where its gradient is added up over the chunks. In float16 and bfloat16 the gradients
-    of logits are rounded once, `dhidden` at most twice, `dweight` once, and not at all into a
-    float32 `out`. Deterministic as `linear_cross_entropy`.
+    Takes the memory of a chunk's logits, whose gradients take their place, and, of several chunks,
+    that of `weight` in float32, where its gradient is added up. In float16 and bfloat16 the
+    gradients of logits are rounded once, `dhidden` at most twice, `dweight` once, and not at all
+    into a float32 `out`. Deterministic as `linear_cross_entropy`.
 
     Examples
     --------
@@ -311,7 +316,8 @@ def linear_cross_entropy_backward(
         "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
         "softcap": softcap, "mode": mode,
     }  # fmt: skip
-    return _all(Rows(hidden, weight, target, chunk), dloss, reduction, options)[1:]
+    rows = Rows(hidden, weight, target, chunk, gradients=True)
+    return _all(rows, dloss, reduction, options)[1:]
 
 
 @_linear(
@@ -374,5 +380,6 @@ def linear_cross_entropy_with_gradient(
         "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
         "softcap": softcap, "mode": mode,
     }  # fmt: skip
-    loss, dhidden, dweight = _all(Rows(hidden, weight, target, chunk), None, reduction, options)
+    rows = Rows(hidden, weight, target, chunk, gradients=True)
+    loss, dhidden, dweight = _all(rows, None, reduction, options)
     return loss, dhidden, dweight

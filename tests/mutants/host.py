@@ -739,7 +739,8 @@ _FRAMEWORKS = (
     ),
     mutant(
         "a gradient is differentiated again", "frameworks/torch/autograd.py",
-        "        if torch.is_grad_enabled():\n            found", "        if False:\n            found",
+        "        if torch.is_grad_enabled():\n            found = self._again",
+        "        if False:\n            found = self._again",
         "test_torch.py::test_first_and_second_derivatives_by_finite_differences[glu]",
     ),
     mutant(

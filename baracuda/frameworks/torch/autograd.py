@@ -247,15 +247,19 @@ class FusedEarly(torch.autograd.Function):
         loss, *made = early(arrays, scalars)
         # Not among what is saved: they are handed out, and may be written to, once.
         ctx.call, ctx.made = (early, scalars), made
-        ctx.save_for_backward(*[arrays[i] for i in early.link.inputs])
+        ctx.save_for_backward(*arrays)
         return loss
 
     @staticmethod
     def backward(ctx: Any, dloss: Array) -> Any:
         (early, scalars), made, ctx.made = ctx.call, ctx.made, None
-        if made is None or torch.is_grad_enabled() or is_batch(dloss):
-            found = early.link.gradients(ctx.saved_tensors, (dloss,), scalars)
+        arrays = ctx.saved_tensors
+        if torch.is_grad_enabled() or is_batch(dloss):
+            kept = [arrays[i] for i in early.link.inputs]
+            found = early.link.gradients(kept, (dloss,), scalars)
         else:
+            # Asked for again, they are made again: the same bits.
+            made = early(arrays, scalars)[1:] if made is None else made
             scaled = [x.mul_(dloss) for x in made]
             found = [None if k is None else scaled[k] for k in early.places]
         return None, None, *found[: len(ctx.needs_input_grad) - 2]
