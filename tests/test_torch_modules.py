@@ -268,6 +268,21 @@ def test_images_with_channels_last_keep_their_format() -> None:
     assert bn.BatchNorm2d(4)(x).is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_default_eps_is_that_of_the_arithmetic(dtype: torch.dtype) -> None:
+    x = torch.full((2, 4), 3e-4, dtype=dtype)
+    torch.testing.assert_close(bn.RMSNorm(4, dtype=dtype)(x), nn.RMSNorm(4, dtype=dtype)(x))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_weights_of_classes_beside_smoothing(smoothing: float, reduction: str) -> None:
+    weight, options = torch.tensor([1.0, 2.0, 0.5]), {"label_smoothing": smoothing}
+    ours, theirs = made("CrossEntropyLoss", weight, ignore_index=1, reduction=reduction, **options)
+    x, target = torch.randn(2, 3, 4, dtype=torch.float64), torch.randint(3, (2, 4))
+    assert agree(ours, theirs, x, target) is (not smoothing)
+
+
 @torchs_warnings
 def test_what_an_op_does_not_take_runs_torchs_own() -> None:
     whole, narrow = torch.arange(-2, 3), torch.randn(4).half()

@@ -893,6 +893,97 @@ _FRAMEWORKS = (
     ),
 )  # fmt: skip
 
+_MODULES = (
+    mutant(
+        "running variances are unbiased", "nn/norms.py",
+        "batch_var * (number / (number - 1))", "batch_var",
+        "test_torch_modules.py::test_running_statistics_are_torchs",
+    ),
+    mutant(
+        "batches are counted", "nn/norms.py",
+        "self.num_batches_tracked.add_(1)", "pass",
+        "test_torch_modules.py::test_running_statistics_are_torchs",
+    ),
+    mutant(
+        "statistics of short inputs keep their digits", "nn/norms.py",
+        " or mean.dtype is not input.dtype", "",
+        "test_torch_modules.py::test_statistics_of_short_inputs_keep_their_digits",
+    ),
+    mutant(
+        "images with channels last keep their format", "nn/norms.py",
+        "    layout = _FORMATS.get(x.ndim)\n", "    layout = None\n",
+        "test_torch_modules.py::test_images_with_channels_last_keep_their_format",
+    ),
+    mutant(
+        "the default eps of an RMS norm is float32's beside 16 bits", "nn/norms.py",
+        "x.dtype if x.dtype is torch.float64 else torch.float32", "x.dtype",
+        "test_torch_modules.py::test_the_default_eps_is_that_of_the_arithmetic",
+    ),
+    mutant(
+        "classes are along the second axis", "nn/losses.py",
+        "    axis = min(input.ndim - 1, 1)\n", "    axis = input.ndim - 1\n",
+        "test_torch_modules.py::test_torchs_own_tests_of_the_module[CrossEntropyLoss]",
+    ),
+    mutant(
+        "weights of elements are not lost", "nn/losses.py",
+        "return \"the op has no weights of elements\" if there else \"\"", "return \"\"",
+        "test_torch_modules.py::test_torchs_own_tests_of_the_module[BCELoss]",
+    ),
+    mutant(
+        "weights of classes are not lost beside smoothing", "nn/losses.py",
+        "return \"no op has weights of classes beside label smoothing\" if both else \"\"",
+        "return \"\"",
+        "test_torch_modules.py::test_weights_of_classes_beside_smoothing",
+    ),
+    mutant(
+        "a module in place writes over its input", "nn/activations.py",
+        "getattr(self, \"inplace\", False)", "False",
+        "test_torch_modules.py::test_in_place_is_torchs_own[ReLU]",
+    ),
+    mutant(
+        "nested tensors run torch's own forward", "nn/namesakes.py",
+        " and not x.is_nested", "",
+        "test_torch_modules.py::test_what_an_op_does_not_take_runs_torchs_own",
+    ),
+    mutant(
+        "mixed dtypes run torch's own forward", "nn/namesakes.py",
+        "y.dtype is d and y.device", "y.device",
+        "test_torch_modules.py::test_what_an_op_does_not_take_runs_torchs_own",
+    ),
+    mutant(
+        "DTensors run the op", "nn/namesakes.py",
+        "(type(x) in _PLAIN or knows_operators(x))", "type(x) in _PLAIN",
+        "test_torch_replacement.py::test_sharded_models_and_parameters",
+    ),
+    mutant(
+        "modules are leaves of a symbolic trace", "nn/namesakes.py",
+        "if isinstance(x, torch.fx.Proxy):", "if False:",
+        "test_torch_modules.py::test_modules_are_leaves_of_a_symbolic_trace",
+    ),
+    mutant(
+        "a forward of an instance's own stays", "nn/replacement.py",
+        "if \"forward\" in vars(module):", "if False:",
+        "test_torch_replacement.py::test_what_is_left_has_a_reason",
+    ),
+    mutant(
+        "subclasses are left", "nn/replacement.py",
+        "        kind = type(module)\n        if kind in wanted:\n",
+        "        kind = next((k for k in type(module).__mro__ if k in wanted), type(module))\n"
+        "        if kind in wanted:\n",
+        "test_torch_replacement.py::test_what_is_left_has_a_reason",
+    ),
+    mutant(
+        "a pool whose results differ is left", "nn/pooling.py",
+        "if p > 0 and p % 2 == 0 and not self.ceil_mode:", "if True:",
+        "test_torch_replacement.py::test_what_is_left_has_a_reason",
+    ),
+    mutant(
+        "a gate that is first stays first", "nn/replacement.py",
+        "elif getattr(module, \"gate_first\", False):", "elif False:",
+        "test_torch_replacement.py::test_what_is_left_has_a_reason",
+    ),
+)  # fmt: skip
+
 _TOOLS = (
     mutant(
         "a stale page is found", "tools/pages.py",
@@ -1018,4 +1109,5 @@ _NAMESAKES = (
     ),
 )  # fmt: skip
 
-MUTANTS = (*_CACHE, *_PLANS, *_CHECKS, *_VALUES, *_BODIES, *_FRAMEWORKS, *_TOOLS, *_NAMESAKES)
+MUTANTS = (*_CACHE, *_PLANS, *_CHECKS, *_VALUES, *_BODIES, *_FRAMEWORKS, *_MODULES, *_TOOLS,
+           *_NAMESAKES)  # fmt: skip
