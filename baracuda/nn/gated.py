@@ -15,7 +15,7 @@ __all__ = ["GEGLU", "GLU", "ReGLU", "SwiGLU"]
 
 class _Gated(torch.nn.Module):
     _op: ClassVar[Op[..., Any]]
-    # Of the class, as a `torch.nn.GLU` has none that becomes one of ours.
+    # Of the class: a `torch.nn.GLU` that `replace` makes a `GLU` has no attribute of this name.
     gate_first = False
 
     def __init__(self, dim: int = -1, *, gate_first: bool = False) -> None:

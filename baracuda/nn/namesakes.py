@@ -33,14 +33,20 @@ def taken(
 
     All are to be dense, floating and on one device.
     """
-    if not (x.dtype in _FLOATS and _known(x)):
+    own, device = x.dtype, x.device
+    if not (own in _FLOATS and _known(x)):
         return False
-    there = [p for p in parameters if p is not None]
-    dtype = there[0].dtype if there else x.dtype
-    if dtype is not x.dtype and not (x.dtype in _SHORT and dtype is torch.float32):
-        return False
-    wanted = [(y, x.dtype) for y in others if y is not None] + [(p, dtype) for p in there]
-    return all(y.dtype is d and y.device == x.device and _known(y) for y, d in wanted)
+    for y in others:
+        if y is not None and not (y.dtype is own and y.device == device and _known(y)):
+            return False
+    shared = None
+    for p in parameters:
+        if p is None:
+            continue
+        shared = shared or p.dtype
+        if not (p.dtype is shared and p.device == device and _known(p)):
+            return False
+    return shared in (None, own) or (own in _SHORT and shared is torch.float32)
 
 
 class Namesake(torch.nn.Module):
@@ -60,7 +66,7 @@ class Namesake(torch.nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the op, or torch's own forward where the op does not take the inputs."""
-        for x in inputs:
+        for x in (*inputs, *named.values()):
             # As torch's modules are, it is a leaf of what `torch.fx` traces.
             if isinstance(x, torch.fx.Proxy):
                 path = x.tracer.path_of_module(self)  # type: ignore[attr-defined]

@@ -54,6 +54,11 @@ def _as_rows(
     return rows, *(p if p is None else p.reshape(-1) for p in parameters)
 
 
+def _as_was(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """`y` with the axes of `x` again."""
+    return y if y.ndim == x.ndim else y.reshape(x.shape)
+
+
 class LayerNorm(Namesake, torch.nn.LayerNorm):
     """`torch.nn.LayerNorm` by `baracuda.layer_norm`: centre and scale the last axes.
 
@@ -69,7 +74,7 @@ class LayerNorm(Namesake, torch.nn.LayerNorm):
 
     def _computed(self: Any, input: torch.Tensor) -> torch.Tensor | None:
         rows = _as_rows(input, self.normalized_shape, self.weight, self.bias)
-        return None if rows is None else layer_norm(*rows, eps=self.eps).reshape(input.shape)
+        return None if rows is None else _as_was(layer_norm(*rows, eps=self.eps), input)
 
 
 class RMSNorm(Namesake, torch.nn.RMSNorm):
@@ -85,8 +90,7 @@ class RMSNorm(Namesake, torch.nn.RMSNorm):
         eps = self.eps
         if eps is None:
             eps = torch.finfo(x.dtype if x.dtype is torch.float64 else torch.float32).eps
-        y: torch.Tensor = rms_norm(*rows, eps=eps)
-        return y.reshape(x.shape)
+        return _as_was(rms_norm(*rows, eps=eps), x)
 
 
 class GroupNorm(Namesake, torch.nn.GroupNorm):

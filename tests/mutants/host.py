@@ -947,7 +947,7 @@ _MODULES = (
     ),
     mutant(
         "mixed dtypes run torch's own forward", "nn/namesakes.py",
-        "y.dtype is d and y.device", "y.device",
+        "y.dtype is own and y.device", "y.device",
         "test_torch_modules.py::test_what_an_op_does_not_take_runs_torchs_own",
     ),
     mutant(
