@@ -24,16 +24,17 @@ from stub_device import on_gpu
 
 import baracuda as bc
 from baracuda.backends import cuda
-from baracuda.backends.cuda import BACKEND, compiler, geometry, unavailable
+from baracuda.backends.cuda import BACKEND, compiler, geometry, precompile, unavailable
 from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, Zero, strides_of
-from baracuda.backends.cuda.schedules import plan
+from baracuda.backends.cuda.precompile import Phantom
+from baracuda.backends.cuda.schedules import plan, variants
 from baracuda.calls import body, check
 from baracuda.calls.op import registry
 from baracuda.declaration.backend import Misfit, Refusal
 from baracuda.declaration.dispatch import DEFAULT
 from baracuda.declaration.dtypes import named
 from baracuda.declaration.spec import Problem
-from baracuda.layouts import Shape
+from baracuda.layouts import Shape, contiguous
 from baracuda.libraries.torch import _materialised
 
 torch = pytest.importorskip("torch")
@@ -230,6 +231,56 @@ def test_a_form_that_needs_too_much_room_gives_way(monkeypatch: pytest.MonkeyPat
     choices = replace(problem.choices, deterministic=True, max_workspace_bytes=90000 * 12 - 1)
     with pytest.raises(Refusal, match=r"^needs more workspace than max_workspace_bytes$"):
         BACKEND.prepare(replace(problem, choices=choices))
+
+
+# Shapes of src and index, and the axis: embeddings, with repeats and without; a permutation of the
+# tokens of each batch.
+TABLES: list[tuple[Shape, Shape, int]] = [
+    ((65536, 1024), (32768, 1024), 0),
+    ((32768, 1024), (65536, 1024), 0),
+    ((8192, 8192), (8192, 8192), 0),
+    ((1024, 1 << 16), (8192, 1 << 16), 0),
+    ((2048, 196, 768), (2048, 196, 768), 1),
+]
+
+
+def gather_forms(dtype: str, src: Shape, index: Phantom, axis: int) -> tuple[str, ...]:
+    """The forms of a gather on an H200, that of the rule first; the kernel says so."""
+    arrays = [Phantom(dtype, src), index]
+    problem = precompile.problem(registry["gather"].spec, arrays, {"axis": axis})
+    outs = tuple([strides_of(x) for x in problem.outputs])
+    call = Call(problem, DeviceFacts(0, "sm_90", 132, 232448), outs)
+    (step,) = plan(call).kernels
+    names = variants(call)
+    assert plan(call).variant == names[0]
+    assert step.entry.schedule.startswith("GatherTiles<") == (names[0] == "tiles")
+    return names
+
+
+@pytest.mark.parametrize(("src", "shape", "axis"), TABLES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_lookup_reads_the_rows_that_are_asked_for(
+    dtype: str, src: Shape, shape: Shape, axis: int
+) -> None:
+    """One index for each row: tiles would read all of the table, in lines of a few bytes."""
+    one_each = (*contiguous((*shape[:-1], 1))[:-1], 0)
+    assert gather_forms(dtype, src, Phantom("int64", shape, one_each), axis)[0] == "straight"
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_indices_of_neighbours_are_handed_out_on_chip(dtype: str, axis: int) -> None:
+    square = (8192, 8192)
+    assert gather_forms(dtype, square, Phantom("int64", square), axis) == ("tiles", "straight")
+
+
+def test_rows_shorter_than_a_sector_are_handed_out_on_chip() -> None:
+    """Straight from memory, each index would read 32 bytes."""
+    for dtype, n, form in (("float32", 4, "tiles"), ("float32", 8, "straight"),
+                           ("bfloat16", 8, "tiles"), ("bfloat16", 16, "straight")):  # fmt: skip
+        shape = (2048, 4096, n)
+        index = Phantom("int64", shape, (4096, 1, 0))
+        assert gather_forms(dtype, shape, index, 1)[0] == form
 
 
 @pytest.mark.parametrize("limit", [None, 0])

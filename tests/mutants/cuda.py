@@ -278,6 +278,21 @@ _GEOMETRY = (
         "test_emulated_losses.py::test_nothing_has_no_mean[mean-nan]",
     ),
     mutant(
+        "a lookup reads the rows that are asked for", "backends/cuda/schedules/indexed/gather.py",
+        "if lanes.across and not lanes.beside and", "if lanes.across and lanes.beside > 1 and",
+        "test_cuda_host.py::test_a_lookup_reads_the_rows_that_are_asked_for[bfloat16-src0-shape0-0]",
+    ),
+    mutant(
+        "rows of a last axis are tiles", "backends/cuda/schedules/indexed/gather.py",
+        "if lanes.across and not lanes.beside and", "if not lanes.beside and",
+        "test_cuda_host.py::test_indices_of_neighbours_are_handed_out_on_chip[bfloat16-1]",
+    ),
+    mutant(
+        "rows of less than a sector are tiles", "backends/cuda/schedules/indexed/gather.py",
+        " and lanes.count * call.itemsize >= _SECTOR:", ":",
+        "test_cuda_host.py::test_rows_shorter_than_a_sector_are_handed_out_on_chip",
+    ),
+    mutant(
         "atomics begin at zero", "backends/cuda/schedules/indexed/scatter.py",
         "zero = () if call.add else (Zero(out.slot, nbytes),)", "zero = ()",
         "test_emulated.py::test_a_form_adds_up_in_any_order_of_threads[float32-atomics]",

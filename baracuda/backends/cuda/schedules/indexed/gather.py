@@ -21,6 +21,8 @@ from baracuda.declaration.dtypes import named
 # Sizes of the elements that gather moves, whatever they mean.
 _UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u128"}
 STRAIGHT, TILES = "straight", "tiles"
+# Bytes that memory reads at least, whatever is asked for.
+_SECTOR = 32
 
 
 class Tuning(NamedTuple):
@@ -71,9 +73,9 @@ TUNINGS = {"sm_90": SM_90}
 
 
 def plan(call: Call) -> Steps:
-    """The named variant; by default over the chip, where that keeps the device busy."""
+    """The named variant; by default over the chip, where that pays."""
     cut = None if call.variant == STRAIGHT else _cut(call)
-    if cut is None or not (call.variant or _many(call, *cut)):
+    if cut is None or not (call.variant or _pays(call, *cut)):
         return _straight(call)
     return _tiles(call, *cut)
 
@@ -83,11 +85,18 @@ def variants(call: Call) -> tuple[str, ...]:
     cut = _cut(call)
     if cut is None:
         return (STRAIGHT,)
-    return (TILES, STRAIGHT) if _many(call, *cut) else (STRAIGHT, TILES)
+    return (TILES, STRAIGHT) if _pays(call, *cut) else (STRAIGHT, TILES)
 
 
-def _many(call: Call, lanes: Lanes, tiling: Tiling) -> bool:
-    """Whether every multiprocessor has blocks to change between."""
+def _pays(call: Call, lanes: Lanes, tiling: Tiling) -> bool:
+    """Whether tiles read fewer bytes, and every multiprocessor has blocks to change between.
+
+    Columns that share an index are rows of a table, as of an embedding. From a sector on, only the
+    rows that are asked for are read straight from memory, and whole; tiles would read all of the
+    table, in lines of a few bytes where it is long.
+    """
+    if lanes.across and not lanes.beside and lanes.count * call.itemsize >= _SECTOR:
+        return False
     least = call.facts.tuned(TUNINGS).blocks * call.facts.multiprocessors
     return tiling.groups(lanes) * lanes.tiles_outside >= least
 
