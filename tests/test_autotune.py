@@ -62,6 +62,18 @@ def test_a_problem_is_measured_once(device: StubDevice) -> None:
     assert device.measured == before
 
 
+@pytest.mark.parametrize(
+    ("op", "shapes", "depths"),
+    [("lerp_backward", 1, (1, 2)), ("lerp", 2, (1, 2)), ("swiglu_backward", 3, (1,))],
+)
+def test_the_rule_is_one_vector_of_each_input(
+    op: str, shapes: int, depths: tuple[int, ...]
+) -> None:
+    """More are measured where registers have room."""
+    problem = on_gpu(op, *[(4, 8)] * shapes)
+    assert schedules.variants(call(problem)) == tuple(f"depth {depth}" for depth in depths)
+
+
 def test_noise_does_not_overrule_the_rule(device: StubDevice) -> None:
     device.times = {"_d1_": 1e-6, "_d2_": 0.99e-6}
     assert tuned().sku.variant == RULE

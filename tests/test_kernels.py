@@ -17,6 +17,7 @@ import fcntl
 import json
 import os
 import re
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -239,14 +240,14 @@ def test_allowances_are_for_kernels_that_exist() -> None:
 
 
 @pytest.mark.parametrize(("n", "prefetches"), [(1 << 20, False), (1 << 27, True)])
-def test_room_is_kept_free_past_the_caches_only(n: int, prefetches: bool) -> None:
+def test_blocks_ask_ahead_past_the_caches_only(n: int, prefetches: bool) -> None:
     x = kernels.phantom((n,), "dense", "float32")
     problem = check.problem(registry["lerp_backward"].spec, [x], {"weight": 0.3}, DEFAULT)
     (step,) = kernels.steps(kernels.call(problem)).kernels
-    assert bool(step.shared) == prefetches
-    # Four blocks fit a multiprocessor, five do not; each takes 1 KiB more than it asks for.
-    available = kernels.FACTS.shared_per_block + 1024
-    assert not prefetches or available // (step.shared + 1024) == 4
+    # Behind the addresses of an input and two outputs, and the weight.
+    items, _, ahead, _ = struct.unpack_from("<4i", step.arguments, 32)
+    assert items == n // 4
+    assert (ahead < items) == prefetches
 
 
 @pytest.mark.parametrize("shape", [(2106161, 1025, 8), (3 << 30, 1)])

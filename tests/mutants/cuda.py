@@ -272,6 +272,16 @@ _GEOMETRY = (
         "test_emulated_views.py::test_views_that_run_backwards_give_what_copies_give[gated.cu]",
     ),
     mutant(
+        "blocks ask ahead past the caches only", "backends/cuda/schedules/elementwise.py",
+        "if early else items", "if True else items",
+        "test_kernels.py::test_blocks_ask_ahead_past_the_caches_only[1048576-False]",
+    ),
+    mutant(
+        "the rule is one vector of each input", "backends/cuda/schedules/elementwise.py",
+        "rule, *others = depths", "*others, rule = depths",
+        "test_autotune.py::test_the_rule_is_one_vector_of_each_input[lerp-2-depths1]",
+    ),
+    mutant(
         "the sum of nothing is written", "backends/cuda/schedules/reduce.py",
         "return Steps((*first, last), (((max(blocks, 1),)",
         "return Steps(first, (((max(blocks, 1),)",

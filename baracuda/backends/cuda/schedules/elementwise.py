@@ -22,7 +22,6 @@ from baracuda.backends.cuda.geometry import (
 from baracuda.backends.cuda.launch_plan import (
     THREADS,
     Call,
-    DeviceFacts,
     Step,
     Steps,
     added,
@@ -45,43 +44,37 @@ class Tuning(NamedTuple):
 
     Attributes
     ----------
-    vectors : dict of int to int
-        Vectors of each input in flight in a thread, by the number of inputs; one where that is not
-        named.
-    vectors_measured : tuple of int
-        Those that `autotune=True` measures.
+    vectors : tuple of int
+        Vectors of each input in flight in a thread: that of the rule, then those that
+        `autotune=True` measures beside it.
     vectors_at_most : int
-        Vectors of all inputs in flight in a thread, beyond which some kernels spill.
+        Vectors of all inputs in flight in a thread, beyond which some kernels spill and none is
+        measured.
     threads_of_several : int
         Threads of a block that has several inputs.
     prefetch_bytes : int
         From what a block loads to what it asks the L2 for (EARLY in common/elementwise.cuh).
-    prefetch_resident : int
-        Blocks of a multiprocessor that do so and have more outputs than inputs.
     """
 
-    vectors: dict[int, int]
-    vectors_measured: tuple[int, ...]
+    vectors: tuple[int, ...]
     vectors_at_most: int
     threads_of_several: int
     prefetch_bytes: int
-    prefetch_resident: int
 
 
 # Shares and times are of an H200.
 SM_90 = Tuning(
-    # Of lerp_backward 1, 2 and 4 have 0.957, 0.925, 0.917 of the copy ceiling in bf16.
-    vectors={2: 2},
-    vectors_measured=(1, 2),
+    # Of lerp_backward 1, 2 and 4 have 0.957, 0.925, 0.917 of the copy ceiling in bf16. Of lerp,
+    # swiglu and relu_backward, with two inputs, 1 and 2 are the same within 0.2 %.
+    vectors=(1, 2),
     vectors_at_most=4,
     # relu_backward of 2^27 in f32 takes 374.0 us for 376.2 with twice as many, kl_div_backward in
     # bf16 131.5 for 134.9; one input takes 0.5 more.
     threads_of_several=THREADS // 2,
-    # With 2 to 3 MiB lerp_backward has 0.973, 0.978 with 4 blocks on a multiprocessor, in f32 0.984
-    # and 0.989; 0.956 and 0.970 without. Policies of eviction, bulk copies through shared memory,
-    # persistent blocks and one output after the other are all below that.
+    # With 2 to 3 MiB lerp_backward has 0.973, in f32 0.984; 0.956 and 0.970 without. The prefetch
+    # stays: without it lerp_backward takes 2 % longer. Policies of eviction, bulk copies through
+    # shared memory, persistent blocks and one output after the other are all below that.
     prefetch_bytes=5 << 19,
-    prefetch_resident=4,
 )
 TUNINGS = {"sm_90": SM_90}
 
@@ -163,11 +156,11 @@ def plan(call: Call) -> Steps:
     variant, scalars = call.variant or variants(call)[0], call.problem.spec.codes
     depth = int(variant.removeprefix("depth "))
     packer = over.packer()
-    read, written = sum([not o.one for o in inputs]), len(outputs)
+    read = sum([not o.one for o in inputs])
     wider = sum([
         (every[o.slot].dtype != call.problem.dtype) << k for k, o in enumerate(operands)
     ])  # fmt: skip
-    early = read <= written and kind == 1 and not any(call.adds) and call.past_caches
+    early = read <= len(outputs) and kind == 1 and not any(call.adds) and call.past_caches
     tuning = call.facts.tuned(TUNINGS)
     ahead = tuning.prefetch_bytes // (width * itemsize) if early else items
     packer.pointers(len(operands)).scalars(scalars)
@@ -189,8 +182,7 @@ def plan(call: Call) -> Steps:
     entry = _entry(call.problem.spec, form, len(arguments))
     front = [(o.slot, o.offset * named(every[o.slot].dtype).itemsize) for o in operands]
     grid = blocks(items + tail, depth, threads), 1
-    shared = _reserved(call.facts) if early and read < written else 0
-    return Steps((Step(entry, grid, arguments, front, scalars, shared),), variant=variant)
+    return Steps((Step(entry, grid, arguments, front, scalars),), variant=variant)
 
 
 @lru_cache(maxsize=4096)
@@ -216,8 +208,7 @@ def _entry(spec: OpSpec, form: _Form, nbytes: int) -> Entry:
 def variants(call: Call) -> tuple[str, ...]:
     """The depths, the rule's first."""
     inputs, tuning = sum([not o.one for o in operands_of(call)[1]]), call.facts.tuned(TUNINGS)
-    most = tuning.vectors_at_most // max(inputs, 1)
-    return _names(tuning.vectors.get(inputs, 1), tuning.vectors_measured, most)
+    return _names(tuning.vectors, tuning.vectors_at_most // max(inputs, 1))
 
 
 def share(problem: Problem, shape: Shape) -> float:
@@ -227,15 +218,9 @@ def share(problem: Problem, shape: Shape) -> float:
 
 
 @cache
-def _names(rule: int, depths: tuple[int, ...], most: int) -> tuple[str, ...]:
-    depths = tuple([depth for depth in depths if depth <= most])
-    return tuple(f"depth {depth}" for depth in sorted(depths, key=lambda d: (d != rule, d)))
-
-
-def _reserved(facts: DeviceFacts) -> int:
-    """Shared memory that nobody uses: with it a multiprocessor takes so many blocks and no more."""
-    blocks = facts.tuned(TUNINGS).prefetch_resident
-    return max((facts.shared_per_block + 1024) // blocks - 1024, 0)
+def _names(depths: tuple[int, ...], most: int) -> tuple[str, ...]:
+    rule, *others = depths
+    return tuple([f"depth {depth}" for depth in (rule, *[d for d in others if d <= most])])
 
 
 def _width(call: Call, offsets: Sequence[int], dims: Sequence[Dim], kind: int) -> int:

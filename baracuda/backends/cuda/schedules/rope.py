@@ -36,7 +36,8 @@ class Tuning(NamedTuple):
 
 
 SM_90 = Tuning(
-    # 1 to 3 MiB are all within 0.01 of the copy ceiling of an H200; without, up to 0.02 less.
+    # 1 to 3 MiB are all within 0.01 of the copy ceiling of an H200. The prefetch stays: without it
+    # [4, 32, 8192, 128] takes 1.4 to 2.3 % longer.
     prefetch_bytes=3 << 19,
     rows=2,
     rows_of_16_bits=4,
