@@ -174,8 +174,11 @@ def called(jaxpr: Any) -> list[str]:
 def test_the_gradient_calls_the_explicit_backward(forward: str, backward: str) -> None:
     for g in given(forward, "float32"):
         pull = jax.make_jaxpr(g.grad(g.op))(*g.inputs)
-        assert called(pull.jaxpr) == [forward, backward], g.call.form.text
-        assert called(jax.make_jaxpr(jax.jit(g.grad(g.op)))(*g.inputs).jaxpr) == [forward, backward]
+        early, want = registry[forward].early, [forward, backward]
+        if early is not None and g.call.form.outputs[0].terms == ():
+            want = [early.spec.name]
+        assert called(pull.jaxpr) == want, g.call.form.text
+        assert called(jax.make_jaxpr(jax.jit(g.grad(g.op)))(*g.inputs).jaxpr) == want
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def test_what_the_pairing_says() -> None:
     assert pair.saved == ("target", "weight")
     assert pair.gradients == {"x": "dx"}
     assert pair.shapes == {"x_shape": "x"}
+    assert pair.dtypes == {"x_dtype": "x"}
     assert pair.options == ("axis", "ignore_index", "reduction", "mode")
     shared = bc.add_rms_norm.adjoint
     assert shared is not None

@@ -75,7 +75,10 @@ def test_a_compiled_call_is_one_operator_and_so_is_its_gradient(op: str, dynamic
             torch.autograd.grad(y, watched, along, materialize_grads=True) for y in (got, want)
         )
         for x, y in zip((*got, *slopes), (*want, *theirs), strict=True):
-            assert torch.equal(x, y)
+            # What is recorded where no op is the gradient is the body, whose sums have an order of
+            # their own, and so have the chunks of a composite.
+            other = partner is None or registry[op].spec.composite
+            assert (torch.allclose if other else torch.equal)(x, y)
             assert x.stride() == y.stride()
         forward, backward = graphs
         early = registry[op].early

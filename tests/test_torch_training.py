@@ -98,11 +98,12 @@ def test_in_an_autocast_region_an_op_computes_as_outside(op: str, dtype: str) ->
         for backend in (None, "array_api"):
             want = with_gradients(call, backend, nullcontext())
             watched = with_gradients(call, backend, bfloat16())
+            want += call.run(backend=backend)
             with bfloat16():
                 plain = call.run(backend=backend)
-            want += want[: len(plain)]
             for x, y in zip([*watched, *plain], want, strict=True):
-                assert x.dtype == y.dtype == getattr(torch, dtype)
+                assert x.dtype == y.dtype
+                assert x.dtype in (getattr(torch, dtype), torch.float32)
                 assert torch.equal(x, y)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from baracuda.declaration.dtypes import name_of
 from baracuda.declaration.spec import OpSpec
 from baracuda.errors import type_error
 from baracuda.layouts import Shape
@@ -61,6 +62,8 @@ class Pairing:
         Keywords that carry over from the forward.
     shapes : dict of str to str
         Keywords of the gradient that hold the shape of an input of the forward.
+    dtypes : dict of str to str
+        Keywords of the gradient that name the dtype of an input of the forward.
 
     Notes
     -----
@@ -76,6 +79,7 @@ class Pairing:
     gradients: Mapping[str, str]
     options: tuple[str, ...]
     shapes: Mapping[str, str]
+    dtypes: Mapping[str, str]
     _forward: OpSpec
     _backward: OpSpec
 
@@ -100,10 +104,11 @@ class Pairing:
         form = next(f for f in self._forward.forms(options) if f.takes(inputs))
         known = {**inputs, **{p.name: x for p, x in zip(form.outputs, made, strict=True)}}
         shapes = {option: tuple(inputs[name].shape) for option, name in self.shapes.items()}
+        dtypes = {option: name_of(inputs[name].dtype) for option, name in self.dtypes.items()}
         return Kept(
             tuple(inputs),
             {name: known[name] for name in self.saved if name in known},
-            {**{k: v for k, v in options.items() if k in self.options}, **shapes},
+            {**{k: v for k, v in options.items() if k in self.options}, **shapes, **dtypes},
             tuple([tuple(x.shape) for x in made]),
             {name: x.dtype for name, x in known.items()},
         )
@@ -162,6 +167,8 @@ def pairing(forward: OpSpec, op: Callable[..., Any], backward: OpSpec) -> Pairin
     shapes = {
         p.name: patterns[p.terms] for f in backward.signatures for p in f.inputs if p.is_option
     }
+    whose = {dx: name for name, dx in gradients.items()}
+    dtypes = {role.chosen: whose[dx] for dx, role in backward.roles.items() if role.chosen}
     own = (*backward.options, *backward.scalars)
     return Pairing(
         op,
@@ -169,8 +176,9 @@ def pairing(forward: OpSpec, op: Callable[..., Any], backward: OpSpec) -> Pairin
         cotangents,
         tuple([name for name in backward.arrays if name not in cotangents.values()]),
         {name: dx for name, dx in gradients.items() if dx in made},
-        tuple([name for name in own if name not in shapes]),
+        tuple([name for name in own if name not in shapes and name not in dtypes]),
         shapes,
+        dtypes,
         forward,
         backward,
     )

@@ -307,6 +307,8 @@ def cross_entropy_with_gradient(
 
     Parameters
     ----------
+    dloss : array of shape [], optional
+        Gradient of the sum or mean, 1 by default: float32 or of the dtype of `logits`.
     logits, target, axis, ignore_index, label_smoothing, z_loss, softcap, reduction, mode,
     **dispatch
         As in `cross_entropy`.

@@ -159,7 +159,7 @@ def _with_gradient(forward: Any, names: tuple[str, ...]) -> Any:
         slopes = torch.autograd.grad(
             loss.sum(), [inputs[n] for n in names], allow_unused=True, materialize_grads=True
         )
-        return loss, *slopes
+        return loss, *[slope * t.get("dloss", 1) for slope in slopes]
 
     return both
 

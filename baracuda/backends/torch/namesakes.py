@@ -172,11 +172,17 @@ NAMESAKES: Mapping[str, Namesake] = {
 """The function that serves each op."""
 
 
+_MOST_AXES = 8
+
+
 def namesake(problem: Problem) -> Namesake | None:
     """The function that computes a problem, None where the body has to."""
     found = NAMESAKES.get(problem.spec.name)
     # Elsewhere torch has other kernels, with roundings and edges of their own.
     if found is None or problem.device != "cpu" or problem.compute_dtype not in found.dtypes:
+        return None
+    # Some of its vectorised loops end at so many axes.
+    if max(len(x.shape) for x in problem.given) > _MOST_AXES:
         return None
     return found if found.suits(problem) else None
 

@@ -92,6 +92,11 @@ class Planned:
         self._last: tuple[Plan | None, Callable[..., bool]] = None, lambda *arrays: False
         self._never = never
 
+    @property
+    def plan(self) -> Plan | None:
+        """That of the last call which had one."""
+        return self._last[0]
+
     def __call__(self, arrays: Sequence[Array], scalars: Mapping[str, Any]) -> Any:
         plan, fits = self._last
         if plan is None or not fits(*arrays):
