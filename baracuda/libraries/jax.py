@@ -59,10 +59,12 @@ class Jax(Library):
         return str(_default_device())
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def of_constants(arrays: Sequence[Array], scalars: tuple[tuple[str, Any], ...]) -> Any:
-            return function(arrays, dict(scalars))
+        def of_constants(
+            arrays: Sequence[Array], held: Mapping[str, Array], known: tuple[tuple[str, Any], ...]
+        ) -> Any:
+            return function(arrays, {name: held.get(name, x) for name, x in known})
 
-        program, fixed = jax.jit(function), jax.jit(of_constants, static_argnums=1)
+        program, fixed = jax.jit(function), jax.jit(of_constants, static_argnums=2)
         decides = False
 
         def run(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> Any:
@@ -73,7 +75,10 @@ class Jax(Library):
                 except jax.errors.ConcretizationTypeError:
                     # The body does other things for other scalars, so a program has its own.
                     decides = True
-            return fixed(arrays, tuple(scalars.items()))
+            # Of run-time values that are arrays a program knows no value.
+            held = {name: x for name, x in scalars.items() if isinstance(x, jax.Array)}
+            known = [(name, None if name in held else x) for name, x in scalars.items()]
+            return fixed(arrays, held, tuple(known))
 
         return run
 

@@ -63,6 +63,8 @@ def plan(call: Call) -> Steps:
         if any(step.shared > most - _NEAR for step in steps.kernels):
             steps = planner(call._replace(facts=call.facts._replace(shared_per_block=most - _COPY)))
         steps = steps.reading(reads)
+        if any(s.entry.reads and len(s.arguments) > _COPY for s in steps.kernels):
+            raise Refusal(f"takes such run-time values beside {_COPY} bytes of arguments at most")
     for step in steps.kernels:
         if step.grid[0] > MOST_BLOCKS or step.grid[1] > MOST_ROWS:
             across, down = step.grid
