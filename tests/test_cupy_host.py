@@ -250,8 +250,11 @@ def test_refusals() -> None:
 
 def test_bfloat16_needs_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = stub_device.on_gpu("glu", (2, 4))
-    outputs = tuple(x._replace(dtype="bfloat16") for x in problem.outputs)
-    problem = replace(problem, outputs=outputs)
+    inputs, outputs = (
+        tuple(x and x._replace(dtype="bfloat16") for x in some)
+        for some in (problem.inputs, problem.outputs)
+    )
+    problem = replace(problem, inputs=inputs, outputs=outputs)
     assert backend().refuses(problem) is None
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     want = "bfloat16 needs ml-dtypes: pip install 'baracuda[bf16]'"

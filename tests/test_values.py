@@ -217,6 +217,9 @@ def test_a_kernel_is_given_the_address(op: str, monkeypatch: pytest.MonkeyPatch)
     arrays = call.given()
     held = {name: torch.tensor(v) for name, v in values.items()}
     _, plan = call.subject.function.planned(*arrays, **{**call.options, **held})
+    if plan.sku.backend != "cuda":
+        assert any("bytes of arguments" in reason for _, reason in plan.why)
+        return
     outs = tuple(torch.empty(x.shape, dtype=getattr(torch, x.dtype)) for x in plan.problem.outputs)
     plan(*arrays, out=outs if len(outs) > 1 else outs[0], **{**call.scalars, **held})
     reading = [(e, words) for e, words in launched if e.reads]

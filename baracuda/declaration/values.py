@@ -184,7 +184,10 @@ def optional(inner: Normaliser) -> Normaliser:
 
 def dtype(op: str, name: str, value: Any) -> str:
     """A floating dtype: its name, or any library's object for it."""
-    found = name_of(value)
+    # Anything else is not even printed: it may be an array, or a number of any length.
+    kind = type(value).__name__.lower()
+    is_name = isinstance(value, str) or "dtype" in kind
+    found = value.__name__ if isinstance(value, type) else name_of(value) if is_name else ""
     if found not in FLOATS:
         raise value_error(op, name, f"one of {', '.join(FLOATS)}", shown(value))
     return found

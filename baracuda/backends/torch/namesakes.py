@@ -172,7 +172,7 @@ NAMESAKES: Mapping[str, Namesake] = {
 """The function that serves each op."""
 
 
-_MOST_AXES = 8
+_MOST_AXES, _LARGEST = 8, 1e30
 
 
 def namesake(problem: Problem) -> Namesake | None:
@@ -181,8 +181,8 @@ def namesake(problem: Problem) -> Namesake | None:
     # Elsewhere torch has other kernels, with roundings and edges of their own.
     if found is None or problem.device != "cpu" or problem.compute_dtype not in found.dtypes:
         return None
-    # Some of its vectorised loops end at so many axes.
-    if max(len(x.shape) for x in problem.given) > _MOST_AXES:
+    # Some of its vectorised loops end at so many axes, and none takes a value that is an array.
+    if problem.reads or max(len(x.shape) for x in problem.given) > _MOST_AXES:
         return None
     return found if found.suits(problem) else None
 
@@ -232,6 +232,9 @@ def runner(problem: Problem, found: Namesake, otherwise: Runner) -> Runner:
     ) -> Any:
         if checked:
             indices(problem, arrays)
+        # Where products of such a value overflow, torch's functions differ from each other.
+        if scalars and any(abs(x) > _LARGEST for x in scalars.values()):
+            return otherwise(arrays, outs, accumulate, scalars)
         if outs is not None:
             with running(device):
                 done = into(arrays, outs, accumulate, scalars)
