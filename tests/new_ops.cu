@@ -44,8 +44,9 @@ template <class A> struct AdamwStep {
     out[2] = fused(A(beta2), in[3], A(1 - beta2) * (g * g));
     const A first = out[1] / A(1 - pow(beta1, f64(step)));
     const A second = out[2] / A(1 - pow(beta2, f64(step)));
-    const A kept = A(1 - lr * weight_decay) * in[0];
-    out[0] = kept - A(lr) * (first / (square_root(second) + A(eps)));
+    // No product is left to the compiler to fuse or not.
+    const A kept = A(fused(-lr, weight_decay, 1.0)) * in[0];
+    out[0] = fused(-A(lr), first / (square_root(second) + A(eps)), kept);
   }
 };
 

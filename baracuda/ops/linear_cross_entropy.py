@@ -66,7 +66,10 @@ def _run(
     """An op on plain arrays, and into others, that are ours: they fit and are checked by none."""
     fused, recent = registry[name], _recent[name]
     scalars = {key: options[key] for key in fused.spec.scalars}
-    written = tuple([(key, value) for key, value in options.items() if key not in scalars])
+    # A plan takes numbers, or arrays of some dtypes.
+    kinds = tuple([str(getattr(x, "dtype", "")) for x in scalars.values()])
+    structural = [(key, value) for key, value in options.items() if key not in scalars]
+    written = (*structural, ("dtypes", kinds))
     plan = partial(recent.plan, fused.plan, arrays, written, options)
     try:
         return plan().run(arrays, outs, False, scalars)
