@@ -213,7 +213,7 @@ def called(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]
     if early is not None and torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled():
         places = zip(spec.arrays, arrays, strict=False)
         floats = [x for name, x in places if name not in spec.discrete]
-        one = spec.forms(options)[0].outputs[0].terms == () and floats[0].dtype != torch.float16
+        one = len(spec.forms(options)[0].outputs[0].terms) == 0 and floats[0].dtype != torch.float16
         if one and all(x.requires_grad for x in floats):
             below = [x.detach() for x in arrays]
             loss, *made = getattr(torch.ops.baracuda, early.spec.name)(*below, **options)
