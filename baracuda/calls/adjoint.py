@@ -46,8 +46,8 @@ def ahead(problem: Problem) -> OpSpec | None:
     """
     if len(problem.outputs) > 1 or problem.outputs[0].shape or problem.dtype == "float16":
         return None
-    name = problem.spec.name
-    return next((o.spec for o in registry.values() if o.spec.ahead_of == name), None)
+    early = registry[problem.spec.name].early
+    return early.spec if early is not None else None
 
 
 def summed(spec: OpSpec, form: Signature) -> frozenset[str]:

@@ -69,12 +69,12 @@ def _of_numbers(problem: Problem) -> Callable[..., tuple[Array, ...]]:
         [x.dtype for x in problem.outputs],
     )  # fmt: skip
     # Of all parameters: blocks give the halves of a packed array in the places of two.
-    narrow = [name not in problem.spec.discrete for name in problem.spec.arrays]
+    floats = [name not in problem.spec.discrete for name in problem.spec.arrays]
 
     def widened(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
         wide = [
             astype(x, compute) if cast and x is not None and x.dtype != compute else x
-            for x, cast in zip(arrays, narrow, strict=False)
+            for x, cast in zip(arrays, floats, strict=False)
         ]
         with stored_as(*dtypes):
             result = body(*wide, **options, **scalars)
@@ -87,7 +87,6 @@ def runner(problem: Problem) -> Runner:
     """The runner of the body over whole arrays."""
     evaluate, library = evaluator(problem), problem.library
     dtypes = [library.dtype(x.dtype) for x in problem.outputs]
-
     block = narrow if problem.spec.composite else nullcontext
 
     def rounded(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:

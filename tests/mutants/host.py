@@ -618,8 +618,8 @@ _BODIES = (
     ),
     mutant(
         "halves of a packed array are widened", "calls/body.py",
-        "narrow = [name not in problem.spec.discrete for name in problem.spec.arrays]",
-        "narrow = [x is not None and x.name not in problem.spec.discrete for x in problem.inputs]",
+        "floats = [name not in problem.spec.discrete for name in problem.spec.arrays]",
+        "floats = [x is not None and x.name not in problem.spec.discrete for x in problem.inputs]",
         "test_plans.py::test_halves_of_a_packed_array_are_as_wide_as_whole_arrays[float16-glu]",
     ),
     mutant(
