@@ -8,7 +8,6 @@ the commit ``BARACUDA_SINCE``. The Makefile sets all three.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 import baracuda.ops  # noqa: F401
+from baracuda.backends.cuda.compiler import INCLUDE, beside
 from baracuda.calls.op import registry
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +25,6 @@ LANE = os.environ.get("BARACUDA_LANE", "test")
 FULL = LANE == "full"
 # What every op goes through: a change here touches all of them.
 DECLARATIONS = ("declaration/", "calls/", "families/numerics.py", "layouts.py")
-_INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 if LANE not in ("quick", "test", "full"):
     raise pytest.UsageError(f"BARACUDA_LANE: expected quick, test or full, got {LANE!r}")
@@ -63,9 +62,7 @@ def included(file: str) -> frozenset[str]:
         path = waiting.pop()
         if path not in seen:
             seen.add(path)
-            waiting += [
-                (path.parent / name).resolve() for name in _INCLUDE.findall(path.read_text())
-            ]
+            waiting += [beside(path, name) for name in INCLUDE.findall(path.read_text())]
     return frozenset(str(path.relative_to(ROOT)) for path in seen)
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from baracuda.calls.op import registry
+from tests.lanes import included
+
 PACKAGE = Path(__file__).parents[1] / "baracuda"
 
 # From the ground; what stands on one floor are neighbours. A folder named here is one of these; of
@@ -204,6 +207,12 @@ def test_kernels_are_as_long_and_as_wide_as_modules():
         lines = path.read_text().splitlines()
         assert 0 < len(lines) <= MOST_LINES, path.name
         assert max(map(len, lines)) <= 100, path.name
+
+
+def test_what_a_kernel_includes_is_found_by_a_run_about_what_changed():
+    for file in {op.spec.kernel.file for op in registry.values() if op.spec.kernel}:
+        found = included(file)
+        assert {f"baracuda/cuda_src/{file}", "baracuda/cuda_src/common/types.cuh"} <= found, file
 
 
 LOADED = """

@@ -19,7 +19,7 @@ from baracuda.backends.cuda.store import Store
 from baracuda.instruments import logger
 
 SOURCES = Path(__file__).parents[2] / "cuda_src"
-_INCLUDE = re.compile(r'#include "(.+)"$', re.MULTILINE)
+INCLUDE = re.compile(r'#include "(.+)"$', re.MULTILINE)
 _USAGE = re.compile(
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
     r"(?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
@@ -97,12 +97,12 @@ def flattened(file: str) -> str:
             return ""
         seen.add(path)
         inner = path.read_text(encoding="utf-8").replace("#pragma once\n", "")
-        return _INCLUDE.sub(lambda match: text(_beside(path, match[1])), inner)
+        return INCLUDE.sub(lambda match: text(beside(path, match[1])), inner)
 
     return text((SOURCES / file).resolve())
 
 
-def _beside(path: Path, name: str) -> Path:
+def beside(path: Path, name: str) -> Path:
     """The file that `path` includes as `name`: one of its own folder, or one of the package."""
     own = (path.parent / name).resolve()
     return own if own.is_file() else (SOURCES / name).resolve()
