@@ -16,6 +16,7 @@ from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, strides
 from baracuda.backends.cuda.schedules import cross_entropy, plan
 from baracuda.calls import check
 from baracuda.calls.op import registry
+from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dispatch import DEFAULT
 from baracuda.declaration.spec import Problem
 from baracuda.testing.cases import Subject
@@ -25,10 +26,13 @@ FEW = FACTS._replace(multiprocessors=4)
 # Of each schedule that takes run-time values an op; of elementwise ones walks of two kinds.
 USUAL = ("lerp", "hardtanh", "huber_loss", "rms_norm", "softmax", "cross_entropy", "group_norm",
          "batch_norm", "triplet_margin_loss")  # fmt: skip
+# Their arguments are longer than those that a block copies.
+LONG = ("batch_norm_inference", "triplet_margin_loss_backward")
 VALUED = [
     name
     for name, op in registry.items()
     if op.spec.kernel and any(hasattr(f, "dtypes") for f in op.spec.scalars.values())
+    if name not in LONG
 ]
 
 
@@ -71,6 +75,15 @@ def test_a_value_in_memory_is_the_number(op: str) -> None:
     assert len(results) >= 3
     for how, found in results.items():
         assert found == results[""], how
+
+
+@pytest.mark.parametrize("op", LONG)
+def test_values_beside_too_many_arguments_are_refused(op: str) -> None:
+    problem, _, _ = drawn(op)
+    reads = tuple("float32" if hasattr(f, "dtypes") else "" for f in problem.spec.scalars.values())
+    assert any(len(step.arguments) > 1024 for step in steps_of(problem, FEW, ()).kernels)
+    with pytest.raises(Refusal, match="beside 1024 bytes of arguments at most"):
+        steps_of(problem, FEW, reads)
 
 
 def test_what_fills_a_chip_leaves_room_for_the_arguments() -> None:
