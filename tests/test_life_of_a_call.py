@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import stub_device
 from children import ROOT, environment
-from life_of_a_call import array, climbs, lives, traced, visits
+from life_of_a_call import climbs, lives, pair, traced, visits
 
 import baracuda as bc
 
@@ -23,7 +23,7 @@ def test_a_climb_is_a_module_that_is_entered_again() -> None:
     assert visits(steps) == ["op", "check", "op", "plan", "check"]
     assert climbs(steps) == 2
     assert climbs(steps[:3]) == 0
-    assert traced(lambda: bc.relu(array("numpy")))[0] == ("calls.op", "Op.__call__")
+    assert traced(lambda: bc.relu(pair("numpy")[0]))[0] == ("calls.op", "Op.__call__")
 
 
 def test_calls_climb_as_often_as_the_page_says() -> None:
