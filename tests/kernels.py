@@ -28,7 +28,7 @@ from baracuda.backends.cuda.launch_plan import WIDEST, Call, DeviceFacts, Steps,
 from baracuda.calls import check, outputs
 from baracuda.calls.op import registry
 from baracuda.declaration.dispatch import DEFAULT
-from baracuda.declaration.dtypes import INDICES, named
+from baracuda.declaration.dtypes import FLOATS, INDICES, named
 from baracuda.declaration.roles import Wide
 from baracuda.declaration.shapes import Signature
 from baracuda.declaration.spec import Case, OpSpec, Problem
@@ -285,7 +285,9 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
                     if spec.role(pattern.name).wide in mixed:
                         kind = named(dtype).accumulate
                     arrays[pattern.name] = phantom(shape, layout[integer], kind)
-            yield check.problem(spec, list(arrays.values()), options, DEFAULT), layout[2]
+            for more in results(spec, dtype):
+                given = {**options, **more}
+                yield check.problem(spec, list(arrays.values()), given, DEFAULT), layout[2]
 
 
 def mixtures(spec: OpSpec, form: Signature, dtype: str) -> tuple[tuple[Wide, ...], ...]:
@@ -293,6 +295,17 @@ def mixtures(spec: OpSpec, form: Signature, dtype: str) -> tuple[tuple[Wide, ...
     takes = backends.mixes(spec, "cuda", dtype)
     there = {spec.role(p.name).wide for p in form.inputs}
     return mixtures_of(tuple([kind for kind in spec.wide if takes and kind in there]))
+
+
+def results(spec: OpSpec, dtype: str) -> Iterator[dict[str, str]]:
+    """The options that give rows of another dtype than they have: wider, or narrower again."""
+    yield {}
+    chosen = [role.chosen for role in spec.roles.values() if role.chosen]
+    if not chosen or spec.kernel.schedule != "rows":
+        return
+    wide = named(dtype).accumulate
+    others = [d for d in FLOATS if named(d).accumulate == dtype != d] if spec.adjoint_of else [wide]
+    yield from ({name: other} for name in chosen for other in others if other != dtype)
 
 
 def thin(options: Mapping[str, Any]) -> bool:

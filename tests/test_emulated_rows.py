@@ -43,8 +43,8 @@ LENGTHS = {"float32": (1, 7, 64, 1000, 4096, 20004), "bfloat16": (1, 7, 64, 1000
 SUMMED = {"float32": 5004, "bfloat16": 5008, "float64": 2502}
 NORMS = [name for name, op in registry.items() if op.spec.category == "norm"]
 # One column and two, one sum and two.
-MIXED = ["layer_norm", "rms_norm_backward", "add_layer_norm", "add_rms_norm_backward",
-         "add_layer_norm_backward"]  # fmt: skip
+MIXED = ["layer_norm", "rms_norm_backward", "layer_norm_backward", "add_layer_norm",
+         "add_rms_norm_backward", "add_layer_norm_backward"]  # fmt: skip
 SOFTMAXES = [name for name, op in registry.items() if op.spec.category == "softmax"]
 
 
@@ -60,7 +60,7 @@ class Trial(NamedTuple):
 
 
 def trial(
-    op: str, shapes: dict[str, Shape], dtype: str, how: str = "dense", add: bool = False,
+    op: str, shapes: dict[str, Shape], dtype: str, /, how: str = "dense", add: bool = False,
     facts: DeviceFacts = FACTS, mixed: Mixed = (), **options: Any,
 ) -> Trial:  # fmt: skip
     spec = registry[op].spec
@@ -175,7 +175,7 @@ def streamed_trials(op: str, dtype: str, mixed: Mixed = ()) -> Iterator[Trial]:
     """Rows that come in bulk, more of a block than it has places for, of one block and of more."""
     form = registry[op].spec.signatures[-1]
     for parts, slots, held in ((1, 2, 4), (1, 3, 2), (2, 3, 4), (8, 2, 4)):
-        size = named("float32" if "residual" in mixed else dtype).itemsize
+        size = named("float32" if {"residual", "cotangent"} & {*mixed} else dtype).itemsize
         n = parts * 64 * held * 16 // size
         shapes = {p.name: p.shape({"b": (2, 13), "n": n}) for p in form.inputs}
         ways = retuned(
@@ -221,12 +221,38 @@ def softmax_trials(op: str, dtype: str) -> Iterator[Trial]:
     yield trial(op, {p.name: (3, 5, 9) for p in forms[0].inputs}, dtype, "stepped", axis=1)
 
 
+def wide_trials(op: str, dtype: str) -> Iterator[Trial]:
+    """A result in float32 of 16 bits, and back from one: in every way of sharing a row."""
+    spec = registry[op].spec
+    form = spec.signatures[-1]
+    if spec.accumulates:
+        dtype, options = "float32", {"x_dtype": dtype}
+    else:
+        options = {"dtype": "float32"}
+    shapes: dict[str, Shape]
+    for n in (1, 7, 64, 1000, 4096, LENGTHS[dtype][-1]):
+        rows = (3, 5) if n < 100 else (1, 3)
+        axes = {"b": rows, "n": n, "c": ()}
+        shapes = {p.name: p.shape(axes) for p in form.inputs if p.name not in spec.masks}
+        for how in ("dense", "padded", "odd", "stepped") if n == 64 else ("dense",):
+            yield trial(op, shapes, dtype, how, **options)
+        if spec.accumulates:
+            yield trial(op, shapes, dtype, add=True, **options)
+        elif spec.category == "softmax":
+            yield trial(op, shapes, dtype, causal=n > 1, **options)
+            yield trial(op, {**shapes, "mask": (*rows[:-1], 1, n)}, dtype, **options)
+    if spec.category == "softmax":
+        yield trial(op, dict.fromkeys(shapes, (3, 40, 8)), dtype, axis=1, **options)
+
+
 @cache
 def trials(category: str, dtype: str) -> tuple[Trial, ...]:
     every, of = {
         "norm": (NORMS, norm_trials),
         "mixed norm": (NORMS if lanes.FULL else MIXED, mixed_trials),
         "softmax": (SOFTMAXES, softmax_trials),
+        "wide softmax": (SOFTMAXES, wide_trials),
+        "wide norm": (["rms_norm", "layer_norm"], wide_trials),
     }[category]
     return tuple(one for op in every for one in of(op, dtype))
 
@@ -243,7 +269,8 @@ def reference(one: Trial) -> tuple[Array, ...]:
     wide = [x if x is None or x.dtype == bool else x.astype(np.float64) for x in one.arrays]
     while wide[-1] is None:
         wide.pop()
-    options = one.call.problem.options
+    chosen = {role.chosen: "float64" for role in registry[one.op].spec.roles.values()}
+    options = {k: chosen.get(k, value) for k, value in one.call.problem.options.items()}
     with stored_as(*[x.dtype for x in one.call.problem.outputs]):
         found = registry[one.op](*wide, **options, **one.scalars, backend="array_api")
     return found if isinstance(found, tuple) else (found,)
@@ -275,8 +302,18 @@ def computed(one: Trial, category: str, dtype: str, seed: int) -> list[Array]:
 @pytest.mark.parametrize(
     ("category", "dtype"),
     lanes.cases(
-        [*itertools.product(("norm", "softmax"), DTYPES), ("mixed norm", "bfloat16")],
-        {("norm", "float32"), ("softmax", "bfloat16"), ("mixed norm", "bfloat16")}.__contains__,
+        [
+            *itertools.product(("norm", "softmax"), DTYPES),
+            ("mixed norm", "bfloat16"),
+            *itertools.product(("wide softmax", "wide norm"), ("bfloat16", "float16")),
+        ],
+        {
+            ("norm", "float32"),
+            ("softmax", "bfloat16"),
+            ("mixed norm", "bfloat16"),
+            ("wide softmax", "bfloat16"),
+            ("wide norm", "bfloat16"),
+        }.__contains__,
     ),
 )
 def test_rows_are_the_body_in_any_order_of_threads(category: str, dtype: str) -> None:

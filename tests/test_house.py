@@ -25,6 +25,7 @@ FLOORS = [
     {"declaration/dispatch"},
     {"declaration/spec"},
     {
+        "declaration/autocast",
         "declaration/backend",
         "declaration/hints",
         "declaration/pairing",

@@ -168,7 +168,7 @@ def test_other_mixtures_are_refused(x: str, weight: str, bias: str | None, said:
         (bc.add_layer_norm_backward, ("float16", "float16", "float32"),
          "s: expected float16 (as ds), got float32"),
         (bc.rms_norm_backward, ("bfloat16", "float32"),
-         "x: expected bfloat16 (as dy), got float32"),
+         "dy: expected float32 (as x), got bfloat16"),
     ],
 )  # fmt: skip
 def test_a_residual_stream_has_one_dtype(op: Any, dtypes: tuple[str, ...], said: str) -> None:

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import (
 
 import baracuda as bc
 import baracuda.nn  # It defines torch.ops.baracuda.
+from baracuda.calls.op import registry
 from baracuda.testing.cases import Call, Subject
 
 OPS = [name for name in bc.__all__ if isinstance(getattr(bc, name), bc.Op)]
@@ -94,7 +95,12 @@ def with_gradients(
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @each_op
 def test_in_an_autocast_region_an_op_computes_as_outside(op: str, dtype: str) -> None:
+    spec = registry[op].spec
     for call in calls(op, dtype):
+        # Products are in the dtype of the region, as test_torch_autocast.py sees. Results of which
+        # a call names the dtype, as these do, have that.
+        if spec.products and dtype == "float32":
+            continue
         for backend in (None, "array_api"):
             want = with_gradients(call, backend, nullcontext())
             watched = with_gradients(call, backend, bfloat16())

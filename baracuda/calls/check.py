@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from baracuda import layouts
-from baracuda.declaration import values
+from baracuda.declaration import autocast, values
 from baracuda.declaration.dispatch import Choices
 from baracuda.declaration.dtypes import FLOATS, INDICES, named
 from baracuda.declaration.hints import for_position
@@ -26,7 +26,7 @@ from baracuda.errors import (
     type_error,
     value_error,
 )
-from baracuda.libraries import TRACED, Array, Facts, Library, library_of
+from baracuda.libraries import TRACED, Array, Facts, Library, State, library_of
 
 # Types of numbers that cannot come to be others.
 _CONSTANT = frozenset({int, float})
@@ -181,7 +181,7 @@ def problem(
     options: Mapping[str, Any],
     choices: Choices,
     given: Values | None = None,
-    known: Sequence[tuple[str, bool] | None] = (),
+    known: Sequence[State | None] = (),
 ) -> Problem:
     """Validate a call; `given` are run-time values where some are arrays.
 
@@ -203,7 +203,7 @@ def problem(
     if given.mode:
         # Only the body knows the gradient along a run-time value.
         mode = "traced" if given.mode == "autograd" else given.mode
-        state = mode, bool(state and state[1])
+        state = mode, bool(state and state[1]), *(state or ())[2:]
     return described_problem(spec, library, facts, state, options, choices, given.dtypes)
 
 
@@ -211,7 +211,7 @@ def described_problem(
     spec: OpSpec,
     library: Library,
     facts: Mapping[str, Facts],
-    state: tuple[str, bool] | None,
+    state: State | None,
     given: Mapping[str, Any],
     choices: Choices,
     reads: tuple[str, ...] = (),
@@ -224,13 +224,14 @@ def described_problem(
     dtype = _dtypes(spec, facts)
     options = arguments(spec, spec.options, given)
     values.within(spec, compute_dtype(spec, dtype), options)
+    mode, switch, *_ = state or ("", False)
+    options |= autocast.chosen(spec, dtype, options, state)
     signature, axes = _bind(spec, facts, options)
     known = {
         name: Operand(name, f.dtype, f.shape, layouts.canonical(f.shape, f.strides), f.alignment)
         for name, f in facts.items()
     }
     inputs = tuple(map(known.get, spec.arrays))
-    mode, switch = state or ("", False)
     if choices.deterministic is None:
         choices = _resolved(choices, switch)
     found = Problem(
@@ -259,10 +260,7 @@ def _resolved(choices: Choices, switch: bool) -> Choices:
 
 def traced(arrays: Sequence[Array]) -> bool:
     """Whether a framework is tracing these arrays."""
-    try:
-        state = library_of(arrays[0]).state(arrays)
-    except (IndexError, TypeError):
-        return False
+    state = autocast.state_of(arrays)
     return state is not None and state[0] == "traced"
 
 
@@ -380,8 +378,10 @@ def _outputs(
                 strides = layouts.canonical(extents, layouts.in_order(extents, order))
         role = spec.role(pattern.name)
         own = role.result(dtype, {x.name: x.dtype for x in known.values()}, options)
-        if named(own).accumulate != named(dtype).accumulate and role.chosen:
-            beside = f"one that is summed in {named(dtype).accumulate}, as {dtype}"
+        # Gradients go back to inputs of 16 bits; other results are never rounded by an option.
+        narrower = spec.adjoint_of is not None and named(own).accumulate == dtype
+        if role.chosen and not (narrower or own in (dtype, named(dtype).accumulate)):
+            beside = f"{dtype} or its accumulate dtype {named(dtype).accumulate}"
             raise value_error(spec.name, role.chosen, beside, own)
         own = library.held_as(own) if role.dtype else own
         out.append(Operand(pattern.name, own, extents, strides))

@@ -14,7 +14,7 @@ from baracuda.calls.cache import plan_cache
 from baracuda.calls.plan import Plan, make
 from baracuda.calls.recent import Recent
 from baracuda.calls.routes import Route, in_graph, route_of
-from baracuda.declaration import hints, values
+from baracuda.declaration import autocast, hints, values
 from baracuda.declaration.backend import Misfit
 from baracuda.declaration.dispatch import DEFAULT, NAMES, current
 from baracuda.declaration.dtypes import FLOATS
@@ -86,7 +86,11 @@ class Op(Generic[P, R]):
             elif not unset or (plan := self._recent.find(arrays, written)) is None:
                 generation = plan_cache.generation
                 alias = self._alias(arrays, options)
-                plan, state = plan_cache.find(alias), alias[1]
+                state = alias[1]
+                given = autocast.taken(self.spec, arrays, autocast.region_of(state))
+                if given is not arrays:
+                    return self(*given, **options, **scalars)
+                plan = plan_cache.find(alias)
                 if plan is not None:
                     self._recent.remember(plan, generation, alias, arrays)
         except UNFIT:
@@ -218,10 +222,11 @@ class Op(Generic[P, R]):
         scalars = self._split(given)
         self._signature_check(arrays, {**given, **scalars})
         taken = unwrapped(arrays)
+        taken = autocast.taken(self.spec, taken, autocast.region_of(autocast.state_of(taken)))
         if check.are_arrays(scalars.values()):
             plan, scalars = self._valued(taken, given, scalars)
         else:
-            plan = self.plan(*arrays, **given)
+            plan = self.plan(*taken, **given)
             scalars = plan.scalars(scalars) if self._scalars else scalars
         try:
             return plan.run(taken, None, False, scalars), plan
@@ -385,6 +390,7 @@ def op(
     batches: tuple[str, ...] | None = None,
     elementwise: bool = False,
     numbered: bool = False,
+    products: bool = False,
     composite: bool = False,
     inplace: bool = False,
     packed: Packed | None = None,
@@ -430,6 +436,7 @@ def op(
             batches=batches,
             elementwise=elementwise,
             numbered=numbered,
+            products=products,
             composite=composite,
             inplace=inplace,
             packed=packed,

@@ -19,8 +19,8 @@ from baracuda.libraries import Array, alignment, facts_of
 # what those do not say: dtypes, strides, devices, gradients.
 _MOST_KINDS, _MOST_ALIKE = 64, 4
 _WIDEST = alignment(0)
-# States in which the next call is likely to be as this one: nothing special, and training.
-_REPEATED = (None, ("autograd", False))
+# Modes in which the next call is likely to be as this one: nothing special, and training.
+_REPEATED = ("", "autograd")
 
 
 class Known:
@@ -126,7 +126,8 @@ class Recent:
         may be one of many that are called once.
         """
         _, state, facts, written, block = alias
-        if state not in _REPEATED or block is not DEFAULT:
+        mode, deterministic, *_ = state or ("", False)
+        if mode not in _REPEATED or deterministic or block is not DEFAULT:
             return
         narrow = any(x.alignment < _WIDEST for x in plan.problem.given)
         one = Known(plan, generation, written, (state, facts), narrow)

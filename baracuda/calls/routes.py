@@ -68,6 +68,9 @@ def in_graph(
     for name, form in forms.items():
         if isinstance(options.get(name), int):
             options = {**options, name: form(options[name])}
+    for name, value in options.items():
+        if isinstance(value, torch.dtype):
+            options = {**options, name: str(value).rpartition(".")[2]}
     for name in op.spec.scalars:
         if isinstance(options.get(name), torch.Tensor):
             raise UnsupportedError(

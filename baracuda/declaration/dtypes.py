@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+
+DTypeLike: TypeAlias = Any
+"""A dtype as an option takes it: the name, or an object of any library."""
 
 Kind = Literal["float", "int", "uint", "bool", "complex"]
 

@@ -27,6 +27,10 @@ Schedule: TypeAlias = Literal[
 ]  # fmt: skip
 """How a kernel goes over the arrays."""
 
+Autocast: TypeAlias = Literal["", "float32", "region"]
+"""What an op does within an autocast region: its results are float32, mixed inputs too; matrix
+products have the dtype of the region; nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
@@ -107,6 +111,8 @@ class OpSpec:
         Outputs keep the layout of a dense input.
     numbered : bool
         Elements depend on their number in the whole array, in C order, which functors are given.
+    products : bool
+        Its arrays are factors of matrix products, which an autocast region computes in its dtype.
     composite : bool
         The body is made of other ops: it takes arrays as they are, and rounds by itself.
     """
@@ -129,6 +135,7 @@ class OpSpec:
     batches: tuple[str, ...] | None = None
     elementwise: bool = False
     numbered: bool = False
+    products: bool = False
     composite: bool = False
     inplace: bool = False
     packed: Packed | None = None
@@ -144,6 +151,16 @@ class OpSpec:
     def accumulates(self) -> bool:
         """Whether `accumulate=True` may add into given outputs: gradients do."""
         return self.adjoint_of is not None
+
+    @cached_property
+    def autocast(self) -> Autocast:
+        """What the op does within an autocast region; what makes gradients takes no part."""
+        if self.adjoint_of is not None or self.ahead_of is not None:
+            return ""
+        if self.products:
+            return "region"
+        results = {self.role(p.name) for form in self.signatures for p in form.outputs}
+        return "float32" if any(role.accumulated or role.chosen for role in results) else ""
 
     def adds_into(self, output: str) -> bool:
         """Whether a call may add into this given output: into gradients and sums it may."""

@@ -11,7 +11,7 @@ from baracuda.calls.op import op
 from baracuda.declaration import roles
 from baracuda.declaration.shapes import Axes
 from baracuda.declaration.spec import Case, Kernel
-from baracuda.declaration.values import integer, positive
+from baracuda.declaration.values import dtype, integer, optional, positive
 from baracuda.errors import value_error
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
@@ -21,6 +21,10 @@ SCALED = {"weight": roles.parameter()}
 AFFINE = {**SCALED, "bias": roles.parameter()}
 SCALED_BACKWARD = {**SCALED, "dweight": roles.total("weight")}
 AFFINE_BACKWARD = {**SCALED_BACKWARD, "dbias": roles.total("weight")}
+# The result may be float32 beside 16 bits, and its cotangent then is.
+WIDENED = {"y": roles.chosen("dtype")}
+DTYPE = {"dtype": optional(dtype)}
+PULLED = {"dy": roles.cotangent()}
 # What a residual stream, its sum and their one gradient may be.
 STREAM = {"residual": roles.residual("x"), "s": roles.typed_as("residual")}
 STREAM_BACKWARD = {"ds": roles.residual(), "s": roles.residual(), "dx": roles.typed_as("s")}

@@ -31,6 +31,10 @@ TRACED = "traced"
 """The device of an array that stands for one: none in particular."""
 
 
+State: TypeAlias = tuple[Any, ...]
+"""Mode (see `Problem`) of arrays, global determinism; within an autocast region also its dtype."""
+
+
 class Facts(NamedTuple):
     """What `check` reads off an array.
 
@@ -94,8 +98,8 @@ class Library:
         """The library's own device object, None where tracing hides it."""
         return getattr(x, "device", None)
 
-    def state(self, arrays: Sequence[Array]) -> tuple[str, bool] | None:
-        """The mode (see `Problem`) and global determinism; None: plain."""
+    def state(self, arrays: Sequence[Array]) -> State | None:
+        """What is in force beside the facts of the arrays; None: plain."""
         return None
 
     def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
@@ -272,7 +276,7 @@ _BY_TYPE: dict[type, Library] = {}
 # Looked up on every call, so without a step in between: type -> the adapter's own method. The
 # second has only the types whose library has a state at all.
 FACTS: dict[type, Callable[[Array], Hashable]] = {type(None): lambda x: None}
-STATES: dict[type, Callable[[Sequence[Array]], tuple[str, bool] | None]] = {}
+STATES: dict[type, Callable[[Sequence[Array]], State | None]] = {}
 
 
 # What looking for the facts raises for a new type or no array at all, and a look-up by them for a
@@ -280,7 +284,7 @@ STATES: dict[type, Callable[[Sequence[Array]], tuple[str, bool] | None]] = {}
 UNFIT = (KeyError, IndexError, TypeError, AttributeError, RuntimeError)
 
 
-def facts_of(arrays: Sequence[Array]) -> tuple[tuple[str, bool] | None, tuple[Hashable, ...]]:
+def facts_of(arrays: Sequence[Array]) -> tuple[State | None, tuple[Hashable, ...]]:
     """What watches the arrays of a call, and the cheapest facts of each.
 
     One of `UNFIT` for what is no array of a library that has been met.

@@ -12,7 +12,7 @@ import numpy as np
 
 from baracuda.declaration.dtypes import name_of, named
 from baracuda.layouts import Shape
-from baracuda.libraries import TRACED, Array, Facts, Library
+from baracuda.libraries import TRACED, Array, Facts, Library, State
 
 
 class Jax(Library):
@@ -34,7 +34,7 @@ class Jax(Library):
         place = _place(x)
         return place if isinstance(place, jax.Device) and x.committed else None
 
-    def state(self, arrays: Sequence[Array]) -> tuple[str, bool] | None:
+    def state(self, arrays: Sequence[Array]) -> State | None:
         if any(isinstance(x, jax.core.Tracer) for x in arrays):
             return ("traced", False)
         return None

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from baracuda.declaration.dtypes import name_of
 from baracuda.layouts import Shape
-from baracuda.libraries import Array, Facts, Library, adopt, alignment, near
+from baracuda.libraries import Array, Facts, Library, State, adopt, alignment, near
 
 _any_autocast = torch._C._is_any_autocast_enabled
 _AS_IT_IS = nullcontext()
@@ -62,7 +62,7 @@ class Torch(Library):
     def device_of(self, x: Array) -> Any:
         return x.device
 
-    def state(self, arrays: Sequence[Array]) -> tuple[str, bool] | None:
+    def state(self, arrays: Sequence[Array]) -> State | None:
         mode, grad = "", False
         for x in arrays:
             if type(x) in _PLAIN_TYPES:
@@ -78,16 +78,19 @@ class Torch(Library):
         elif not mode and grad and torch.is_grad_enabled():
             mode = "autograd"
         deterministic = _deterministic()
+        if _any_autocast() and (region := region_of(arrays)):
+            return mode, deterministic, region
         return (mode, deterministic) if mode or deterministic else None
 
     def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
         state = self.state(arrays)
-        plain = state in (None, ("autograd", False)) and not any(x is None for x in arrays)
+        plain = state is None or (state[0] in ("", "autograd") and not state[1])
+        plain = plain and not any(x is None for x in arrays)
         if TensorGuards is None or not plain:
             return super().matcher(arrays)
         # A block without gradients hides that they are watched, which the guards do not see: what
         # fits within it does not fit outside, and the other way round.
-        watched = state is not None
+        watched = state is not None and state[0] == "autograd"
         matters = any(x.requires_grad for x in arrays)
         same, count = self.guard(arrays), len(arrays)
 
@@ -102,6 +105,10 @@ class Torch(Library):
                 and not _deterministic()
             )
 
+        if state is not None and state[2:]:
+            # The guards tell regions of a device from what is outside, and not their dtypes.
+            region = state[2]
+            return lambda others: fits(others) and region_of(others) == region
         if matters and not watched:
             unwatched = self.matcher([x.detach() for x in arrays])
             return lambda others: fits(others) or unwatched(others)
@@ -241,6 +248,16 @@ class Torch(Library):
             return out.scatter_add(axis, index.long(), values)
         out[near(index.shape, axis)].index_add_(axis, line, values)
         return out
+
+
+def region_of(arrays: Sequence[Array]) -> str:
+    """The dtype of the autocast region for the device of the arrays, "" outside of one."""
+    device = getattr(arrays[0], "device", None) if arrays else None
+    kind = device.type if isinstance(device, torch.device) else ""
+    if not kind or not torch.amp.is_autocast_available(kind):
+        return ""
+    enabled = torch.is_autocast_enabled(kind)
+    return name_of(torch.get_autocast_dtype(kind)) if enabled else ""
 
 
 def is_batch(x: Any) -> bool:

@@ -46,6 +46,7 @@ _linear = partial(
         "z_loss": positive(zero=True),
         "softcap": positive(zero=True),
     },
+    products=True,
     composite=True,
     cases=(
         Case({"b": (5,), "d": 4, "v": 9}, chunk=3, z_loss=0.01, softcap=2.0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.dtypes import DTypeLike
 from baracuda.families import norms
 from baracuda.families.norms import kernel, norm
 from baracuda.libraries import A, Array
@@ -20,7 +21,8 @@ __all__ = [
 @norm(
     "x[*b n] -> y[*b n]",
     "x[*b n], weight[n] -> y[*b n]",
-    roles=norms.SCALED,
+    options=norms.DTYPE,
+    roles={**norms.SCALED, **norms.WIDENED},
     kernel=kernel("RmsNorm"),
 )
 def rms_norm(
@@ -29,6 +31,7 @@ def rms_norm(
     /,
     *,
     eps: float = 1e-6,
+    dtype: DTypeLike | None = None,
     **dispatch: Unpack[Dispatch],
 ) -> A:
     """Divide by the root mean square of the last axis: ``x / sqrt(mean(x**2) + eps) * weight``.
@@ -41,20 +44,24 @@ def rms_norm(
         Of the dtype of `x`, or float32 beside 16 bits.
     eps : float
         Added to the mean square, not below 0; a run-time value.
+    dtype : dtype, optional
+        dtype of the result: that of `x`, the default, or float32 beside 16 bits. The name, or an
+        object of any library.
     **dispatch
         `Dispatch` options.
 
     Returns
     -------
     array of shape [*b, n]
-        dtype of `x`, C order.
+        C order.
 
     Raises
     ------
     TypeError
         A dtype that is not floating; mixed libraries, devices or dtypes; `eps` not a real number.
     ValueError
-        A `weight` of another length than the last axis; `eps` negative, infinite or NaN.
+        A `weight` of another length than the last axis; `eps` negative, infinite or
+        NaN; another `dtype`.
 
     Notes
     -----
@@ -75,7 +82,7 @@ def rms_norm(
     "dy[*b n], x[*b n] -> dx[*b n]",
     "dy[*b n], x[*b n], weight[n] -> dx[*b n], dweight[n]",
     adjoint_of="rms_norm",
-    roles=norms.SCALED_BACKWARD,
+    roles={**norms.SCALED_BACKWARD, **norms.PULLED},
     kernel=kernel("RmsNormBackward"),
 )
 def rms_norm_backward(
@@ -94,7 +101,7 @@ def rms_norm_backward(
     Parameters
     ----------
     dy : array of shape [*b, n]
-        Gradient of the result.
+        Gradient of the result; dtype of `x`, or float32 beside 16 bits.
     x, weight, eps, **dispatch
         As in `rms_norm`.
 
@@ -128,7 +135,8 @@ def rms_norm_backward(
     "x[*b n] -> y[*b n]",
     "x[*b n], weight[n] -> y[*b n]",
     "x[*b n], weight[n], bias[n] -> y[*b n]",
-    roles=norms.AFFINE,
+    options=norms.DTYPE,
+    roles={**norms.AFFINE, **norms.WIDENED},
     kernel=kernel("LayerNorm"),
 )
 def layer_norm(
@@ -138,6 +146,7 @@ def layer_norm(
     /,
     *,
     eps: float = 1e-5,
+    dtype: DTypeLike | None = None,
     **dispatch: Unpack[Dispatch],
 ) -> A:
     """Centre and scale the last axis: ``(x - mean) / sqrt(var + eps) * weight + bias``.
@@ -150,13 +159,16 @@ def layer_norm(
         Of the dtype of `x`, or both float32 beside 16 bits; a bias needs a weight.
     eps : float
         Added to the variance, not below 0; a run-time value.
+    dtype : dtype, optional
+        dtype of the result: that of `x`, the default, or float32 beside 16 bits. The name, or an
+        object of any library.
     **dispatch
         `Dispatch` options.
 
     Returns
     -------
     array of shape [*b, n]
-        dtype of `x`, C order.
+        C order.
 
     Raises
     ------
@@ -164,7 +176,7 @@ def layer_norm(
         A dtype that is not floating; mixed libraries, devices or dtypes; `eps` not a real number.
     ValueError
         A `weight` or `bias` of another length than the last axis; `eps` negative, infinite or
-        NaN.
+        NaN; another `dtype`.
 
     Notes
     -----
@@ -185,7 +197,7 @@ def layer_norm(
     "dy[*b n], x[*b n] -> dx[*b n]",
     "dy[*b n], x[*b n], weight[n] -> dx[*b n], dweight[n], dbias[n]",
     adjoint_of="layer_norm",
-    roles=norms.AFFINE_BACKWARD,
+    roles={**norms.AFFINE_BACKWARD, **norms.PULLED},
     kernel=kernel("LayerNormBackward"),
 )
 def layer_norm_backward(
@@ -205,7 +217,7 @@ def layer_norm_backward(
     Parameters
     ----------
     dy : array of shape [*b, n]
-        Gradient of the result.
+        Gradient of the result; dtype of `x`, or float32 beside 16 bits.
     x, weight, eps, **dispatch
         As in `layer_norm`; the bias does not matter.
 

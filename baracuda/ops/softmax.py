@@ -9,9 +9,10 @@ from typing import Any, Unpack
 from baracuda.calls.op import op
 from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.dtypes import DTypeLike
 from baracuda.declaration.shapes import Axes
 from baracuda.declaration.spec import Case, Kernel
-from baracuda.declaration.values import between, flag, integer
+from baracuda.declaration.values import between, dtype, flag, integer, optional
 from baracuda.errors import value_error
 from baracuda.libraries import A, Array, library_of
 
@@ -34,7 +35,7 @@ def _diagonal(name: str, axes: Axes, options: dict[str, Any]) -> Mapping[str, in
 _softmax = partial(
     op,
     category="softmax",
-    options={"axis": integer, "causal": flag},
+    options={"axis": integer, "causal": flag, "dtype": optional(dtype)},
     scalars={"scale": between(-1e30, 1e30)},
     cases=(
         Case({"b": (3,), "n": 8, "c": ()}, scale=0.7),
@@ -46,14 +47,15 @@ _forward = partial(
     _softmax,
     "x[*b n@axis *c] -> y[*b n *c]",
     "x[*b n@axis *c], mask[*b? n? *c?] -> y[*b n *c]",
-    roles={"mask": roles.mask()},
+    roles={"mask": roles.mask(), "y": roles.chosen("dtype")},
     located={"causal": "b"},
     resolve=_diagonal,
 )
 _backward = partial(
     _softmax,
     "dy[*b n@axis *c], y[*b n *c] -> dx[*b n *c]",
-    options={"axis": integer},
+    options={"axis": integer, "x_dtype": optional(dtype)},
+    roles={"dx": roles.chosen("x_dtype")},
 )
 
 
@@ -81,6 +83,7 @@ def softmax(
     axis: int = -1,
     scale: float = 1.0,
     causal: bool = False,
+    dtype: DTypeLike | None = None,
     **dispatch: Unpack[Dispatch],
 ) -> A:
     """Exponentials of ``scale * x`` as parts of their sum along an axis.
@@ -97,13 +100,16 @@ def softmax(
         A run-time value.
     causal : bool
         Of a row q of the last two axes, [.., Q, K], entries up to ``q + K - Q`` count.
+    dtype : dtype, optional
+        dtype of the result: that of `x`, the default, or float32 beside 16 bits. The name, or an
+        object of any library.
     **dispatch
         `Dispatch` options.
 
     Returns
     -------
     array of shape [*b, n, *c]
-        dtype of `x`, C order; 0 where an element does not count.
+        C order; 0 where an element does not count.
 
     Raises
     ------
@@ -111,7 +117,8 @@ def softmax(
         A dtype that is not floating, a mask that is not boolean; mixed libraries, devices or
         dtypes; `scale` not a number, or above 1e30 in size.
     ValueError
-        No such axis; `causal` with an axis other than the last; a mask that does not broadcast.
+        No such axis; `causal` with an axis other than the last; a mask that does not broadcast;
+        another `dtype`.
 
     Notes
     -----
@@ -136,6 +143,7 @@ def softmax_backward(
     *,
     axis: int = -1,
     scale: float = 1.0,
+    x_dtype: DTypeLike | None = None,
     **dispatch: Unpack[Dispatch],
 ) -> A:
     """Gradient of `softmax` from its result: ``scale * y * (dy - sum(dy * y))``.
@@ -148,11 +156,14 @@ def softmax_backward(
         The result of `softmax`, which says also what counted.
     axis, scale, **dispatch
         As in `softmax`.
+    x_dtype : dtype, optional
+        dtype of `x`, where the result was widened: that of `dy`, the default, or 16 bits beside
+        float32.
 
     Returns
     -------
     array of shape [*b, n, *c]
-        dtype of `dy`, C order; 0 where an element did not count.
+        `x_dtype`, C order; 0 where an element did not count.
 
     Raises
     ------
@@ -182,19 +193,20 @@ def log_softmax(
     axis: int = -1,
     scale: float = 1.0,
     causal: bool = False,
+    dtype: DTypeLike | None = None,
     **dispatch: Unpack[Dispatch],
 ) -> A:
     """Logarithm of `softmax`: ``scale * x - log(sum(exp(scale * x)))``.
 
     Parameters
     ----------
-    x, mask, axis, scale, causal, **dispatch
+    x, mask, axis, scale, causal, dtype, **dispatch
         As in `softmax`.
 
     Returns
     -------
     array of shape [*b, n, *c]
-        dtype of `x`, C order; -inf where an element does not count.
+        C order; -inf where an element does not count.
 
     Raises
     ------
@@ -229,6 +241,7 @@ def log_softmax_backward(
     *,
     axis: int = -1,
     scale: float = 1.0,
+    x_dtype: DTypeLike | None = None,
     **dispatch: Unpack[Dispatch],
 ) -> A:
     """Gradient of `log_softmax` from its result: ``scale * (dy - exp(y) * sum(dy))``.
@@ -241,11 +254,14 @@ def log_softmax_backward(
         The result of `log_softmax`, which says also what counted.
     axis, scale, **dispatch
         As in `log_softmax`.
+    x_dtype : dtype, optional
+        dtype of `x`, where the result was widened: that of `dy`, the default, or 16 bits beside
+        float32.
 
     Returns
     -------
     array of shape [*b, n, *c]
-        dtype of `dy`, C order; 0 where `y` is -inf, whose `dy` does not matter.
+        `x_dtype`, C order; 0 where `y` is -inf, whose `dy` does not matter.
 
     Raises
     ------

@@ -241,9 +241,29 @@ class Call(NamedTuple):
         return "".join(f", {kind}" for kind in self.column_tags)
 
     @property
+    def row_arrays(self) -> tuple[Operand, ...]:
+        """The inputs and outputs that have whole rows, but for a mask."""
+        problem = self.problem
+        form, discrete = problem.signature, problem.spec.discrete
+        row = max([p.names for p in form.inputs], key=len)
+        whole = {p.name for p in (*form.inputs, *form.outputs) if p.names == row} - discrete
+        return tuple([x for x in (*problem.given, *problem.outputs) if x.name in whole])
+
+    @property
+    def row_dtypes(self) -> tuple[str, ...]:
+        """The dtypes of these arrays, the widest first."""
+        found = {x.dtype for x in self.row_arrays}
+        return tuple(sorted(found, key=lambda name: -named(name).itemsize))
+
+    @property
     def row_dtype(self) -> str:
-        """dtype of rows: of a residual stream where there is one, else of the primal."""
-        return self.problem.dtype_of("residual")
+        """dtype of rows: the widest of the arrays that have whole rows."""
+        return self.row_dtypes[0]
+
+    @property
+    def mixed_rows(self) -> bool:
+        """Whether some of the arrays that have whole rows are narrower than others."""
+        return len(self.row_dtypes) > 1
 
     @property
     def row_type(self) -> str:
@@ -258,17 +278,25 @@ class Call(NamedTuple):
     @property
     def row_tags(self) -> tuple[str, ...]:
         """What tells kernels apart whose rows or parameters are wider than the primal."""
-        wider = self.row_type != self.type
-        return (self.column_type, "residual") if wider else self.column_tags
+        if not self.mixed_rows:
+            return self.column_tags
+        spec, problem = self.problem.spec, self.problem
+        # The dtypes of arrays that have whole rows: those of a residual stream, or any others.
+        others = [x.dtype for x in problem.given if spec.role(x.name).wide == "cotangent"]
+        others += [x.dtype for x in problem.outputs if spec.role(x.name).chosen]
+        if all(dtype == problem.dtype for dtype in others):
+            return self.column_type, "residual"
+        return self.column_type, "rows", *[named(x.dtype).short for x in self.row_arrays]
 
     def row_arguments(self, views: Sequence[View]) -> str:
         """The template arguments for them, behind others; `views` are the loads and outputs."""
-        if self.row_type == self.type:
+        if not self.mixed_rows:
             return self.column_argument
-        return f", {self.column_type}, {self.type}, {self.narrow(views)}"
+        narrow = named(self.row_dtypes[1]).short
+        return f", {self.column_type}, {narrow}, {self.narrow(views)}"
 
     def narrow(self, views: Sequence[View]) -> int:
-        """Which of these arrays have the primal's dtype where rows have a wider one, as bits."""
+        """Which of these arrays are narrower than rows, as bits."""
         every = (*self.problem.given, *self.problem.outputs)
         return bits([every[v.slot].dtype != self.row_dtype for v in views])
 

@@ -194,10 +194,14 @@ def _lies(x: Array, strides: Shape | None) -> bool:
 
 def runner(problem: Problem, found: Namesake, otherwise: Runner) -> Runner:
     """The runner of a function of torch; `otherwise` runs what it does not compute."""
-    serve, options, library = found.serving(problem), problem.options, problem.library
+    serve, library, roles = found.serving(problem), problem.library, problem.spec.roles.values()
+    dtypes = {role.chosen for role in roles}
+    options = {name: value for name, value in problem.options.items() if name not in dtypes}
     outputs = [(library.dtype(x.dtype), x.strides) for x in problem.outputs]
     dtype, strides = outputs[0]
-    checked, widened = bool(problem.raising), problem.dtype not in found.dtypes
+    # A result that is wider than the arrays was never rounded to their dtype.
+    wider = any(x.dtype == problem.compute_dtype != problem.dtype for x in problem.outputs)
+    checked, widened = bool(problem.raising), wider or problem.dtype not in found.dtypes
     running, device = library.running, problem.device
     # Between two layouts torch's loops are others, which round otherwise.
     alike = found.writes and not widened and all(x.strides == strides for x in problem.given)

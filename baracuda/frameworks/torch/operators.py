@@ -18,12 +18,14 @@ import torch
 from baracuda.calls import adjoint, body, check
 from baracuda.calls.op import Op, registry
 from baracuda.calls.routes import graphs
+from baracuda.declaration import autocast
 from baracuda.declaration.dispatch import DEFAULT, NAMES
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.shapes import Signature
 from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.forks import Guard
 from baracuda.libraries import Array
+from baracuda.libraries.torch import region_of
 
 NAMESPACE = "baracuda"
 # Of the options' annotations.
@@ -34,6 +36,7 @@ _TYPES = {
     "float": "float",
     "int | None": "SymInt?",
     "str | None": "str?",
+    "DTypeLike | None": "str?",
     "tuple[int, ...]": "SymInt[]",
     "int | tuple[int]": "SymInt[1]",
     "int | tuple[int] | None": "SymInt[1]?",
@@ -106,6 +109,16 @@ def _run(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
 def _through(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
     """Under transforms: as a plain call, the body, which they know how to take apart."""
     return op.planned(*arrays, **{**plain(keywords), "backend": None, "sku": None})[0]
+
+
+def _in_region(op: Op[Any, Any], kind: str, *arrays: Array, **keywords: Any) -> Any:
+    """Within an autocast region: the operator outside of it, of what the region makes of a call."""
+    spec, region = op.spec, region_of(arrays)
+    arrays = tuple(autocast.taken(spec, arrays, region))
+    dtype = str(arrays[0].dtype).rpartition(".")[2]
+    more = autocast.chosen(spec, dtype, {**spec.defaults, **keywords}, ("", False, region))
+    with torch.autocast(kind, enabled=False):
+        return getattr(torch.ops.baracuda, op.spec.name)(*arrays, **{**keywords, **more})
 
 
 def _fake(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
@@ -210,6 +223,9 @@ def called(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]
     In a program that torch.compile makes it may be that of the op ahead, whose gradients are kept.
     """
     spec, early = op.spec, op.early
+    if spec.products:
+        # Which operator it is depends on the dtypes that the region gives the arrays.
+        arrays = autocast.taken(spec, arrays, region_of(arrays))
     if early is not None and torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled():
         places = zip(spec.arrays, arrays, strict=False)
         floats = [x for name, x in places if name not in spec.discrete]
@@ -230,6 +246,8 @@ def _define(op: Op[Any, Any]) -> None:
         library.define(declared, tags=tags)  # type: ignore[no-untyped-call]
         library.impl(name, partial(_run, op), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         library.impl(name, partial(_through, op), "FuncTorchDynamicLayerFrontMode")  # type: ignore[no-untyped-call]
+        for kind in ("cpu", "cuda") if op.spec.autocast else ():
+            library.impl(name, partial(_in_region, op, kind), f"Autocast{kind.upper()}")  # type: ignore[no-untyped-call]
         whole = f"{NAMESPACE}::{name}"
         torch.library.register_fake(whole, partial(_fake, op), lib=library)
         if set(op.spec.dtypes) & set(FLOATS):

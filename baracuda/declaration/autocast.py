@@ -1,0 +1,72 @@
+"""What an op does within an autocast region of torch; `OpSpec.autocast` says which kind it is of.
+
+A region has no effect but on the dtypes of arrays and of results. It is settled before there is a
+problem: by casts, and by options that then name a dtype. So a plan means the same wherever it is
+called, and no plan, operator or program is bound to a region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from baracuda.declaration.dtypes import name_of
+from baracuda.declaration.spec import OpSpec
+from baracuda.libraries import Array, State, library_of
+
+# What a region casts: it leaves float64 alone, as torch does.
+_ELIGIBLE = frozenset({"float16", "bfloat16", "float32"})
+
+
+def state_of(arrays: Sequence[Array]) -> State | None:
+    """What their library says of arrays beside facts; None also of what has no library."""
+    try:
+        return library_of(arrays[0]).state(arrays)
+    except (IndexError, TypeError):
+        return None
+
+
+def region_of(state: State | None) -> str:
+    """The dtype of the region, "" outside of one."""
+    return state[2] if state is not None and len(state) > 2 else ""
+
+
+def taken(spec: OpSpec, arrays: Sequence[Array], region: str) -> Sequence[Array]:
+    """The arrays as a call takes them: `arrays` themselves where nothing is cast.
+
+    Factors of products are cast to the dtype of the region. Beside that only inputs of mixed dtypes
+    are cast, to float32, where the op does not take them as they are.
+    """
+    if not (region and spec.autocast):
+        return arrays
+    pairs = list(zip(spec.arrays, arrays, strict=False))
+    dtypes = {
+        name: name_of(getattr(x, "dtype", None))
+        for name, x in pairs
+        if x is not None and name not in spec.discrete
+    }
+    want = region
+    if spec.autocast == "float32":
+        own = {d for name, d in dtypes.items() if not spec.role(name).wide}
+        if len(own) == 1 and {*dtypes.values()} <= own | {"float32"}:
+            return arrays
+        want = "float32"
+    if {*dtypes.values()} == {want} or not _ELIGIBLE.issuperset(dtypes.values()):
+        return arrays
+    library = library_of(arrays[0])
+    kind, astype = library.dtype(want), library.xp.astype
+    return tuple([astype(x, kind) if dtypes.get(n, want) != want else x for n, x in pairs])
+
+
+def chosen(
+    spec: OpSpec, dtype: str, options: Mapping[str, Any], state: State | None = None
+) -> dict[str, str]:
+    """The options that name the dtype of a result, where the call leaves that open.
+
+    They name one in every plan: float32 within a region, else `dtype`, that of the primal.
+    """
+    if spec.adjoint_of is not None:
+        return {}
+    wide = region_of(state) and spec.autocast == "float32" and dtype in _ELIGIBLE
+    names = [r.chosen for r in spec.roles.values() if r.chosen and options[r.chosen] is None]
+    return dict.fromkeys(names, "float32" if wide else dtype)
