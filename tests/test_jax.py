@@ -21,6 +21,7 @@ import baracuda as bc
 from baracuda.calls import body
 from baracuda.calls.op import op as declare
 from baracuda.calls.op import registry
+from baracuda.frameworks.jax import program_of
 from baracuda.testing.cases import Call, Subject
 
 # Where the backward takes nothing that the forward is not linear in.
@@ -157,15 +158,22 @@ def test_both_modes_compose_either_way(op: str) -> None:
 # the explicit backward is what runs
 
 
-def called(jaxpr: Any) -> list[str]:
-    """The ops that a jaxpr calls, at its own level and inside of jit and the like."""
-    out = []
+def inside(jaxpr: Any) -> Iterator[Any]:
+    """What a jaxpr does at its own level and inside of jit."""
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "custom_jvp_call":
-            out.append(eqn.params["call_jaxpr"].jaxpr.debug_info.func_name)
-        elif eqn.primitive.name in ("jit", "pjit"):
-            out += called(eqn.params["jaxpr"].jaxpr)
-    return out
+        if eqn.primitive.name in ("jit", "pjit"):
+            yield from inside(eqn.params["jaxpr"].jaxpr)
+        else:
+            yield eqn
+
+
+def called(jaxpr: Any) -> list[str]:
+    """The ops that a jaxpr calls, at its own level and inside of jit."""
+    return [
+        eqn.params["call_jaxpr"].jaxpr.debug_info.func_name
+        for eqn in inside(jaxpr)
+        if eqn.primitive.name == "custom_jvp_call"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -195,6 +203,8 @@ def test_an_eager_gradient_calls_the_explicit_backward_once(
         assert g.call.form.outputs[0].terms == ()
         backward = early.spec.name
     seen, own = [], registry[backward]
+    # What an earlier test has differentiated calls nothing anew.
+    program_of.cache_clear()
 
     def counted(*arrays: Any, **options: Any) -> Any:
         seen.append(options.pop("backend"))
@@ -209,17 +219,38 @@ def test_an_eager_gradient_calls_the_explicit_backward_once(
     assert seen == ["array_api"], "a forced backend goes with the gradient"
 
 
+def test_a_layer_that_is_repeated_is_one_function_of_the_program() -> None:
+    def layers(x: jax.Array, count: int) -> jax.Array:
+        for _ in range(count):
+            x = bc.gelu(bc.layer_norm(x))
+        return (x * x).sum()
+
+    x = jnp.linspace(-1, 1, 32).reshape(4, 8)
+    for function, calls in ((layers, 2), (jax.grad(layers), 4)):
+        few, many = (jax.jit(function, static_argnums=1).lower(x, n).as_text() for n in (2, 7))
+        for text in (few, many):
+            assert "func.func private @layer_norm" in text
+            assert "func.func private @gelu" in text
+        assert few.count("func.func") == many.count("func.func")
+        # A call each, forward and backward, of functions that are there already.
+        assert len(many.splitlines()) - len(few.splitlines()) == 5 * calls
+
+
+def test_programs_of_values_that_are_equal_but_not_the_same_are_apart() -> None:
+    x = jnp.full((3,), -1.0)
+    for value in (0.0, -0.0):
+        got = jax.jit(lambda x, v=value: bc.threshold(x, threshold=0.5, value=v))(x)
+        assert np.signbit(got).tolist() == [bool(np.signbit(value))] * 3
+
+
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_linear_backward_is_transposed_by_its_forward(name: str) -> None:
     for first, second in ((name, f"{name}_backward"), (f"{name}_backward", name)):
         g = next(given(first, "float32"))
         assert called(jax.make_jaxpr(g.grad(g.op))(*g.inputs).jaxpr) == [first, second]
         tangents = jax.make_jaxpr(functools.partial(jax.jvp, g.of_floats(g.op)))
-        (linear,) = [
-            eqn
-            for eqn in tangents(g.inputs, g.along()).jaxpr.eqns
-            if eqn.primitive.name == "baracuda_linear"
-        ]
+        eqns = inside(tangents(g.inputs, g.along()).jaxpr)
+        (linear,) = [eqn for eqn in eqns if eqn.primitive.name == "baracuda_linear"]
         assert len(linear.invars) == len(g.names), "nothing is saved but the integers"
 
 

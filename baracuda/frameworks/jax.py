@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from operator import add
 from typing import Any, TypeAlias
 
@@ -132,6 +132,41 @@ batching.primitive_batchers[linear_p] = _batch
 mlir.register_lowering(linear_p, mlir.lower_fun(_forward, multiple_results=True))
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """All that a call is but its arrays; alike are those whose values are written alike."""
+
+    plan: Plan
+    traced: tuple[str, ...]
+    scalars: Mapping[str, Any] = field(compare=False)
+    dispatch: Mapping[str, Any] = field(compare=False)
+    # 0.0 equals -0.0, but is not written so.
+    written: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "written", repr((self.scalars, self.dispatch)))
+
+
+@lru_cache(maxsize=1024)
+def program_of(call: _Call) -> Function:
+    """A call as a function of JAX, which traces, differentiates and lowers it once.
+
+    A layer that occurs many times in a model is one function of the program.
+    """
+    plan, scalars, traced = call.plan, call.scalars, call.traced
+    # A kernel reads run-time values from the host.
+    run = _by_body(plan, scalars, traced) if traced else device_call(plan, scalars)
+    if plan.problem.dtype in FLOATS:
+        run = _differentiable(plan, scalars, run, call.dispatch, traced)
+
+    def program(*given: Array) -> tuple[Array, ...]:
+        return run(*given)
+
+    # The name under which the op stands in a jaxpr and in a profile.
+    program.__name__ = plan.problem.spec.name
+    return jax.jit(program)  # type: ignore[no-any-return]
+
+
 class JaxRoute:
     """Takes every call that JAX traces."""
 
@@ -146,12 +181,9 @@ class JaxRoute:
         scalars = plan.scalars(options, without=traced)
         # Within the call even a constant index is traced: now its values can be looked at.
         check.indices(plan.problem, arrays)
-        # A kernel reads run-time values from the host.
-        call = _by_body(plan, scalars, tuple(traced)) if traced else device_call(plan, scalars)
-        if plan.problem.dtype in FLOATS:
-            # A record says how to run this op, not its partner.
-            dispatch = {k: v for k, v in options.items() if k in NAMES} | {"sku": None}
-            call = _differentiable(plan, scalars, call, dispatch, tuple(traced))
+        # A record says how to run this op, not its partner.
+        dispatch = {k: v for k, v in options.items() if k in NAMES} | {"sku": None}
+        call = program_of(_Call(plan, tuple(traced), scalars, dispatch))
         values = [_number(op, name, x) for name, x in traced.items()]
         result = call(*_varying([*[x for x in arrays if x is not None], *values]))
         return result if len(result) > 1 else result[0]
@@ -222,7 +254,6 @@ def _differentiable(
     def primal(*given: Array) -> tuple[Array, ...]:
         return call(*given)
 
-    # The name under which the op stands in a jaxpr and in a profile.
     primal.__name__ = spec.name
     function = jax.custom_jvp(primal)
 
