@@ -24,6 +24,7 @@ from baracuda.calls.partitioning import Shares
 from baracuda.declaration.dtypes import ANY, FLOATS, named
 from baracuda.declaration.shapes import Signature
 from baracuda.declaration.spec import Case, Problem
+from baracuda.testing import regions
 from baracuda.testing.cases import Call, Subject, draw, holds, tried
 from baracuda.testing.pictures import PALETTES, bars, headline
 
@@ -243,6 +244,10 @@ def _shares(op: Op[Any, Any]) -> list[list[str]]:
     return rows
 
 
+def _autocast() -> str:
+    return NOTE + regions.page(lambda name: _link(name, "ops/"), table)
+
+
 _SHARING = ["form", "cut freely", "by DTensors too", "whole", "Shardy rule"]
 
 
@@ -345,7 +350,7 @@ def _index() -> str:
         rows.append([_link(name, "ops/"), re.sub(r"\]\((\w+\.md)\)", r"](ops/\1)", about)])
     tree = "\n".join(f"ops/{name}" for name in registry)
     shown = table(["op", "what it computes"], rows)
-    hidden = f"```{{toctree}}\n:hidden:\n\nsupport\nsharding\nfigures\n{tree}\n```\n"
+    hidden = f"```{{toctree}}\n:hidden:\n\nsupport\nsharding\nautocast\nfigures\n{tree}\n```\n"
     return f"{NOTE}# Ops\n\n{shown}\n{hidden}"
 
 
@@ -406,7 +411,7 @@ def pages(docs: Path = DOCS) -> dict[str, str]:
         json.loads((docs / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
         for name in ("h200", "h200-block")
     )
-    makers = {"index": _index, "support": support, "sharding": sharding}
+    makers = {"index": _index, "support": support, "sharding": sharding, "autocast": _autocast}
     out = {f"reference/{name}.md": make() for name, make in makers.items()}
     out |= {f"reference/ops/{name}.md": op_page(op) for name, op in registry.items()}
     return out | performance(record, block)

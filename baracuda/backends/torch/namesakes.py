@@ -201,7 +201,8 @@ def runner(problem: Problem, found: Namesake, otherwise: Runner) -> Runner:
     dtype, strides = outputs[0]
     # A result that is wider than the arrays was never rounded to their dtype.
     wider = any(x.dtype == problem.compute_dtype != problem.dtype for x in problem.outputs)
-    checked, widened = bool(problem.raising), wider or problem.dtype not in found.dtypes
+    checked, widened = bool(problem.raising), problem.dtype not in found.dtypes
+    widened |= wider
     running, device = library.running, problem.device
     # Between two layouts torch's loops are others, which round otherwise.
     alike = found.writes and not widened and all(x.strides == strides for x in problem.given)
