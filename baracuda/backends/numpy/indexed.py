@@ -18,6 +18,8 @@ from baracuda.libraries import Array, near
 _ENTRIES = 1 << 14
 # With fewer than one entry for this many bins, sorting the entries is less than zeroing the bins.
 _SPARSE = 8
+# So few ids take longer as passes over all of them than one after the other.
+_FEW_IDS = 32
 
 
 def _check(problem: Problem, index: Array) -> None:
@@ -133,6 +135,29 @@ def _segments(ids: Array, values: Array, dtype: Any) -> tuple[Array, Array]:
     return ids[starts], np.add.reduceat(values[order].astype(dtype, copy=False), starts, axis=0)
 
 
+def _row_sums(ids: Array, rows: Array, dtype: Any) -> tuple[Array, Array]:
+    """The distinct `ids`, the most frequent first, and the sum of the `rows` of each.
+
+    Whole passes add the k-th row of every id that has one, which is several times as fast as
+    `reduceat` along an outer axis. The last few ids, which may be frequent, are summed one by one.
+    """
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
+    counts = np.diff(starts, append=len(ids))
+    frequent = np.argsort(-counts, kind="stable")
+    starts, counts = starts[frequent], counts[frequent]
+    sums = rows[order[starts]].astype(dtype, copy=False)
+    done, live = 1, len(starts)
+    while (live := int(np.searchsorted(-counts[:live], -done))) > _FEW_IDS:
+        sums[:live] += rows[order[starts[:live] + done]]
+        done += 1
+    for i in range(live):
+        rest = order[starts[i] + done : starts[i] + counts[i]]
+        sums[i] += np.add.reduce(rows[rest], axis=0, dtype=dtype)
+    return ids[starts], sums
+
+
 def _valid(problem: Problem, index: Array) -> Array:
     return (index >= 0) & (index < _bins(problem))
 
@@ -140,7 +165,7 @@ def _valid(problem: Problem, index: Array) -> Array:
 def _add_rows(
     problem: Problem, values: Array, at: Array, out: Array, axis: int, adding: bool
 ) -> None:
-    """One index for a whole row: sort the rows, add the runs."""
+    """One index for a whole row: add up the rows of each entry, then store."""
     if not at.size:
         return
     ids, rows = _line(at, axis), np.moveaxis(values, axis, 0)
@@ -148,7 +173,7 @@ def _add_rows(
     if not keep.all():
         ids, rows = ids[keep], rows[keep]
     if ids.size:
-        hit, sums = _segments(ids, rows, problem.library.dtype(problem.compute_dtype))
+        hit, sums = _row_sums(ids, rows, problem.library.dtype(problem.compute_dtype))
         target = np.moveaxis(out, axis, 0)
         target[hit] = target[hit].astype(sums.dtype) + sums if adding else sums
 
