@@ -86,10 +86,10 @@ class Op(Generic[P, R]):
             elif not unset or (plan := self._recent.find(arrays, written)) is None:
                 generation = plan_cache.generation
                 alias = self._alias(arrays, options)
-                state = alias[1]
-                given = autocast.taken(self.spec, arrays, autocast.region_of(state))
-                if given is not arrays:
-                    return self(*given, **options, **scalars)
+                if (state := alias[1]) is not None and (region := autocast.region_of(state)):
+                    given = autocast.taken(self.spec, arrays, region)
+                    if given is not arrays:
+                        return self(*given, **options, **scalars)
                 plan = plan_cache.find(alias)
                 if plan is not None:
                     self._recent.remember(plan, generation, alias, arrays)

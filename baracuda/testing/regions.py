@@ -175,11 +175,11 @@ def _short(name: str) -> str:
 HEAD = ("op", "in a region", "of bf16", "of f16", "of f32", "torch on a CPU", "torch on CUDA")
 NOTE = (
     "Results of ops on float16 (f16), bfloat16 (bf16) and float32 (f32) inputs: the dtype outside "
-    "of a `torch.autocast` region, an arrow, and the dtype within. Ours are the same on every device, "
-    "and in regions of float16 and bfloat16. The last two columns are results of torch's function "
-    "within a region, of the three inputs in that order; two dtypes with a stroke are those of the "
-    "two regions, – is a function that torch refuses there. Parameters of norms are float32 for "
-    "torch. [Autocast](../autocast.md) says why rows differ."
+    "of a `torch.autocast` region, an arrow, and the dtype within. Ours are the same on every "
+    "device, and in regions of float16 and bfloat16. The last two columns are results of torch's "
+    "function within a region, of the three inputs in that order. Two dtypes with a stroke are "
+    "those of the two regions, – is a function that torch refuses there. Parameters of norms are "
+    "float32 for torch. [Autocast](../autocast.md) says why rows differ."
 )
 
 
