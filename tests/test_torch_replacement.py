@@ -238,4 +238,5 @@ def test_sharded_models_and_parameters(tmp_path: Path) -> None:
     said = [process.communicate(timeout=240) for process in started]
     assert [process.returncode for process in started] == [0, 0], said[0][1][-3000:]
     found = json.loads(said[0][0])
-    assert found == [{"sharded_models": [], "distributed_parameters": []}] * 2
+    names = ("sharded_models", "narrow_models", "distributed_parameters")
+    assert found == [{name: [] for name in names}] * 2

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 
 import baracuda.nn as bn
@@ -74,6 +74,24 @@ def sharded_models(mesh: DeviceMesh) -> Iterator[str]:
         yield "a sharded layer was not left"
 
 
+def narrow_models(mesh: DeviceMesh) -> Iterator[str]:
+    """FSDP2 in bfloat16 with float32 parameters: as torch's modules train, but for roundings."""
+    torch.manual_seed(4)
+    x, target = torch.randn(2, 4, 8)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    found = []
+    for ours in (True, False):
+        module = model().float()
+        if ours and len(bn.replace(module).replaced) != 4:
+            yield "modules were left"
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+        rows = slice(4 // RANKS * RANK, 4 // RANKS * (RANK + 1))
+        found.append(steps(module, x[rows], target[rows].bfloat16()))
+    for got, want in zip(*found, strict=True):
+        if got.dtype != torch.float32 or not torch.allclose(got, want, atol=5e-3):
+            yield f"{got.dtype}, apart {(got - want).abs().max()}"
+
+
 def distributed_parameters(mesh: DeviceMesh) -> Iterator[str]:
     """Norms whose parameters are DTensors, of rows that are cut."""
     torch.manual_seed(3)
@@ -110,7 +128,7 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=RANK, world_size=RANKS)
     mesh = init_device_mesh("cpu", (RANKS,))
     found = {}
-    for check in (sharded_models, distributed_parameters):
+    for check in (sharded_models, narrow_models, distributed_parameters):
         try:
             found[check.__name__] = list(check(mesh))
         except Exception as error:
