@@ -358,3 +358,47 @@ def test_a_scaled_loss_has_finite_gradients_at_the_first_step(loss: str) -> None
         found.append(linear.weight.grad / scaler.get_scale())
     assert all(torch.isfinite(g).all() for g in found)
     torch.testing.assert_close(*found, rtol=0.01, atol=1e-4)
+
+
+# -- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("name", WIDENED)
+def test_kernels_write_wider_results_in_a_region(name: str, dtype: torch.dtype) -> None:
+    op, arrays = registry[name], [x.detach().cuda() for x in arguments(name, dtype)]
+    arrays = [x.requires_grad_() for x in arrays]
+    with torch.autocast("cuda", dtype=dtype):
+        y, plan = op.planned(*arrays)
+    assert (y.dtype, plan.sku.backend) == (torch.float32, "cuda")
+    wide = [x.detach().double().requires_grad_() for x in arrays]
+    want = op(*wide, backend="array_api")
+    torch.testing.assert_close(y.double(), want, rtol=4e-6, atol=4e-6)
+    pull = torch.randn_like(y)
+    found = torch.autograd.grad(y, arrays, pull)
+    for x, have, value in zip(
+        arrays, found, torch.autograd.grad(want, wide, pull.double()), strict=True
+    ):
+        assert have.dtype == x.dtype
+        torch.testing.assert_close(have.double(), value, rtol=2 * torch.finfo(x.dtype).eps,
+                                   atol=8e-6)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_a_region_on_a_gpu_does_as_torch_does(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(6, 64, device="cuda", requires_grad=True)
+    weight, target = torch.randn(11, 64, device="cuda", requires_grad=True), TARGET.cuda()
+    with torch.autocast("cuda", dtype=dtype):
+        have = bc.linear_cross_entropy(hidden, weight, target)
+        want = functional.cross_entropy(functional.linear(hidden, weight), target)
+        scores = torch.randn(4, 8, device="cuda", dtype=dtype)
+        assert bc.softmax(scores).dtype == functional.softmax(scores, -1).dtype
+        # A region of another device has no say.
+        assert bc.softmax(scores.cpu()).dtype == dtype
+    torch.testing.assert_close(have, want, rtol=1e-3, atol=1e-3)
+    for a, b in zip(*[torch.autograd.grad(x, (hidden, weight)) for x in (have, want)], strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=0.02, atol=2e-3)
