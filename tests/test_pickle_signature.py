@@ -55,8 +55,12 @@ def test_the_signature_is_the_one_of_the_contract(name):
     assert inspect.Parameter.POSITIONAL_OR_KEYWORD not in kinds
     forward = getattr(bc, name.removesuffix("_backward"))
     for option, p in inspect.signature(forward).parameters.items():
-        # What a result shows of itself, its gradient need not be told: where a diagonal left zeros.
-        if p.kind is p.KEYWORD_ONLY and option not in forward.spec.located:
+        # What a result shows of itself, its gradient need not be told: where a diagonal left zeros,
+        # and its dtype.
+        shown = {*forward.spec.located, *[role.chosen for role in forward.spec.roles.values()]}
+        if forward is op:
+            shown = set()
+        if p.kind is p.KEYWORD_ONLY and option not in shown:
             assert signature.parameters[option] == p
 
 
