@@ -1,7 +1,8 @@
 """Array-API numerics that the standard lacks: activations, angles, roots, scatter-add, windows.
 
-Everything here is pure array API: no assignment into arrays, no Python branch on values, no
-dtype wider than the arrays'. It traces, batches and differentiates wherever its namespace does.
+Everything here is pure array API: no assignment into arrays, no dtype wider than the arrays', no
+Python branch on values but those of an index that can be read. It traces, batches and
+differentiates wherever its namespace does.
 """
 
 from __future__ import annotations
@@ -313,10 +314,12 @@ def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:
     xp, n = library.xp, shape[axis]
     once = library.once(index)
     valid = (once >= 0) & (once < n)
-    values = xp.where(valid, values, 0)
+    # A pass over the index is short beside one over the values.
+    if not (library.readable(index) and bool(xp.all(valid))):
+        values, once = xp.where(valid, values, 0), xp.where(valid, once, 0)
     if n == 0 or values.shape[axis] == 0:
         return xp.zeros(shape, dtype=values.dtype, device=library.device_of(values))
-    index = xp.broadcast_to(xp.where(valid, once, 0), index.shape)
+    index = xp.broadcast_to(once, index.shape)
     out = library.scatter_add(values, index, axis, shape)
     return _segment_sums(values, index, axis, shape) if out is None else out
 

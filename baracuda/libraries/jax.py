@@ -97,15 +97,21 @@ class Jax(Library):
         return jnp.matmul(a, b, preferred_element_type=wide)
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
-        def line(values: Array, index: Array) -> Array:
-            return jnp.zeros(shape[axis], values.dtype).at[index].add(values)
-
-        # Batched, and not indexed by a grid: so XLA sees that lines are independent of each other.
-        for _ in range(values.ndim - 1):
-            line = jax.vmap(line)
-        lines = line(jnp.moveaxis(values, axis, -1), jnp.moveaxis(index, axis, -1))
-        out = jnp.moveaxis(lines, -1, axis)
-        return jnp.pad(out, [(0, n - have) for n, have in zip(shape, out.shape, strict=True)])
+        # Other axes are batches, and no grid of indices: XLA sees that lines are independent of
+        # each other, and nothing is transposed.
+        others = tuple([i for i in range(values.ndim) if i != axis])
+        places = jax.lax.ScatterDimensionNumbers(
+            update_window_dims=(),
+            inserted_window_dims=(axis,),
+            scatter_dims_to_operand_dims=(axis,),
+            operand_batching_dims=others,
+            scatter_indices_batching_dims=others,
+        )
+        own = tuple([n if i == axis else values.shape[i] for i, n in enumerate(shape)])
+        zeros = jnp.zeros(own, values.dtype)
+        mode = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+        out = jax.lax.scatter_add(zeros, index[..., None], values, places, mode=mode)
+        return jnp.pad(out, [(0, n - have) for n, have in zip(shape, own, strict=True)])
 
 
 def _place(x: Array) -> Any:
