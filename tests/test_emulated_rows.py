@@ -85,7 +85,8 @@ def trial(
     assert all(x.ctypes.data % alignment == 0 for x in given)
     outs = tuple(strides_of(x) for x in problem.outputs)
     call = Call(problem, facts, outs, add, alignment)
-    scalars = {"scale": 0.7} if "scale" in spec.scalars else {"eps": 1e-5}
+    usual = {"scale": 0.7, "eps": 1e-5, "offset": 0.25}
+    scalars = {name: usual[name] for name in spec.scalars}
     label = f"{op} {shapes} {how} {options} {mixed}"
     return Trial(op, tuple(arrays), scalars, call, plan(call), label)
 
@@ -156,7 +157,7 @@ def mixture_trials(op: str, dtype: str, mixed: Mixed) -> Iterator[Trial]:
         yield trial(op, shapes, dtype, mixed=mixed)
 
 
-def kept_trials(op: str, dtype: str, mixed: Mixed = ()) -> Iterator[Trial]:
+def kept_trials(op: str, dtype: str, mixed: Mixed = (), **options: Any) -> Iterator[Trial]:
     """Rows of just what a block holds, more than there are blocks: near, and as if far."""
     form = registry[op].spec.signatures[-1]
     shapes = {p.name: p.shape({"b": (2, 137), "n": 1024}) for p in form.inputs}
@@ -166,12 +167,12 @@ def kept_trials(op: str, dtype: str, mixed: Mixed = ()) -> Iterator[Trial]:
     hows = (("dense", False), ("dense", True), ("odd", False), ("padded", False))
     for way, near in (("_kept_", tuning.vectors), ("_far_", {})):
         with retuned(kept_rows, vectors=near, **others):
-            every = [trial(op, shapes, dtype, how, add, mixed=mixed) for how, add in hows]
+            every = [trial(op, shapes, dtype, *how, mixed=mixed, **options) for how in hows]
         assert all(way in one.steps.kernels[0].entry.symbol for one in every)
         yield from every
 
 
-def streamed_trials(op: str, dtype: str, mixed: Mixed = ()) -> Iterator[Trial]:
+def streamed_trials(op: str, dtype: str, mixed: Mixed = (), **options: Any) -> Iterator[Trial]:
     """Rows that come in bulk, more of a block than it has places for, of one block and of more."""
     form = registry[op].spec.signatures[-1]
     for parts, slots, held in ((1, 2, 4), (1, 3, 2), (2, 3, 4), (8, 2, 4)):
@@ -186,7 +187,7 @@ def streamed_trials(op: str, dtype: str, mixed: Mixed = ()) -> Iterator[Trial]:
             hows = (("dense", False), ("dense", True), ("padded", False))
             # What is mixed lies as what is not.
             hows = hows[1 if mixed and not lanes.FULL else 0 :]
-            every = [trial(op, shapes, dtype, how, add, mixed=mixed) for how, add in hows]
+            every = [trial(op, shapes, dtype, *how, mixed=mixed, **options) for how in hows]
         for one in every:
             kernel = one.steps.kernels[0].entry
             assert f", {held}, {slots}, {parts}, " in kernel.schedule
@@ -269,9 +270,10 @@ def reference(one: Trial) -> tuple[Array, ...]:
     wide = [x if x is None or x.dtype == bool else x.astype(np.float64) for x in one.arrays]
     while wide[-1] is None:
         wide.pop()
+    problem = one.call.problem
     chosen = {role.chosen: "float64" for role in registry[one.op].spec.roles.values()}
-    options = {k: chosen.get(k, value) for k, value in one.call.problem.options.items()}
-    with stored_as(*[x.dtype for x in one.call.problem.outputs]):
+    options = {k: chosen.get(k, value) for k, value in problem.options.items()}
+    with stored_as(*[x.dtype for x in problem.outputs], primal=problem.dtype):
         found = registry[one.op](*wide, **options, **one.scalars, backend="array_api")
     return found if isinstance(found, tuple) else (found,)
 
@@ -287,14 +289,14 @@ def pulled(one: Trial) -> float:
     return float(pull / (least + 1e-5) ** 0.5)
 
 
-def computed(one: Trial, category: str, dtype: str, seed: int) -> list[Array]:
+def computed(one: Trial, compiled: tuple[Entry, ...], seed: int) -> list[Array]:
     outs = [emulator.empty(x.shape, x.dtype) for x in one.call.problem.outputs]
     if one.call.add:
         for x in outs:
             x[...] = 0.5
     given = [x for x in one.arrays if x is not None]
     scalars = list(one.scalars.values())
-    emulator.run(entries(category, dtype), one.steps, [*given, *outs], seed, scalars)
+    emulator.run(compiled, one.steps, [*given, *outs], seed, scalars)
     return outs
 
 
@@ -318,12 +320,13 @@ def computed(one: Trial, category: str, dtype: str, seed: int) -> list[Array]:
 )
 def test_rows_are_the_body_in_any_order_of_threads(category: str, dtype: str) -> None:
     small = named(named(dtype).accumulate).eps
+    compiled = entries(category, dtype)
     seen = set[tuple[str, ...]]()
     for one in trials(category, dtype):
         kernels = tuple(step.entry.symbol for step in one.steps.kernels)
-        first = computed(one, category, dtype, 0)
+        first = computed(one, compiled, 0)
         # Another order once for the same kernels.
-        second = first if kernels in seen else computed(one, category, dtype, 1)
+        second = first if kernels in seen else computed(one, compiled, 1)
         if not lanes.FULL:
             seen.add(kernels)
         outs = one.call.problem.outputs
@@ -350,7 +353,8 @@ def test_what_passes_by_the_caches_is_the_same(op: str) -> None:
     with retuned(launch_plan, past_caches=0):
         passing = trial(op, shapes, "float32")
     plain = trial(op, shapes, "float32")
-    (first,), (second,) = (computed(one, "norm", "float32", 0) for one in (passing, plain))
+    compiled = entries("norm", "float32")
+    (first,), (second,) = (computed(one, compiled, 0) for one in (passing, plain))
     assert passing.steps.kernels[0].arguments != plain.steps.kernels[0].arguments
     assert first.tobytes() == second.tobytes()
 

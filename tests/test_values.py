@@ -91,6 +91,7 @@ DIFFERENTIATED = {
     "softmax": (bc.softmax, "scale", 0.7, (X,)),
     "elu": (bc.elu, "alpha", 1.3, (X,)),
     "rms_norm": (bc.rms_norm, "eps", 0.1, (X,)),
+    "offset": (bc.rms_norm, "offset", 0.4, (X, X[0].copy())),
     "softcap": (bc.cross_entropy, "softcap", 1.5, (X, np.array([1, 0, 5, 3]))),
     "beta": (bc.smooth_l1_loss, "beta", 0.5, (X, X[::-1].copy())),
 }
@@ -125,7 +126,7 @@ def test_a_transform_differentiates_a_value() -> None:
 @pytest.mark.parametrize("op", ["rms_norm", "lerp", "elu"])
 def test_the_gradient_is_that_at_the_value_of_the_call(op: str) -> None:
     call, values = last_call(op)
-    ((name, value),) = values.items()
+    name, value = next(iter(values.items()))
     given, alone = call.given(), call.given()
     for x in (*given, *alone):
         x.requires_grad_()

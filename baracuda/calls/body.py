@@ -76,7 +76,7 @@ def _of_numbers(problem: Problem) -> Callable[..., tuple[Array, ...]]:
             astype(x, compute) if cast and x is not None and x.dtype != compute else x
             for x, cast in zip(arrays, floats, strict=False)
         ]
-        with stored_as(*dtypes):
+        with stored_as(*dtypes, primal=problem.dtype):
             result = body(*wide, **options, **scalars)
         return result if type(result) is tuple else (result,)
 

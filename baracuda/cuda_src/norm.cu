@@ -28,14 +28,28 @@ template <class A, int COLUMNS, bool RESIDUAL> struct NormBackward {
   }
 };
 
-template <class A, int COLUMNS, bool RESIDUAL>
-struct RmsNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 1> {
+// The scale of an element is its weight and an offset. T is narrower than A where what is
+// normalised is rounded to it before it is scaled.
+template <class A, class T> struct Scaling {
+  f64 eps, offset;
+
+  HD A scale(A weight) const { return weight + A(offset); }
+  template <int N> static HD void round(A (&normal)[N]) {
+    if constexpr (sizeof(T) < sizeof(A)) {
+      Vec<T, N> v;
+      narrow(normal, v);
+      widen(v, normal);
+    }
+  }
+};
+
+template <class A, int COLUMNS, bool RESIDUAL, class T>
+struct RmsNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 1>, Scaling<A, T> {
   static constexpr int stages = ONCE;
   using State = Several<A, 1>;
   struct Known {
     A inverse;
   };
-  f64 eps;
 
   template <int S, int N>
   HD void take(
@@ -43,7 +57,7 @@ struct RmsNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 1> {
     UNROLL for (int i = 0; i < N; ++i) s.at[0] = fused(x[0][i], x[0][i], s.at[0]);
   }
   template <int S> HD void settle(const State& s, A part, Known& known) const {
-    known.inverse = inverse_root(s.at[0] * part + A(eps));
+    known.inverse = inverse_root(s.at[0] * part + A(this->eps));
   }
   template <int N>
   HD void finish(
@@ -52,31 +66,36 @@ struct RmsNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 1> {
     UNROLL for (int i = 0; i < N; ++i) {
       y[RESIDUAL][i] = x[0][i];
       y[0][i] = x[0][i] * known.inverse;
-      if constexpr (COLUMNS > 0) y[0][i] *= c[0][i];
+    }
+    if constexpr (COLUMNS > 0) {
+      this->round(y[0]);
+      UNROLL for (int i = 0; i < N; ++i) y[0][i] *= this->scale(c[0][i]);
     }
   }
 };
 
-template <class A, int COLUMNS, bool RESIDUAL>
-struct RmsNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
+template <class A, int COLUMNS, bool RESIDUAL, class T>
+struct RmsNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 2>, Scaling<A, T> {
   using Base = NormBackward<A, COLUMNS, RESIDUAL>;
   static constexpr int stages = ONCE, sums = COLUMNS, X = Base::X;
   using State = Several<A, 2>;
   struct Known {
     A inverse, along;
   };
-  f64 eps;
 
+  template <int N> HD A pulled(const A (&x)[X + 1][N], const A (&c)[COLUMNS + 1][N], int i) const {
+    return COLUMNS ? x[0][i] * this->scale(c[0][i]) : x[0][i];
+  }
   template <int S, int N>
   HD void take(
       State& s, const Known&, const A (&x)[X + 1][N], const A (&c)[COLUMNS + 1][N], u32) const {
     UNROLL for (int i = 0; i < N; ++i) {
       s.at[0] = fused(x[X][i], x[X][i], s.at[0]);
-      s.at[1] = fused(Base::pulled(x, c, i), x[X][i], s.at[1]);
+      s.at[1] = fused(pulled(x, c, i), x[X][i], s.at[1]);
     }
   }
   template <int S> HD void settle(const State& s, A part, Known& known) const {
-    known.inverse = inverse_root(s.at[0] * part + A(eps));
+    known.inverse = inverse_root(s.at[0] * part + A(this->eps));
     known.along = s.at[1] * known.inverse * part * known.inverse;
   }
   template <int N>
@@ -84,13 +103,15 @@ struct RmsNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
       const Known& known, const A (&x)[X + 1][N], const A (&c)[COLUMNS + 1][N], u32,
       A (&y)[1][N]) const {
     UNROLL for (int i = 0; i < N; ++i) {
-      const A rest = fused(-x[X][i], known.along, Base::pulled(x, c, i));
+      const A rest = fused(-x[X][i], known.along, pulled(x, c, i));
       y[0][i] = Base::more(x, i, known.inverse * rest);
     }
   }
   template <int N>
   HD void share(const Known& known, const A (&x)[X + 1][N], A (&t)[COLUMNS + 1][N]) const {
-    UNROLL for (int i = 0; i < N; ++i) t[0][i] = x[0][i] * (x[X][i] * known.inverse);
+    UNROLL for (int i = 0; i < N; ++i) t[0][i] = x[X][i] * known.inverse;
+    this->round(t[0]);
+    UNROLL for (int i = 0; i < N; ++i) t[0][i] *= x[0][i];
   }
 };
 
@@ -205,10 +226,12 @@ struct LayerNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 4> {
   }
 };
 
-template <class A, int C> struct RmsNorm : RmsNormOf<A, C, false> {};
-template <class A, int C> struct AddRmsNorm : RmsNormOf<A, C, true> {};
-template <class A, int C> struct RmsNormBackward : RmsNormBackwardOf<A, C, false> {};
-template <class A, int C> struct AddRmsNormBackward : RmsNormBackwardOf<A, C, true> {};
+template <class A, int C, class T = A> struct RmsNorm : RmsNormOf<A, C, false, T> {};
+template <class A, int C, class T = A> struct AddRmsNorm : RmsNormOf<A, C, true, T> {};
+template <class A, int C, class T = A>
+struct RmsNormBackward : RmsNormBackwardOf<A, C, false, T> {};
+template <class A, int C, class T = A>
+struct AddRmsNormBackward : RmsNormBackwardOf<A, C, true, T> {};
 template <class A, int C> struct LayerNorm : LayerNormOf<A, C, false> {};
 template <class A, int C> struct AddLayerNorm : LayerNormOf<A, C, true> {};
 template <class A, int C> struct LayerNormBackward : LayerNormBackwardOf<A, C, false> {};

@@ -11,8 +11,9 @@ from baracuda.calls.op import op
 from baracuda.declaration import roles
 from baracuda.declaration.shapes import Axes
 from baracuda.declaration.spec import Case, Kernel
-from baracuda.declaration.values import dtype, integer, optional, positive
+from baracuda.declaration.values import between, choice, dtype, integer, optional, positive
 from baracuda.errors import value_error
+from baracuda.families.numerics import PRIMAL, stored
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
 
@@ -24,6 +25,8 @@ AFFINE_BACKWARD = {**SCALED_BACKWARD, "dbias": roles.total("weight")}
 # The result may be float32 beside 16 bits, and its cotangent then is.
 WIDENED = {"y": roles.chosen("dtype")}
 DTYPE = {"dtype": optional(dtype)}
+# What is rounded before it is scaled.
+CASTING = {"casting": choice("none", "before_weight")}
 PULLED = {"dy": roles.cotangent()}
 # What a residual stream, its sum and their one gradient may be.
 STREAM = {"residual": roles.residual("x"), "s": roles.typed_as("residual")}
@@ -40,6 +43,20 @@ norm = partial(
     ),
 )
 """Declares a norm of the last axis, or its gradient."""
+
+
+rms = partial(
+    norm,
+    options=CASTING,
+    scalars={"eps": positive(zero=True), "offset": between(-1e30, 1e30)},
+    cases=(
+        Case({"b": (3,), "n": 8}),
+        Case({"b": (), "n": 5}, eps=0.5, offset=1.0),
+        Case({"b": (2, 3), "n": 4}, casting="before_weight"),
+        Case({"b": (2,), "n": 6}, offset=-0.5, casting="before_weight"),
+    ),
+)
+"""Declares a norm by the root mean square, or its gradient."""
 
 
 def kernel(functor: str) -> Kernel:
@@ -119,22 +136,29 @@ def _summed(x: Array) -> Array:
 
 def _rms(x: Array, eps: float) -> Array:
     """One over the root of the mean square."""
-    return 1 / library_of(x).xp.sqrt(_mean_product(x, x) + eps)
+    return library_of(x).inverse_root(_mean_product(x, x) + eps)
 
 
-def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
+def _weighed(normal: Array, casting: str) -> Array:
+    """What the weight is multiplied by."""
+    return stored(normal, PRIMAL) if casting == "before_weight" else normal
+
+
+def rms_norm(x: Array, weight: Array | None, eps: float, offset: float, casting: str) -> Array:
     """`x` over the root of the mean square of its last axis."""
     y = x * _rms(x, eps)
-    return y if weight is None else y * weight
+    return y if weight is None else _weighed(y, casting) * (weight + offset)
 
 
-def rms_norm_backward(dy: Array, x: Array, weight: Array | None, eps: float) -> tuple[Array, ...]:
+def rms_norm_backward(
+    dy: Array, x: Array, weight: Array | None, eps: float, offset: float, casting: str
+) -> tuple[Array, ...]:
     """The gradients of `rms_norm` to x, and to the weight where there is one."""
     inverse = _rms(x, eps)
-    pulled = dy if weight is None else dy * weight
+    pulled = dy if weight is None else dy * (weight + offset)
     along = _mean_product(pulled, x) * inverse * inverse
     dx = inverse * (pulled - x * along)
-    return (dx,) if weight is None else (dx, _summed(dy * (x * inverse)))
+    return (dx,) if weight is None else (dx, _summed(dy * _weighed(x * inverse, casting)))
 
 
 def _deviations(x: Array, axes: tuple[int, ...] = _LAST) -> tuple[Array, Array]:

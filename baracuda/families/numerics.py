@@ -27,13 +27,17 @@ _unread: ContextVar[bool] = ContextVar("unread", default=False)
 
 
 @contextmanager
-def stored_as(*dtypes: str) -> Iterator[None]:
+def stored_as(*dtypes: str, primal: str) -> Iterator[None]:
     """A block in which `stored` rounds to the dtypes of the results; an outer one counts."""
-    token = _stored.set(_stored.get() or dtypes)
+    token = _stored.set(_stored.get() or (*dtypes, primal))
     try:
         yield
     finally:
         _stored.reset(token)
+
+
+PRIMAL = -1
+"""In `stored`, the primal in the place of a result."""
 
 
 def stored(x: Array, number: int) -> Array:

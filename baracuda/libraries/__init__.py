@@ -220,6 +220,10 @@ class Library:
         """The sums of products along the last axis, which stays."""
         return self.xp.sum(x * y, axis=-1, keepdims=True)
 
+    def inverse_root(self, x: Array) -> Array:
+        """One over the square root."""
+        return 1 / self.xp.sqrt(x)
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array | None:
         """Zeros of `shape` with `values` added at `index`, all in range; None: no fast route."""
         return None

@@ -190,6 +190,10 @@ class Torch(Library):
     def sigmoid(self, x: Array) -> Array:
         return torch.sigmoid(x)
 
+    def inverse_root(self, x: Array) -> Array:
+        # As models in torch have it; its square root on a CPU is not always the nearest number.
+        return torch.rsqrt(x)
+
     def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:
         if self._at_hand(x):
             y = torch.softmax(x if keep is None else x.masked_fill(~keep, -torch.inf), axis)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Literal, Unpack
 
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.families import norms
-from baracuda.families.norms import kernel, norm
+from baracuda.families.norms import kernel, norm, rms
 from baracuda.families.numerics import stored
 from baracuda.libraries import A, Array
 
@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 
-@norm(
+@rms(
     "x[*b n], residual[*b n] -> y[*b n], s[*b n]",
     "x[*b n], residual[*b n], weight[n] -> y[*b n], s[*b n]",
     roles={**norms.SCALED, **norms.STREAM},
@@ -31,6 +31,8 @@ def add_rms_norm(
     /,
     *,
     eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: Literal["none", "before_weight"] = "none",
     **dispatch: Unpack[Dispatch],
 ) -> tuple[A, A]:
     """Add a residual and normalise the sum: `rms_norm` of ``s = x + residual``, and s.
@@ -41,7 +43,7 @@ def add_rms_norm(
         Any floating dtype.
     residual : array of shape [*b, n]
         dtype of `x`, or float32 beside 16 bits, whatever that of the parameters.
-    weight, eps, **dispatch
+    weight, eps, offset, casting, **dispatch
         As in `rms_norm`.
 
     Returns
@@ -57,6 +59,7 @@ def add_rms_norm(
     Notes
     -----
     s is rounded to its dtype first, so that y is the norm of what is returned. Bit-stable.
+    ``casting="before_weight"`` rounds the normalised s to the dtype of `x`, that of y.
 
     Examples
     --------
@@ -65,10 +68,10 @@ def add_rms_norm(
     (array([ 1., -1.]), array([ 3., -3.]))
     """
     s = stored(x + residual, 1)
-    return norms.rms_norm(s, weight, eps), s
+    return norms.rms_norm(s, weight, eps, offset, casting), s
 
 
-@norm(
+@rms(
     "dy[*b n], ds[*b n], s[*b n] -> dx[*b n]",
     "dy[*b n], ds[*b n], s[*b n], weight[n] -> dx[*b n], dweight[n]",
     adjoint_of="add_rms_norm",
@@ -83,6 +86,8 @@ def add_rms_norm_backward(
     /,
     *,
     eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: Literal["none", "before_weight"] = "none",
     **dispatch: Unpack[Dispatch],
 ) -> A | tuple[A, A]:
     """Gradient of `add_rms_norm`, for x and the residual alike: ``ds`` and that of `rms_norm`.
@@ -95,7 +100,7 @@ def add_rms_norm_backward(
         Gradient of s, in its dtype.
     s : array of shape [*b, n]
         dtype of `dy`, or float32 beside 16 bits. The sum that `add_rms_norm` returned.
-    weight, eps, **dispatch
+    weight, eps, offset, casting, **dispatch
         As in `rms_norm`.
 
     Returns
@@ -110,7 +115,7 @@ def add_rms_norm_backward(
 
     Notes
     -----
-    As `rms_norm_backward`. Bit-stable.
+    As `rms_norm_backward`, with the dtype of `dy` in the place of that of x. Bit-stable.
 
     Examples
     --------
@@ -119,7 +124,7 @@ def add_rms_norm_backward(
     >>> bc.add_rms_norm_backward(dy, ds, s).round(4)
     array([0.1667, 5.1667])
     """
-    found = norms.rms_norm_backward(dy, s, weight, eps)
+    found = norms.rms_norm_backward(dy, s, weight, eps, offset, casting)
     return ds + found[0] if weight is None else (ds + found[0], found[1])
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Literal, Unpack
 
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import DTypeLike
 from baracuda.families import norms
-from baracuda.families.norms import kernel, norm
+from baracuda.families.norms import kernel, norm, rms
 from baracuda.libraries import A, Array
 
 __all__ = [
@@ -18,10 +18,10 @@ __all__ = [
 ]
 
 
-@norm(
+@rms(
     "x[*b n] -> y[*b n]",
     "x[*b n], weight[n] -> y[*b n]",
-    options=norms.DTYPE,
+    options={**norms.CASTING, **norms.DTYPE},
     roles={**norms.SCALED, **norms.WIDENED},
     kernel=kernel("RmsNorm"),
 )
@@ -31,10 +31,15 @@ def rms_norm(
     /,
     *,
     eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: Literal["none", "before_weight"] = "none",
     dtype: DTypeLike | None = None,
     **dispatch: Unpack[Dispatch],
 ) -> A:
-    """Divide by the root mean square of the last axis: ``x / sqrt(mean(x**2) + eps) * weight``.
+    """Divide the last axis by its root mean square, and scale it by ``offset + weight``.
+
+    That is ``x / sqrt(mean(x**2) + eps) * (offset + weight)``, or without the scale where no weight
+    is given.
 
     Parameters
     ----------
@@ -44,6 +49,12 @@ def rms_norm(
         Of the dtype of `x`, or float32 beside 16 bits.
     eps : float
         Added to the mean square, not below 0; a run-time value.
+    offset : float
+        Added to the weight, at most 1e30 in size; a run-time value. Gemma has 1. Without a weight
+        it is not used.
+    casting : {"none", "before_weight"}
+        Whether the normalised x is rounded to the dtype of `x` before it is multiplied by the
+        scale, as Llama and Qwen do. Without a weight, or in float32 and float64, both are the same.
     dtype : dtype, optional
         dtype of the result: that of `x`, the default, or float32 beside 16 bits. The name, or an
         object of any library.
@@ -58,15 +69,20 @@ def rms_norm(
     Raises
     ------
     TypeError
-        A dtype that is not floating; mixed libraries, devices or dtypes; `eps` not a real number.
+        A dtype that is not floating; mixed libraries, devices or dtypes; `eps` or `offset` not a
+        real number.
     ValueError
-        A `weight` of another length than the last axis; `eps` negative, infinite or
-        NaN; another `dtype`.
+        A `weight` of another length than the last axis; `eps` negative, infinite or NaN; `offset`
+        above 1e30 in size or NaN; another `casting` or `dtype`.
 
     Notes
     -----
     Zhang and Sennrich (arXiv:1910.07467). Agrees with `torch.nn.functional.rms_norm`, whose `eps`
     is by default that of the dtype. A NaN makes its row NaN. Bit-stable.
+
+    ``offset + weight`` and its product with the normalised x are computed in the accumulate dtype.
+    The result is rounded once to its dtype. Beside a float32 weight Llama's own code returns
+    float32: its values are those of ``dtype="float32"``.
 
     Examples
     --------
@@ -75,10 +91,10 @@ def rms_norm(
     array([[ 1., -1.],
            [ 0.,  0.]])
     """
-    return norms.rms_norm(x, weight, eps)
+    return norms.rms_norm(x, weight, eps, offset, casting)
 
 
-@norm(
+@rms(
     "dy[*b n], x[*b n] -> dx[*b n]",
     "dy[*b n], x[*b n], weight[n] -> dx[*b n], dweight[n]",
     adjoint_of="rms_norm",
@@ -92,17 +108,20 @@ def rms_norm_backward(
     /,
     *,
     eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: Literal["none", "before_weight"] = "none",
     **dispatch: Unpack[Dispatch],
 ) -> A | tuple[A, A]:
-    """Gradient of `rms_norm`: ``r * (g - x * r**2 * mean(g * x))``, ``g = dy * weight``.
+    """Gradient of `rms_norm`: ``r * (g - x * r**2 * mean(g * x))``.
 
-    Here r is ``1 / sqrt(mean(x**2) + eps)``, and ``dweight = sum(dy * x * r)`` over all rows.
+    Here r is ``1 / sqrt(mean(x**2) + eps)`` and g is ``dy * (offset + weight)``. ``dweight`` is the
+    sum of ``dy * x * r`` over all rows.
 
     Parameters
     ----------
     dy : array of shape [*b, n]
         Gradient of the result; dtype of `x`, or float32 beside 16 bits.
-    x, weight, eps, **dispatch
+    x, weight, eps, offset, casting, **dispatch
         As in `rms_norm`.
 
     Returns
@@ -120,6 +139,10 @@ def rms_norm_backward(
     The root is computed from `x` again: nothing else was saved. Sums over rows are kept in the
     accumulate dtype and rounded once, in an order that the shape alone decides. Bit-stable.
 
+    With ``casting="before_weight"`` dweight has ``x * r`` as the forward rounded it. The rounding
+    counts as the identity in dx. torch's autograd of the body or of Llama's own code also rounds g
+    to the dtype of `x`; this op does not.
+
     Examples
     --------
     >>> import numpy as np, baracuda as bc
@@ -127,7 +150,7 @@ def rms_norm_backward(
     >>> [g.round(4) for g in bc.rms_norm_backward(np.asarray([[1.0, 0.0]]), x, w)]
     [array([[0.3333, 0.3333]]), array([1., 0.])]
     """
-    found = norms.rms_norm_backward(dy, x, weight, eps)
+    found = norms.rms_norm_backward(dy, x, weight, eps, offset, casting)
     return found[0] if weight is None else (found[0], found[1])
 
 

@@ -260,7 +260,7 @@ class Call:
                 x = x.astype(np.float64)
                 x = x * (1 + noise * rng.choice([-1.0, 1.0], x.shape)) if noise else x
             wide.append(x)
-        with stored_as(*self.dtypes):
+        with stored_as(*self.dtypes, primal=self.subject.dtype):
             result = self.subject.function(
                 *positional(wide),
                 **{**self.options, **self._chosen("float64"), "backend": "array_api"},

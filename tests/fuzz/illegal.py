@@ -27,6 +27,7 @@ _BAD: dict[str, tuple[Any, ...]] = {
     "ignore_index": (1.5, None), "chunk": (0, -3, 1.5), "p": (0, -1.0, "2"), "swap": (1, None),
     "margin": ("1", None), "beta": ("1",), "delta": (0, -1.0), "alpha": ("1", None),
     "lambd": ("1",), "weight": ("1", None), "negative_slope": ("1",), "eps": ("1", None),
+    "offset": ("1", math.inf), "casting": ("after", None),
     "scale": ("1", None), "threshold": ("1",), "value": ("1",), "log_target": (1, None),
     "min_val": ("1",), "max_val": (None,), "src_shape": (3, "ab", (-1, 2)), "x_shape": (3, "ab"),
     "backend": ("trtion", 3), "nonsense": (1,), "deterministic": ("yes",),

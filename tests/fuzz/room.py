@@ -101,6 +101,12 @@ def reference(drawn: Drawn, truth: Any) -> tuple[list[Any], list[Any]]:
                 # Atomic additions in the memory of a GPU take subnormal float32 numbers for 0.
                 ones = {**wide, "dout": np.ones_like(wide["dout"])}
                 room = room + 2 * expected(drawn.op, ones, drawn.options)[i] * 2.0**-126
+            cast = drawn.options.get("casting") == "before_weight" and "weight" in wide
+            if cast and i == ("dy" in wide):
+                # The normalised rows are rounded: those of y, or of the gradient of the weight.
+                sizes = {n: np.abs(wide[n]) for n in ("dy", "x", "s") if n in wide and i}
+                of = expected(drawn.op, {**wide, **sizes}, drawn.options)[i]
+                room = room + 0.5 * store.eps * np.abs(of)
             # What is no number is to be that.
             most.append(np.where(np.isnan(x), 0.0, room))
             if "dy" in wide and spec.elementwise and drawn.op not in SHARP:
@@ -241,7 +247,7 @@ def _norm(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     g = np.abs(t["dy"])
     if "batch_norm_inference" in drawn.op or not x.size:
         return [np.zeros(())] * len(want)
-    weight = _finite(t["weight"]) if "weight" in t else 1.0
+    weight = _finite(t["weight"]) + abs(drawn.options.get("offset", 0)) if "weight" in t else 1.0
     shape, axes = x.shape, (-1,)
     if drawn.op.startswith("batch"):
         axes = (0, *range(2, x.ndim))

@@ -25,7 +25,8 @@ def rms_norm(t: Any, o: Any) -> Any:
     x = t["x"]
     if not x.numel():
         return (_scaled(x, t, (-1,)),)
-    return (F.rms_norm(x, x.shape[-1:], t.get("weight"), o["eps"]),)
+    weight = t["weight"] + o["offset"] if "weight" in t else None
+    return (F.rms_norm(x, x.shape[-1:], weight, o["eps"]),)
 
 
 def _centred(x: Any, axes: Any, eps: float) -> Any:

@@ -188,6 +188,11 @@ _PLANS = (
         "test_errors.py::test_only_gradients_accumulate_and_only_into_something",
     ),
     mutant(
+        "what is normalised has the dtype of the primal", "calls/body.py",
+        "primal=problem.dtype", "primal=problem.outputs[-1].dtype",
+        "test_model_norms.py::test_gradients_are_those_of_the_model",
+    ),
+    mutant(
         "each output has a flag of its own", "calls/body.py",
         "adds = each(accumulate, len(outs))", "adds = (bool(accumulate),) * len(outs)",
         "test_laws.py::test_laws[rms_norm_backward-numpy-numpy-f32]",

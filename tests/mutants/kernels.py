@@ -21,6 +21,16 @@ _STATES = "test_new_ops.py::test_a_kernel_reads_and_writes_states_as_they_are"
 
 MUTANTS = (
     mutant(
+        "what is normalised is rounded before it is scaled", "cuda_src/norm.cu",
+        "if constexpr (sizeof(T) < sizeof(A)) {", "if constexpr (sizeof(T) > sizeof(A)) {",
+        "test_emulated_casting.py::test_what_is_normalised_is_rounded_before_it_is_scaled[bfloat16]",
+    ),
+    mutant(
+        "an offset is added to the weight", "cuda_src/norm.cu",
+        "return weight + A(offset);", "return weight;",
+        "test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads[norm-float32]",
+    ),
+    mutant(
         "a run-time value in memory is widened", "cuda_src/common/reading.cuh",
         "struct Taken<f32> { using type = f64; }", "struct Taken<f32> { using type = f32; }",
         "test_emulated_values.py::test_a_value_in_memory_is_the_number[rms_norm]",

@@ -192,7 +192,7 @@ def plan(call: Call, of: Operands, kind: Kind, how: Kept, lie: Lie, lines: int) 
     packer = Packer(True).pointers(len(pointers)).scalars(scalars).add("d", *kind.numbers)
     packer.add("q", rows).add("i", n, 0).add("q", *lie.steps)
     arguments = packer.walk(lie.dims, len(lie.walked)).done()
-    functor = f"{call.functor}<{call.accumulate}, {kind.number}>, {call.row_type}, {how.held}"
+    functor = f"{call.functor}<{call.accumulate}, {kind.arguments}>, {call.row_type}, {how.held}"
     last = call.row_arguments([*of.loads, *of.outs])
     # Sums are delivered by the kernel that adds them up.
     add = call.adds[0]

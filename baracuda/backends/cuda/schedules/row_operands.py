@@ -68,17 +68,34 @@ def operands(call: Call) -> Operands:
 class Kind(NamedTuple):
     """What tells functors of one name apart, and what they hold beside run-time values.
 
-    That is how many columns there are or, of distances, whether they are Euclidean.
+    Attributes
+    ----------
+    number : int
+        How many columns there are or, of distances, whether they are Euclidean.
+    label : str
+        The same in names of kernels.
+    numbers : tuple of float
+        Held beside run-time values.
+    stored : str
+        The type to which what is normalised is rounded before it is scaled; "" for none.
     """
 
     number: int
     label: str
     numbers: tuple[float, ...] = ()
+    stored: str = ""
+
+    @property
+    def arguments(self) -> str:
+        """The template arguments of the functor, behind the accumulate type."""
+        return f"{self.number}, {self.stored}" if self.stored else str(self.number)
 
 
 def kind_of(call: Call, of: Operands) -> Kind:
     """That of a problem."""
-    p = call.problem.options.get("p")
-    if p is None:
-        return Kind(len(of.columns), f"c{len(of.columns)}")
-    return Kind(2, "p2") if p == 2 else Kind(0, "preal", (p, 1 / p))
+    options, many = call.problem.options, len(of.columns)
+    if (p := options.get("p")) is not None:
+        return Kind(2, "p2") if p == 2 else Kind(0, "preal", (p, 1 / p))
+    if many and options.get("casting") == "before_weight" and call.type != call.accumulate:
+        return Kind(many, f"c{many}_cast", stored=call.type)
+    return Kind(many, f"c{many}")

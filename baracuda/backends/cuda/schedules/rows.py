@@ -375,7 +375,7 @@ def _rows(
     packer.extents(queries, code="I").add("i", n - queries).add("q", *steps)
     arguments = packer.walk(dims, len(walked) + 2 * len(of.costs)).done()
     name = planes.functor if planes else call.functor
-    functor = f"{name}<{call.accumulate}, {kind.number}>"
+    functor = f"{name}<{call.accumulate}, {kind.arguments}>"
     last = f", false{call.row_arguments([*of.loads, *of.outs])}" if call.row_tags else ""
     schedule = (
         f"Rows<{functor}, {call.row_type}, {how.way}, {how.held}, {access}, {left}, "
