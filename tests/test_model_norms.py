@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import baracuda as bc
+from baracuda.nn import RMSNorm, replace, restore
 
 SHORT = (torch.bfloat16, torch.float16)
 EPS = 1e-6
@@ -171,3 +172,34 @@ def test_an_offset_is_a_run_time_value_and_a_casting_is_none() -> None:
     assert bc.rms_norm.plan(x, w, casting="before_weight") is not plan
     # Without a weight there is no scale to add to.
     assert torch.equal(bc.rms_norm(x, offset=3.0), bc.rms_norm(x))
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_module_is_the_models(model: str, dtype: torch.dtype) -> None:
+    reference, options = MODELS[model]
+    x, _ = drawn(64, dtype, dtype, exact=True)
+    module = RMSNorm((8, 8), EPS, dtype=dtype, **options)
+    assert torch.equal(module(x.view(64, 8, 8)), reference(x, 1 - torch.full((64,), options.get(
+        "offset", 0.0), dtype=dtype)).view(64, 8, 8))  # fmt: skip
+    torch.nn.init.normal_(module.weight)
+    want = reference(x, module.weight.reshape(-1)).view(64, 8, 8)
+    assert torch.equal(module(x.view(64, 8, 8)), want)
+    assert next(iter(options)) in repr(module)
+    with pytest.raises(
+        TypeError, match=f"RMSNorm: x: .*torch's own forward.* {next(iter(options))}"
+    ):
+        module(x.view(64, 64))
+    assert list(restore(module).left.values()) == [f"torch.nn.RMSNorm has no {next(iter(options))}"]
+
+
+def test_the_module_takes_what_the_op_takes() -> None:
+    with pytest.raises(ValueError, match="RMSNorm: casting: expected one of 'none'"):
+        RMSNorm(4, casting="after")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="RMSNorm: offset: expected a number from"):
+        RMSNorm(4, offset=float("inf"))
+    own = torch.nn.RMSNorm(4)
+    replace(own)
+    assert isinstance(own, RMSNorm)
+    assert (own.offset, own.casting, "offset" in repr(own)) == (0.0, "none", False)
+    assert RMSNorm(4, elementwise_affine=False, offset=1.0).weight is None

@@ -12,11 +12,13 @@ convert it back.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 
-from baracuda.nn.namesakes import Namesake, taken
+from baracuda.errors import type_error
+from baracuda.nn.namesakes import Namesake, listed, taken
 from baracuda.ops.batch_norm import batch_norm, batch_norm_inference
 from baracuda.ops.channel_norm import group_norm, instance_norm
 from baracuda.ops.norm import layer_norm, rms_norm
@@ -80,17 +82,87 @@ class LayerNorm(Namesake, torch.nn.LayerNorm):
 class RMSNorm(Namesake, torch.nn.RMSNorm):
     """`torch.nn.RMSNorm` by `baracuda.rms_norm`: divide the last axes by their root mean square.
 
-    ``eps=None`` is that of the dtype in which it is computed, as in torch: of float32 for 16 bits.
+    Parameters
+    ----------
+    normalized_shape, eps, elementwise_affine, device, dtype
+        As in torch. ``eps=None`` is that of the dtype in which it is computed: of float32 for 16
+        bits.
+    offset : float
+        Added to the weight, which begins at ``1 - offset``: 1 in Gemma.
+    casting : {"none", "before_weight"}
+        As in `baracuda.rms_norm`: "before_weight" in Llama and Qwen.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An `offset` or `casting` that `baracuda.rms_norm` does not take. Where either is not the
+        default, also a call on what the op does not take: torch's own forward has neither.
+
+    Notes
+    -----
+    x is a tensor of shape [*b, *normalized_shape], the weight one of normalized_shape. The result
+    has the shape and dtype of x. Bit-stable.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from baracuda.nn import RMSNorm
+    >>> RMSNorm(2, offset=1.0)(torch.tensor([3.0, -3.0])).detach()
+    tensor([ 1., -1.])
     """
 
+    # Of the class: a `torch.nn.RMSNorm` that `replace` makes one of these has no such attributes.
+    offset: float = 0.0
+    casting: Literal["none", "before_weight"] = "none"
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        offset: float = 0.0,
+        casting: Literal["none", "before_weight"] = "none",
+    ) -> None:
+        shape: Any = normalized_shape
+        super().__init__(shape, eps, elementwise_affine, device, dtype)
+        spec = rms_norm.spec
+        self.offset = spec.scalars["offset"]("RMSNorm", "offset", offset)
+        self.casting = spec.options["casting"]("RMSNorm", "casting", casting)
+        if offset:
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Make the scale 1."""
+        if self.elementwise_affine:
+            torch.nn.init.constant_(self.weight, 1 - self.offset)
+
+    def extra_repr(self) -> str:
+        own = {"offset": (self.offset, 0.0), "casting": (self.casting, "none")}
+        return ", ".join(filter(None, (super().extra_repr(), listed({}, own))))
+
     def _computed(self: Any, x: torch.Tensor) -> torch.Tensor | None:
-        rows = _as_rows(x, self.normalized_shape, self.weight)
+        rows, own = _as_rows(x, self.normalized_shape, self.weight), self._own()
         if rows is None:
-            return None
+            if not own:
+                return None
+            expected = (
+                f"a dense floating tensor whose last axes are {self.normalized_shape}, of the "
+                "dtype and device of the weight, which may be float32 beside 16 bits"
+            )
+            hint = f"torch's own forward, which runs on others, has no {' or '.join(own)}"
+            raise type_error("RMSNorm", "x", expected, f"{x.dtype} of {tuple(x.shape)}", hint)
         eps = self.eps
         if eps is None:
             eps = torch.finfo(x.dtype if x.dtype is torch.float64 else torch.float32).eps
-        return _as_was(rms_norm(*rows, eps=eps), x)
+        return _as_was(rms_norm(*rows, eps=eps, **own), x)
+
+    def _own(self) -> dict[str, Any]:
+        """The options that torch's class does not have, where they are not the default."""
+        own = {"offset": self.offset, "casting": self.casting}
+        return {name: value for name, value in own.items() if value not in (0.0, "none")}
 
 
 class GroupNorm(Namesake, torch.nn.GroupNorm):

@@ -151,7 +151,8 @@ def restore(model: torch.nn.Module) -> Replacement:
     Returns
     -------
     Replacement
-        What was made torch's, and what was left: subclasses, and a `GLU` whose gate is first.
+        What was made torch's, and what was left: subclasses, a `GLU` whose gate is first, and an
+        `RMSNorm` with an offset or a casting.
 
     Notes
     -----
@@ -174,6 +175,8 @@ def restore(model: torch.nn.Module) -> Replacement:
                 left[name] = f"{kind.__name__} is a subclass"
         elif getattr(module, "gate_first", False):
             left[name] = "torch.nn.GLU has the gate last"
+        elif isinstance(module, norms.RMSNorm) and (own := module._own()):
+            left[name] = f"torch.nn.RMSNorm has no {' or '.join(own)}"
         else:
             module.__class__ = back[kind]
             replaced[name] = kind.__name__
