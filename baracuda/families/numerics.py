@@ -132,31 +132,22 @@ def normal(b: Array) -> tuple[Array, Array]:
 
     Far below 0 both keep their relative accuracy; 0, 1 and 0, 0 at -inf and inf, NaN at NaN.
     """
-    library = library_of(b)
-    xp = library.xp
+    xp = library_of(b).xp
     end, k, coefficients = _TAIL_F64 if b.dtype == xp.float64 else _TAIL_F32
     above, below = sides(b)
     side = above - below
-    # Compilers select faster than they multiply; for NumPy see `sides`.
-    size = xp.where(b >= 0, b, -b) if library.differentiates else b * side
-    z = library.clip(size, None, end)
-    # z*z rounded once would cost z*z/4 eps: the head squares exactly, the rest is small, and what
-    # rounding their sum loses is put back into the power.
+    z = library_of(b).clip(b * side, None, end)
+    # z*z rounded once would cost z*z/4 eps: the head squares exactly, the rest is small. Their
+    # powers never meet as factors, which XLA would make the power of a sum.
     head = xp.round(z * 16) * 0.0625
-    large, small = head * head, (z - head) * (z + head)
-    square = large + small
-    lost = (large - square) + small
-    power = xp.exp(square * -0.5)
-    power = power - power * (lost * 0.5)
+    power, rest = xp.exp(head * head * -0.5), xp.exp((head - z) * (head + z) * 0.5)
     r = 1 / (z + k)
     u = (z - k) * r
     tail = u * coefficients[0] + coefficients[1]
     for c in coefficients[2:]:
         tail = tail * u + c
-    tail, density = power * (tail * r), power * (1 / math.sqrt(2 * math.pi))
-    if library.differentiates:
-        return xp.where(b >= 0, 1 - tail, tail), density
-    return above - side * tail, density
+    density = power * (1 / math.sqrt(2 * math.pi)) * rest
+    return above - side * (power * (tail * r) * rest), density
 
 
 _TANH_SCALE, _TANH_CUBE = math.sqrt(8 / math.pi), 0.044715
