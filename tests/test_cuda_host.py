@@ -1008,7 +1008,7 @@ def test_the_next_call_raises_what_a_kernel_reported(heard: Any) -> None:
         "one kernel": (BACKEND.prepare(on_gpu("swiglu", (4, 8))).run, (torch.ones(4, 8),), {}),
         "several": (
             BACKEND.prepare(on_gpu("rms_norm_backward", (4, 8), (4, 8), (8,))).run,
-            (torch.ones(4, 8), torch.ones(4, 8), torch.ones(8)), {"eps": 1e-6},
+            (torch.ones(4, 8), torch.ones(4, 8), torch.ones(8)), {"eps": 1e-6, "offset": 0.0},
         ),
     }  # fmt: skip
     (ticket,) = [

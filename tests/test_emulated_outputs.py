@@ -101,7 +101,8 @@ def trials(dtype: str) -> tuple[Trial, ...]:
         problem = check.problem(spec, given, options, DEFAULT)
         few = retuned(kept_planes, blocks=0)
         call = Call(problem, FACTS, tuple(map(strides_of, problem.outputs)))
-        scalars = [1e-5] if "eps" in spec.scalars else [0.3] if op == "lerp_backward" else []
+        usual = {"eps": 1e-5, "offset": 0.25, "weight": 0.3}
+        scalars = [usual[name] for name in spec.scalars if name in usual]
         if op == "triplet_margin_loss_backward":
             scalars = [spec.defaults[name] for name in spec.scalars]
         with few:

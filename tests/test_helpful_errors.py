@@ -23,8 +23,8 @@ INDEX = np.zeros((2, 3), np.int32)
         (lambda: bc.softmax(X, dims=-1), "write axis="),
         (lambda: bc.swiglu(X, axes=-1), "write axis="),
         (lambda: bc.rms_norm(X, epsilon=1e-6), "write eps="),
-        (lambda: bc.rms_norm(X, dim=-1), "keywords are casting, eps, offset, autotune, backend, "
-         "deterministic, max_workspace_bytes, sku"),
+        (lambda: bc.rms_norm(X, dim=-1), "keywords are casting, dtype, eps, offset, autotune, "
+         "backend, deterministic, max_workspace_bytes, sku"),
         (lambda: bc.lp_pool1d(X, p=2, kernel_size=2, norm_type=2), "write norm_type="),
         (lambda: bc.relu(X, inplace=True), "write relu.plan(x)(x, out=x)"),
         (lambda: bc.softmax(X, inplace=True), "write softmax.plan(x)(x, out=...)"),
@@ -35,13 +35,13 @@ INDEX = np.zeros((2, 3), np.int32)
          "write gather.plan(src, index, axis=...)(src, index, out=...)"),
         (lambda: bc.rms_norm(X, 1e-6),
          "arrays are positional: rms_norm(x, weight); "
-         "options are keywords: casting=, eps=, offset="),
+         "options are keywords: casting=, dtype=, eps=, offset="),
         (lambda: bc.rms_norm(X, W, 1e-6),
          "arrays are positional: rms_norm(x, weight); "
-         "options are keywords: casting=, eps=, offset="),
+         "options are keywords: casting=, dtype=, eps=, offset="),
         (lambda: bc.relu(X, True), "arrays are positional: relu(x)"),
         (lambda: bc.softmax(X, -1), "arrays are positional: softmax(x, mask); "
-         "options are keywords: axis=, causal=, scale="),
+         "options are keywords: axis=, causal=, dtype=, scale="),
         (lambda: bc.rms_norm.plan(X, W)(X, weight=W),
          "arrays are positional: rms_norm(x, weight)"),
         (lambda: bc.options(backnd="numpy").__enter__(), "write backend="),

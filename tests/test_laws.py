@@ -3,8 +3,6 @@
 XLA compiles every case of every op anew, which takes longer than all else together. So outside of
 the full lane JAX tries all dtypes of one op of each kind (`kinds`) and float32 of every op, each
 form at one case. Parameters wider than activations are tried in bfloat16, of one op of each kind.
-What another subject of the op runs as well, on another library or in the other dtypes, takes
-float16 and float64 of one op of each kind.
 """
 
 from __future__ import annotations
@@ -32,15 +30,9 @@ def tried() -> Iterator[Subject]:
                 yield replace(subject, brief=True)
 
 
-# The functions of torch on arrays of NumPy, and bodies on torch tensors.
-_AGAIN = (("torch", "numpy"), ("array_api", "torch"))
-
-
 def usual(subject: Subject) -> bool:
     if subject.mixed and not (subject.op in FIRST and subject.dtype == "bfloat16"):
         return False
-    if (subject.backend, subject.library) in _AGAIN and subject.dtype in ("float16", "float64"):
-        return subject.op in FIRST
     return subject.library != "jax" or subject.brief
 
 

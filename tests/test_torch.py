@@ -36,6 +36,7 @@ class Watched:
     def __init__(self, call: Call) -> None:
         self.spec, self.options = call.subject.spec, call.options
         self.function = call.subject.function
+        self.chosen = {role.chosen for role in self.spec.roles.values()}
         self.arrays = call.given()
         self.at = [i for i, n in enumerate(self.spec.arrays) if n in call.watched]
         self.floats = tuple(self.arrays[i].requires_grad_() for i in self.at)
@@ -50,7 +51,11 @@ class Watched:
         ]
         for i, x in zip(self.at, floats, strict=True):
             arrays[i] = x
-        out = self.function(*arrays, **self.options, backend=backend)
+        options = self.options
+        if floats[0].dtype == torch.float64:
+            # So are results of which an option says the dtype.
+            options = {**options, **dict.fromkeys(self.chosen & {*options}, "float64")}
+        out = self.function(*arrays, **options, backend=backend)
         return out if isinstance(out, tuple) else (out,)
 
 

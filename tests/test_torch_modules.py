@@ -4,6 +4,7 @@ inputs, and lives as it does."""
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -147,8 +148,14 @@ def test_torchs_own_tests_of_the_module(name: str, database: dict[type, Any]) ->
 def test_what_torch_refuses_is_refused(name: str, database: dict[type, Any]) -> None:
     info = database.get(EVERY[name])
     if info is None or info.module_error_inputs_func is None:
-        # torch lists none: the constructor is its own.
-        assert "__init__" not in vars(NAMESAKES[EVERY[name]])
+        # torch lists none: its constructor takes the arguments, and ours no more but keywords.
+        own, theirs = (
+            inspect.signature(kind.__init__).parameters
+            for kind in (NAMESAKES[EVERY[name]], EVERY[name])
+        )
+        more = {n: p.kind for n, p in own.items() if n not in theirs}
+        assert list(own)[: len(theirs)] == list(theirs)
+        assert {*more.values()} <= {inspect.Parameter.KEYWORD_ONLY}
         return
     for each in info.module_error_inputs_func(
         info, device="cpu", dtype=torch.float64, requires_grad=True, training=True
