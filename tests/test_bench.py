@@ -16,13 +16,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
 from baracuda.__main__ import main
 from baracuda.calls.op import registry
-from baracuda.testing import device_costs
+from baracuda.testing import device_costs, host_bench, timing
 from baracuda.testing.peers import EXPRESSIONS
 from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
 from baracuda.testing.timing import Queued, on_device, on_host, uncollected
@@ -67,25 +69,54 @@ def small(op: str) -> Row:
     return Row(op, "small", tuple(shapes[n] for n in spec.arrays if n in shapes), options)
 
 
-@pytest.mark.parametrize("xp", [np, torch], ids=["numpy", "torch"])
+@pytest.mark.parametrize("xp", [np, torch, jnp], ids=["numpy", "torch", "jax"])
 @pytest.mark.parametrize("op", EXPRESSIONS)
 def test_peers_compute_what_they_are_compared_with(op: str, xp: Any) -> None:
     row = small(op)
     arrays = row.arrays(np.random.default_rng(0), np.float64)
     want = registry[op](*arrays, **row.options)
-    given = arrays if xp is np else [torch.from_numpy(x) for x in arrays]
+    take = {np: np.asarray, torch: torch.from_numpy, jnp: jnp.asarray}[xp]
+    given = [take(x) for x in arrays]
     got = EXPRESSIONS[op](xp, *given, **row.options)
     for x, y in zip(
         got if isinstance(got, tuple) else (got,),
         want if isinstance(want, tuple) else (want,),
         strict=True,
     ):
-        np.testing.assert_allclose(np.asarray(x), y, rtol=1e-5, atol=1e-5)
+        # JAX computes in float32.
+        tolerance = 1e-4 if xp is jnp else 1e-5
+        np.testing.assert_allclose(np.asarray(x), y, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("op", [row.op for row in host_rows(32) if row.derived])
+def test_functions_of_jax_compute_what_they_are_compared_with(op: str) -> None:
+    function, spec = host_bench._function_of_jax(jax, op), registry[op].spec
+    if function is None:
+        return
+    forward = registry[spec.adjoint_of or op]
+    # Without 0, where slopes are a convention.
+    x = jnp.linspace(-4, 4, 32)
+    want = forward(x) if spec.adjoint_of is None else jax.vjp(forward, x)[1](x + 1)[0]
+    got = function(x) if spec.adjoint_of is None else function(x + 1, x)[0]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_memory_is_that_beside_results() -> None:
+    x = np.ones(1 << 16)
+    assert timing.extra_bytes(lambda: x + 1) < 1 << 12
+    assert timing.extra_bytes(lambda: np.exp(np.exp(x))) == pytest.approx(x.nbytes, abs=1 << 12)
+
+
+def test_tasks_take_turns() -> None:
+    calls: list[str] = []
+    found = timing.in_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 0.0)
+    assert calls == ["a", "b"] * 6
+    assert set(found) == {"a", "b"}
 
 
 def test_every_op_but_the_1d_pools_has_a_row_and_a_peer() -> None:
     named = {n for n, o in registry.items() if registry[o.spec.adjoint_of or n].spec.namesake}
-    for rows in (host_rows(quick=True), device_rows("bfloat16"), device_rows("float32")):
+    for rows in (host_rows(32), device_rows("bfloat16"), device_rows("float32")):
         covered = {row.op for row in rows}
         by_hand = {row.op for row in rows if not row.derived}
         assert by_hand - named <= set(EXPRESSIONS) <= covered
@@ -301,17 +332,23 @@ def test_what_takes_long_is_repeated_little(takes: float, least: int, most: int)
 def test_bench_prints_a_table_and_writes_its_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "bench.json"
-    assert main(["bench", "--cpu", "--quick", "--ops", "lerp", "--json", str(path)]) == 0
-    printed = capsys.readouterr().out
+    path, page = tmp_path / "bench.json", tmp_path / "bench.md"
+    asked = ["--ops", "lerp", "--sizes", "1k", "1M", "--json", str(path), "--out", str(page)]
+    assert main(["bench", "--cpu", "--quick", *asked]) == 0
+    printed, written = capsys.readouterr().out, page.read_text(encoding="utf-8")
     assert "CPU only" in printed
-    assert "1/1 lerp [1024, 1024]" in printed
-    assert "lerp" in printed
+    assert "1/6 lerp [32, 32] numpy" in printed
     record = json.loads(path.read_text())
-    (row,) = record["rows"]
-    assert row["op"] == "lerp"
-    assert row["ideal_bytes"] == 3 * 4 * 1024 * 1024
-    assert row["ours"] > 0
+    assert record["rows"][0]["ideal_bytes"] == 3 * 4 * 1024
+    places = [(f"[{n}, {n}] {xp}", peer) for n in (32, 1024)
+              for xp, peer in (("numpy", "numpy"), ("torch", "eager"), ("jax", "jax"))]  # fmt: skip
+    for row, (label, peer) in zip(record["rows"], places, strict=True):
+        assert (row["op"], row["label"], list(row["peers"])) == ("lerp", label, [peer])
+        assert row["ours"] > 0
+        assert set(row["extra"]) == ({"ours", "numpy"} if peer == "numpy" else set())
+        assert f"| lerp | {label} | " in written
+    # Of the three arrays that the plain expression makes one is the result.
+    assert record["rows"][3]["extra"]["numpy"] == pytest.approx(1 / 3, abs=0.01)
     assert record["host"]["misses of lerp with 500 weights"] == 1
 
 
@@ -472,10 +509,10 @@ def test_a_run_is_compared_with_its_own_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, html = tmp_path / "bench.json", tmp_path / "bench.html"
-    quick = ["bench", "--cpu", "--quick", "--ops", "lerp"]
+    quick = ["bench", "--cpu", "--quick", "--ops", "lerp", "--libraries", "numpy"]
     assert main([*quick, "--json", str(path)]) == 0
     assert main([*quick, "--compare", str(path), "--html", str(html)]) == 0
-    assert "of 1 rows moved beyond the noise of both" in capsys.readouterr().out
+    assert "of 2 rows moved beyond the noise of both" in capsys.readouterr().out
     assert "times as fast as the best peer" in html.read_text(encoding="utf-8")
 
 

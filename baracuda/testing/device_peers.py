@@ -56,10 +56,8 @@ def peers(row: Row, arrays: list[Array], compiled: bool = True) -> dict[str, Tas
     """Every peer that has the op, ready to be timed on these arrays."""
     if row.op not in EXPRESSIONS:
         return _namesakes(row, arrays, compiled)
-    expression, options = EXPRESSIONS[row.op], row.options
-    out: dict[str, Task] = {"eager": lambda: expression(torch, *arrays, **options)}
-    if row.op == "gather_backward":
-        out |= row_scatters(row, arrays)
+    expression, out = EXPRESSIONS[row.op], eager(row, arrays)
+    options = row.options
     if row.deterministic:
         return {name: in_order(task) for name, task in out.items()}
     # Or compilation gives up on an expression after eight problems.
@@ -74,14 +72,28 @@ def peers(row: Row, arrays: list[Array], compiled: bool = True) -> dict[str, Tas
         out |= _jax(row, arrays)
     if row.indices == "equal" and arrays[0].element_size() < 4:
         out |= dict.fromkeys({"compile", "jax"} & out.keys(), _one_after_the_other)
-    if registry[row.op].spec.category in ("norm", "channel_norm", "softmax"):
-        out |= _by_autograd(row, arrays, "autograd", partial(expression_of(row), torch))
+    if registry[row.op].spec.category in ROWS:
         out |= _liger_rows(row, arrays)
     if row.op in ("swiglu", "swiglu_backward", "geglu", "geglu_backward"):
         out |= _liger_gated(row, arrays)
     if "cross_entropy" in row.op and "target" in registry[row.op].spec.integers:
         out |= _liger_entropy(row, arrays)
     return out | quack(row, arrays)
+
+
+ROWS = ("norm", "channel_norm", "softmax")
+
+
+def eager(row: Row, arrays: list[Array]) -> dict[str, Task]:
+    """What torch itself has for a row on any device, run as it is called."""
+    if row.op not in EXPRESSIONS:
+        return _namesakes(row, arrays, compiled=False)
+    out: dict[str, Task] = {"eager": partial(EXPRESSIONS[row.op], torch, *arrays, **row.options)}
+    if row.op == "gather_backward":
+        out |= row_scatters(row, arrays)
+    if registry[row.op].spec.category in ROWS:
+        out |= _by_autograd(row, arrays, "autograd", partial(expression_of(row), torch))
+    return out
 
 
 def _namesakes(row: Row, arrays: list[Array], compiled: bool) -> dict[str, Task]:
@@ -245,7 +257,8 @@ def _by_autograd(
         if array != "mask":
             shape = (like.shape[axis],) if array in ("weight", "bias") else like.shape
             x = known.get(array)
-            x = random_tensor(tuple(shape), like.dtype) if x is None else x
+            if x is None:
+                x = torch.randn(tuple(shape), device=like.device, dtype=like.dtype)
             leaves.append(x.detach().requires_grad_())
 
     @cache

@@ -31,11 +31,13 @@ def _sigmoid(xp: Any, b: Array) -> Array:
 
 
 def _erf(xp: Any) -> Callable[[Array], Array]:
-    """The library's error function: SciPy's for NumPy, CuPy's own, torch's own."""
+    """The library's error function, SciPy's for NumPy."""
     if xp.__name__ == "numpy":
         return import_module("scipy.special").erf  # type: ignore[no-any-return]
     if xp.__name__ == "cupy":
         return import_module("cupyx.scipy.special").erf  # type: ignore[no-any-return]
+    if xp.__name__ == "jax.numpy":
+        return import_module("jax.scipy.special").erf  # type: ignore[no-any-return]
     return xp.erf  # type: ignore[no-any-return]
 
 
@@ -154,7 +156,11 @@ def lp_pool2d_backward(
     share = dy * y ** (1 - norm_type)
     for spot in _spots(x, y, kernel_size, stride):
         cells = x[spot]
-        dx[spot] += share * xp.sign(cells) * abs(cells) ** (norm_type - 1)
+        slope = share * xp.sign(cells) * abs(cells) ** (norm_type - 1)
+        if hasattr(dx, "at"):
+            dx = dx.at[spot].add(slope)
+        else:
+            dx[spot] += slope
     return dx
 
 

@@ -114,9 +114,8 @@ class Row:
         return out
 
 
-def host_rows(quick: bool) -> list[Row]:
-    """Problems for a CPU: well past its caches, or small for a quick look."""
-    n = 1024 if quick else 4096
+def host_rows(n: int) -> list[Row]:
+    """Problems for a CPU, whose arrays have about `n` x `n` elements; n is a multiple of 32."""
     gated: Shapes = ((n, 2 * n),)
     rows = [Row(op, f"[{n}, 2·{n}]", gated, {}) for op in ("glu", "reglu", "swiglu", "geglu")]
     rows += [Row(f"{row.op}_backward", row.label, ((n, n), (n, 2 * n)), {}) for row in tuple(rows)]
@@ -124,25 +123,34 @@ def host_rows(quick: bool) -> list[Row]:
         Row("lerp", f"[{n}, {n}]", ((n, n), (n, n)), {"weight": 0.3}),
         Row("lerp_backward", f"[{n}, {n}]", ((n, n),), {"weight": 0.3}),
     ]
-    x = (4, 32, n // 4, 128)
+    heads, channels, side = (8, 64, 128) if n >= 512 else (1, 4, 16)
+    x = (1, heads, n * n // (heads * side), side)
     rows += [Row(op, f"{list(x)}", (x,), {}) for op in ("rope", "rope_backward")]
-    image = (n // 256, 64, 112, 112)
+    image = (n * n // (channels * side**2), channels, side, side)
     for k, s, p in ((2, 2, 2.0), (3, 2, 2.0), (3, 1, 3.0)):
         rows += _pools(image, k, s, p)
-    rows += _channel_norms(image, 8) + _batch_norms((n, n))
+    rows += _channel_norms(image, channels // 4) + _batch_norms((n, n))
     rows += _norms((n, n)) + _softmaxes((n, n))
     rows += _softmaxes((n, n), 0, ("softmax", "softmax_backward"))
-    rows += _prelus(image, 64) + _prelus((n, n), n)
+    rows += _prelus(image, channels) + _prelus((n, n), n)
     rows += _losses((n, n)) + _rowwise((n, n)) + _entropies(n // 4, 8 * n, ENTROPIES[:3])
     rows += _likelihoods((n // 4, 8 * n)) + _soft_targets((n // 4, 2 * n))
     rows += _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16)
-    square = (n, n)
+    square, table = (n, n), (4 * n, n)
     for axis in (1, 0):
         label = f"[{n}, {n}] uniform, axis {axis}"
         rows.append(Row("gather", label, (square, square), {"axis": axis}))
         rows.append(
             Row("gather_backward", label, (square,) * 2, {"axis": axis, "src_shape": square})
         )
+    rows.append(
+        Row(
+            "gather_backward",
+            f"{list(table)} from {n} rows",
+            (square, (n, 1)),
+            {"axis": 0, "src_shape": table},
+        )
+    )
     return rows + _others(rows, f"[{n}, {n}]", square)
 
 

@@ -252,7 +252,10 @@ def nll_loss_backward(
         kind = "nll_loss2d_backward" if len(x_shape) == 4 else "nll_loss_backward"
         return getattr(xp.ops.aten, kind)(dloss, like, target, None, 1, -100, number)
     dx = xp.zeros(x_shape, dtype=dloss.dtype)
-    xp.put_along_axis(dx, xp.expand_dims(target, axis), -dloss / target.size, axis)
+    places, share = xp.expand_dims(target, axis), -dloss / target.size
+    if hasattr(dx, "at"):
+        return xp.put_along_axis(dx, places, share, axis, inplace=False)
+    xp.put_along_axis(dx, places, share, axis)
     return dx
 
 

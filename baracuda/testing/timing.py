@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -51,6 +52,34 @@ def on_host(task: Task, seconds: float) -> tuple[float, float]:
         task()
         times.append(time.perf_counter() - start)
     return _median(times)
+
+
+def in_turns(tasks: Mapping[str, Task], seconds: float) -> dict[str, tuple[float, float]]:
+    """`on_host` of several tasks that take turns, so that what slows a machine down slows all."""
+    for task in tasks.values():
+        task()
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    rounds, end = 0, time.perf_counter() + seconds * len(tasks)
+    while rounds < 5 or (time.perf_counter() < end and rounds < 1000):
+        for name, task in tasks.items():
+            start = time.perf_counter()
+            task()
+            times[name].append(time.perf_counter() - start)
+        rounds += 1
+    return {name: _median(taken) for name, taken in times.items()}
+
+
+def extra_bytes(task: Task) -> int:
+    """The most bytes that a call had allocated at once in NumPy, beside its results."""
+    task()
+    tracemalloc.start()
+    try:
+        result = task()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    results = result if isinstance(result, tuple) else (result,)
+    return max(0, peak - int(sum(x.nbytes for x in results)))
 
 
 def on_device(task: Task, seconds: float) -> tuple[float, float]:

@@ -6,8 +6,8 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -17,9 +17,9 @@ import numpy as np
 
 import baracuda as bc
 from baracuda.calls.op import registry
-from baracuda.testing import device_costs, report, timing
-from baracuda.testing.peers import expression_of
+from baracuda.testing import device_costs, host_bench, report, timing
 from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
+from baracuda.testing.timed import Timing, time_row
 from baracuda.tools import CannotRun, can_plot, chosen, needs, one_line, progress, table
 
 DTYPES = ("bfloat16", "float32")
@@ -32,67 +32,6 @@ FIGURES = {"host": "host cost, µs", "watched": "host cost with gradients, µs",
 ACROSS = ("swiglu_backward", "rope", "lp_pool2d_backward", "gather_backward")
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What was measured of one row: medians in seconds, and the spread of ours."""
-
-    op: str
-    label: str
-    dtype: str
-    sku: str
-    ideal_bytes: int
-    ours: float
-    spread: float
-    plan: float
-    peers: dict[str, float] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def best(self) -> str:
-        """The fastest peer."""
-        return min(self.peers, key=lambda name: self.peers[name], default="none")
-
-    @property
-    def beside(self) -> float:
-        """What the best peer takes; NaN where none can do the row."""
-        return self.peers.get(self.best, math.nan)
-
-    @property
-    def ratio(self) -> float:
-        """How many times as fast as the best peer."""
-        return self.beside / self.ours
-
-    def share(self, ceiling: float) -> float:
-        """Ideal bytes over time, as a part of the copy ceiling."""
-        return self.ideal_bytes / self.ours / ceiling
-
-
-def time_row(
-    row: Row,
-    dtype: str,
-    arrays: Sequence[Any],
-    peers: dict[str, Callable[[], Any]],
-    measure: Callable[[Callable[[], Any], float], tuple[float, float]],
-    seconds: float,
-) -> Timing:
-    """Ours through the function and through a plan, then every peer."""
-    op = registry[row.op]
-    plan = op.plan(*arrays, **row.keywords)
-    scalars = {k: v for k, v in row.options.items() if k in op.spec.scalars}
-    ours, spread = measure(lambda: op(*arrays, **row.keywords), seconds)
-    planned, _ = measure(lambda: plan(*arrays, **scalars), seconds)
-    out = Timing(
-        row.op, row.label, dtype, str(plan.sku), ideal_bytes(plan.problem), ours, spread, planned
-    )
-    for name, task in peers.items():
-        try:
-            out.peers[name], _ = measure(task, seconds)
-        except Exception as error:
-            # A peer that cannot do the row is part of the result.
-            out.errors[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
-    return out
-
-
 Report: TypeAlias = tuple[list[Timing], float | None, dict[str, Any]]
 """What was timed, the ceiling where there is one, and all figures as they are written."""
 
@@ -101,52 +40,32 @@ Report: TypeAlias = tuple[list[Timing], float | None, dict[str, Any]]
 
 
 def host(arguments: argparse.Namespace, seconds: float) -> Report:
-    """All rows beside the plain NumPy expression, and the cost of a call."""
-    name = report.machine(gpu=False)
-    print(f"{name}, NumPy {np.__version__}; times in ms, medians")
+    """All rows beside what one would write without the library, and the cost of a call."""
+    asked = arguments.libraries or host_bench.available()
+    for name in asked:
+        needs(name, f"--libraries {name}", name)
+    sizes = arguments.sizes or list(host_bench.SIDES)[: 2 if arguments.quick else None]
+    name, versions = report.machine(gpu=False), host_bench.versions(asked)
+    print(f"{name}; {versions}; float32; times in ms, medians of calls in turns")
     found: list[Timing] = []
-    rows = _wanted(host_rows(arguments.quick), arguments)
+    rows = [
+        (row, library)
+        for size in sizes
+        for row in _wanted(host_rows(host_bench.SIDES[size]), arguments)
+        for library in asked
+    ]
     with progress(len(rows)) as show:
-        for row in rows:
-            show(f"{row.op} {row.label}")
-            found.append(_host_row(row, seconds))
-    table(
-        ("op", "problem", "call", "±", "plan", "NumPy", "ratio"),
-        [
-            (t.op, t.label, *_ms(t.ours, t.spread, t.plan, t.peers["numpy"]), f"{t.ratio:.2f}x")
-            for t in found
-        ],
-    )
-    costs = host_costs()
-    table(("host cost", "µs"), [(name, f"{value:.2f}") for name, value in costs.items()])
-    return found, None, {"device": name, "rows": [asdict(t) for t in found], "host": costs}
-
-
-def _host_row(row: Row, seconds: float) -> Timing:
-    arrays = row.arrays(np.random.default_rng(0), np.float32)
-    expression = expression_of(row.op)
-
-    def plain() -> Any:
-        with np.errstate(all="ignore"):
-            return expression(np, *arrays, **row.options)
-
-    return time_row(row, "float32", arrays, {"numpy": plain}, timing.on_host, seconds)
-
-
-def host_costs() -> dict[str, float]:
-    """What a cached call costs on arrays so small that nothing else counts."""
-    x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
-    bc.plan_cache.clear()
-    for step in range(500):
-        bc.lerp(x, x, weight=step / 500)
-    misses = bc.plan_cache.info().misses
-    plan, expression = bc.swiglu.plan(x), expression_of("swiglu")
-    return {
-        "swiglu, the bare expression": timing.per_call(lambda: expression(np, x)),
-        "swiglu, cached call": timing.per_call(lambda: bc.swiglu(x)),
-        "swiglu, plan call": timing.per_call(lambda: plan(x)),
-        "misses of lerp with 500 weights": misses,
-    }
+        for row, library in rows:
+            show(f"{row.op} {row.label} {library}")
+            found.append(host_bench.measure(row, library, seconds))
+    table(*host_bench.cells(found))
+    costs = host_bench.host_costs()
+    table(("host cost", "µs"), [(k, f"{value:.2f}") for k, value in costs.items()])
+    record = {"device": name, "rows": [asdict(t) for t in found], "host": costs}
+    if arguments.out:
+        text = host_bench.markdown(f"{name}; {versions}", found, costs)
+        arguments.out.write_text(text, encoding="utf-8")
+    return found, None, record
 
 
 # -- on a GPU ------------------------------------------------------------------------------------
@@ -388,7 +307,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="short measurements")
     parser.add_argument("--ops", nargs="*", metavar="OP", help="only these ops, or families")
     parser.add_argument("--seconds", type=float, default=0.5, help="per measurement (0.5)")
-    parser.add_argument("--cpu", action="store_true", help="NumPy alone, also where a GPU is")
+    parser.add_argument("--cpu", action="store_true", help="on the CPU, also where a GPU is")
+    parser.add_argument(
+        "--libraries", nargs="+", choices=host_bench.LIBRARIES, help="on a CPU: only these"
+    )
+    parser.add_argument(
+        "--sizes", nargs="+", choices=host_bench.SIDES, help="on a CPU: only arrays of such sizes"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="on a CPU: also write Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page there")
     parser.add_argument("--compare", type=Path, metavar="OLD.json", help="show what moved since")
@@ -415,8 +341,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise CannotRun("--block goes with none of --html, --compare and --from")
     if arguments.plot:
         can_plot(arguments.plot)
-    if arguments.html and (reason := report.unwritable(arguments.html)):
-        raise CannotRun(reason)
+    for option in ("html", "out"):
+        path = getattr(arguments, option)
+        if path and (reason := report.unwritable(path, f"--{option}")):
+            raise CannotRun(reason)
     if arguments.given and not (arguments.html or arguments.compare):
         raise CannotRun("--from: give --html or --compare too")
     old, before = read(arguments.compare) if arguments.compare else ({}, [])

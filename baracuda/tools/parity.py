@@ -304,7 +304,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Try the laws, print what they say, and return the exit status."""
     if arguments.jobs < 1:
         raise CannotRun(f"--jobs: expected at least 1, got {arguments.jobs}")
-    if arguments.html and (reason := report.unwritable(arguments.html)):
+    if arguments.html and (reason := report.unwritable(arguments.html, "--html")):
         raise CannotRun(reason)
     device = _device(arguments.device)
     if device == "cpu":
