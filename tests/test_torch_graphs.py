@@ -78,7 +78,8 @@ def test_a_compiled_call_is_one_operator_and_so_is_its_gradient(op: str, dynamic
             # What is recorded where no op is the gradient is the body, whose sums have an order of
             # their own, and so have the chunks of a composite.
             other = partner is None or registry[op].spec.composite
-            assert (torch.allclose if other else torch.equal)(x, y)
+            size = float(y.detach().abs().max()) if other and y.numel() else 0.0
+            assert torch.allclose(x, y, atol=1e-6 * size) if other else torch.equal(x, y)
             assert x.stride() == y.stride()
         forward, backward = graphs
         early = registry[op].early
