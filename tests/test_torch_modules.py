@@ -148,7 +148,7 @@ def test_torchs_own_tests_of_the_module(name: str, database: dict[type, Any]) ->
 def test_what_torch_refuses_is_refused(name: str, database: dict[type, Any]) -> None:
     info = database.get(EVERY[name])
     if info is None or info.module_error_inputs_func is None:
-        # torch lists none: its constructor takes the arguments, and ours no more but keywords.
+        # torch lists none: our constructor takes its arguments, and adds keywords alone.
         own, theirs = (
             inspect.signature(kind.__init__).parameters
             for kind in (NAMESAKES[EVERY[name]], EVERY[name])

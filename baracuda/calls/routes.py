@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from baracuda.declaration.dtypes import name_of
 from baracuda.declaration.sku import KernelSku
 from baracuda.errors import UnsupportedError
 from baracuda.forks import import_module
@@ -70,7 +71,7 @@ def in_graph(
             options = {**options, name: form(options[name])}
     for name, value in options.items():
         if isinstance(value, torch.dtype):
-            options = {**options, name: str(value).rpartition(".")[2]}
+            options = {**options, name: name_of(value)}
     for name in op.spec.scalars:
         if isinstance(options.get(name), torch.Tensor):
             raise UnsupportedError(

@@ -25,9 +25,9 @@ AFFINE_BACKWARD = {**SCALED_BACKWARD, "dbias": roles.total("weight")}
 # The result may be float32 beside 16 bits, and its cotangent then is.
 WIDENED = {"y": roles.chosen("dtype")}
 DTYPE = {"dtype": optional(dtype)}
+PULLED = {"dy": roles.cotangent()}
 # What is rounded before it is scaled.
 CASTING = {"casting": choice("none", "before_weight")}
-PULLED = {"dy": roles.cotangent()}
 # What a residual stream, its sum and their one gradient may be.
 STREAM = {"residual": roles.residual("x"), "s": roles.typed_as("residual")}
 STREAM_BACKWARD = {"ds": roles.residual(), "s": roles.residual(), "dx": roles.typed_as("s")}

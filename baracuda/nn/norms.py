@@ -101,7 +101,7 @@ class RMSNorm(Namesake, torch.nn.RMSNorm):
     Notes
     -----
     x is a tensor of shape [*b, *normalized_shape], the weight one of normalized_shape. The result
-    has the shape and dtype of x. Bit-stable.
+    has the shape and dtype of x, float32 in an autocast region. Bit-stable.
 
     Examples
     --------
@@ -144,7 +144,7 @@ class RMSNorm(Namesake, torch.nn.RMSNorm):
         return ", ".join(filter(None, (super().extra_repr(), listed({}, own))))
 
     def _computed(self: Any, x: torch.Tensor) -> torch.Tensor | None:
-        rows, own = _as_rows(x, self.normalized_shape, self.weight), self._own()
+        rows, own = _as_rows(x, self.normalized_shape, self.weight), self.extra_options()
         if rows is None:
             if not own:
                 return None
@@ -159,7 +159,7 @@ class RMSNorm(Namesake, torch.nn.RMSNorm):
             eps = torch.finfo(x.dtype if x.dtype is torch.float64 else torch.float32).eps
         return _as_was(rms_norm(*rows, eps=eps, **own), x)
 
-    def _own(self) -> dict[str, Any]:
+    def extra_options(self) -> dict[str, Any]:
         """The options that torch's class does not have, where they are not the default."""
         own = {"offset": self.offset, "casting": self.casting}
         return {name: value for name, value in own.items() if value not in (0.0, "none")}

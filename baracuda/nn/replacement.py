@@ -175,7 +175,7 @@ def restore(model: torch.nn.Module) -> Replacement:
                 left[name] = f"{kind.__name__} is a subclass"
         elif getattr(module, "gate_first", False):
             left[name] = "torch.nn.GLU has the gate last"
-        elif isinstance(module, norms.RMSNorm) and (own := module._own()):
+        elif isinstance(module, norms.RMSNorm) and (own := module.extra_options()):
             left[name] = f"torch.nn.RMSNorm has no {' or '.join(own)}"
         else:
             module.__class__ = back[kind]

@@ -19,7 +19,7 @@ from baracuda.calls import check
 from baracuda.calls.op import registry
 from baracuda.declaration import autocast
 from baracuda.declaration.dispatch import DEFAULT
-from baracuda.declaration.dtypes import named
+from baracuda.declaration.dtypes import name_of, named
 from baracuda.declaration.spec import OpSpec
 from baracuda.errors import ArgumentTypeError
 from baracuda.libraries import library
@@ -93,7 +93,7 @@ def torchs(spec: OpSpec, dtype: str, kind: str, of: str = "") -> str:
             stack.enter_context(fake())
         names = [p.name for p in _tried(spec)[1].inputs if not p.is_option]
         arrays = [
-            torch.zeros(x.shape, dtype=getattr(torch, wide.get(n, _dtype_of(x))), device=kind)
+            torch.zeros(x.shape, dtype=getattr(torch, wide.get(n, name_of(x.dtype))), device=kind)
             for n, x in zip(names, [x for x in _arrays(spec, dtype) if x is not None], strict=True)
         ]
         stack.enter_context(region(kind, of))
@@ -103,11 +103,7 @@ def torchs(spec: OpSpec, dtype: str, kind: str, of: str = "") -> str:
             result = call(*arrays)
         except (RuntimeError, ValueError, NotImplementedError):
             return "–"
-    return str(result.dtype).removeprefix("torch.")
-
-
-def _dtype_of(x: Any) -> str:
-    return str(x.dtype).rpartition(".")[2]
+    return name_of(result.dtype)
 
 
 @cache

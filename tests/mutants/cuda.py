@@ -227,12 +227,12 @@ _GEOMETRY = (
     ),
     mutant(
         "rows that are losses are of one type", "backends/cuda/schedules/rows.py",
-        "if of.costs and call.row_type != call.type:", "if False:",
+        "if of.costs and call.mixed_rows:", "if False:",
         "test_mixed.py::test_schedules_say_which_wider_values_they_take",
     ),
     mutant(
         "columns are of one type", "backends/cuda/schedules/rows.py",
-        "not (of.masks or of.columns or call.row_type != call.type):",
+        "not (of.masks or of.columns or call.mixed_rows):",
         "not (of.masks or of.columns):",
         "test_mixed.py::test_schedules_say_which_wider_values_they_take",
     ),

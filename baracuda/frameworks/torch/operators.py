@@ -20,7 +20,7 @@ from baracuda.calls.op import Op, registry
 from baracuda.calls.routes import graphs
 from baracuda.declaration import autocast
 from baracuda.declaration.dispatch import DEFAULT, NAMES
-from baracuda.declaration.dtypes import FLOATS
+from baracuda.declaration.dtypes import FLOATS, name_of
 from baracuda.declaration.shapes import Signature
 from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.forks import Guard
@@ -115,10 +115,11 @@ def _in_region(op: Op[Any, Any], kind: str, *arrays: Array, **keywords: Any) -> 
     """Within an autocast region: the operator outside of it, of what the region makes of a call."""
     spec, region = op.spec, region_of(arrays)
     arrays = tuple(autocast.taken(spec, arrays, region))
-    dtype = str(arrays[0].dtype).rpartition(".")[2]
-    more = autocast.chosen(spec, dtype, {**spec.defaults, **keywords}, ("", False, region))
+    more = autocast.chosen(
+        spec, name_of(arrays[0].dtype), {**spec.defaults, **keywords}, ("", False, region)
+    )
     with torch.autocast(kind, enabled=False):
-        return getattr(torch.ops.baracuda, op.spec.name)(*arrays, **{**keywords, **more})
+        return getattr(torch.ops.baracuda, spec.name)(*arrays, **{**keywords, **more})
 
 
 def _fake(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:

@@ -178,11 +178,10 @@ def plan(call: Call) -> Steps:
     n, rows = shape[of.axis], prod(without(shape, of.axis))
     if n > _LONGEST:
         raise Refusal(f"counts at most {_LONGEST} elements along an axis")
-    if of.costs and call.row_type != call.type:
+    if of.costs and call.mixed_rows:
         raise Refusal("has no kernel for losses of rows that are wider than the primal")
-    if of.axis < len(shape) - 1 and not (of.masks or of.columns or call.row_type != call.type):
-        mixed = call.mixed_rows
-        beside = None if mixed else columns.plan(call, of.loads, of.outs, of.axis)
+    if of.axis < len(shape) - 1 and not (of.masks or of.columns or call.mixed_rows):
+        beside = columns.plan(call, of.loads, of.outs, of.axis)
         if beside is not None:
             return beside
     width, most = WIDEST // call.row_size, _MOST
