@@ -40,6 +40,7 @@ DTYPES = ("float32", "bfloat16", "float64")
 # shared memory.
 LENGTHS = {"float32": (1, 7, 64, 1000, 4096, 20004), "bfloat16": (1, 7, 64, 1000, 4096, 40008),
            "float64": (1, 7, 300, 1000, 5002)}  # fmt: skip
+LENGTHS["float16"] = LENGTHS["bfloat16"]
 SUMMED = {"float32": 5004, "bfloat16": 5008, "float64": 2502}
 NORMS = [name for name, op in registry.items() if op.spec.category == "norm"]
 # One column and two, one sum and two.

@@ -62,7 +62,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "_far_c": (288, "as many threads as hold the longest rows outweigh a few registers"),
     "layer_norm_backward_": (64, "the same; a second look at rows is rare"),
     "softmax_f64_": (32, "a few pointers beside two exponentials of float64 at once"),
-    "_add_f32": (128, "columns wider than rows, beside an output that is added to"),
+    "_add_f32": (192, "columns wider than rows, beside an output that is added to"),
     "_wide_clusters_": (48, "sm_120: as many threads as hold a long row outweigh a few registers"),
     "_f64_kept_": (128, "sm_120: float64 waits for its few units there, not for memory"),
     "_add0_how": (32, "sm_120: sums kept in float32 beside float16 that stays on chip"),
