@@ -267,6 +267,17 @@ def unit(largest: Array) -> Array:
     return 2.0 ** (xp.floor(xp.log2(xp.where(finite < tiny, tiny, finite)) * 4096) / 4096)
 
 
+def square_unit(largest: Array) -> Array:
+    """A power of 2 by which numbers are divided, so that no sum of their squares overflows.
+
+    Nor does one underflow as far as it counts beside the square of `largest`.
+    """
+    xp = library_of(largest).xp
+    middle, high, low = (40, 80, -100) if largest.dtype == xp.float32 else (320, 640, -800)
+    small = xp.where(largest < 2.0**-middle, 2.0**low, xp.ones_like(largest))
+    return xp.where(largest > 2.0**middle, 2.0**high, small)
+
+
 def root(total: Array, p: float) -> Array:
     """The p-th root, with slope 0 at 0."""
     xp = library_of(total).xp

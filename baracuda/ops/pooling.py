@@ -15,7 +15,7 @@ from baracuda.declaration.shapes import Axes
 from baracuda.declaration.spec import Case, Kernel, Normaliser
 from baracuda.declaration.values import exponent, flag, optional, sizes
 from baracuda.errors import value_error
-from baracuda.families.numerics import coverings, root, unit, windows
+from baracuda.families.numerics import coverings, root, square_unit, unit, windows
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["lp_pool1d", "lp_pool1d_backward", "lp_pool2d", "lp_pool2d_backward"]
@@ -82,16 +82,18 @@ def _pool(x: Array, p: float, kernel: Any, stride: Any, ceil_mode: bool) -> Arra
     if p == 1:
         return reduce(add, slide(x * _sign(x)))
     size = xp.abs(x)
-    scale = unit(reduce(xp.maximum, slide(size)))
+    largest = reduce(xp.maximum, slide(size))
+    if p == 2:
+        scale = square_unit(largest)
+        share = 1 / scale
+        return scale * root(reduce(add, (xp.square(cells * share) for cells in slide(x))), p)
+    scale = unit(largest)
     if p < 1:
         # The cells of a window may lie so far apart that their ratio underflows, its power not.
         zero = x == 0
         powers = slide(xp.where(zero, 0, xp.where(zero, 1, size) ** p))
         return scale * root(reduce(add, powers) / scale**p, p)
-    if p == 2:
-        powers = (xp.square(cells / scale) for cells in slide(x))
-    else:
-        powers = (_power(cells / scale, p) for cells in slide(size))
+    powers = (_power(cells / scale, p) for cells in slide(size))
     return scale * root(reduce(add, powers), p)
 
 
