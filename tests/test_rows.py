@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import baracuda as bc
+from baracuda.backends.numpy import blocks
+from baracuda.calls.op import registry
 
 BACKENDS = [("numpy", np.asarray), ("torch", torch.from_numpy), ("array_api", np.asarray)]
 on_each = pytest.mark.parametrize(("backend", "given"), BACKENDS, ids=[b for b, _ in BACKENDS])
@@ -109,3 +111,37 @@ def test_rows_longer_than_a_block_stay_whole() -> None:
     assert "blocks" in bc.softmax.plan(x).sku.variant
     np.testing.assert_array_equal(bc.softmax(x), [bc.softmax(row) for row in x])
     np.testing.assert_allclose(bc.softmax(x).sum(-1), 1, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["layer_norm_backward", "rms_norm_backward", "prelu_backward"])
+def test_sums_over_rows_are_added_block_by_block(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", 1 << 8)
+    monkeypatch.setattr(blocks, "_WORKERS", 4)
+    bc.plan_cache.clear()
+    rng, op = np.random.default_rng(0), registry[name]
+    # The last block is shorter.
+    dy, x = rng.standard_normal((2, 67, 64))
+    weight = rng.standard_normal(64)
+    plan = op.plan(dy, x, weight)
+    assert plan.sku.variant == "blocks of 256"
+    got, want = plan(dy, x, weight), op(dy, x, weight, backend="array_api")
+    for mine, whole in zip(got, want, strict=True):
+        np.testing.assert_allclose(mine, whole, rtol=1e-12, atol=1e-12)
+    for _ in range(20):
+        assert all(map(np.array_equal, plan(dy, x, weight), got))
+    twice = plan(dy, x, weight, out=tuple(r.copy() for r in got), accumulate=True)
+    for both, once in zip(twice, got, strict=True):
+        np.testing.assert_allclose(both, 2 * once, rtol=1e-12)
+    bc.plan_cache.clear()
+
+
+def test_what_blocks_leave_is_added_in_their_order() -> None:
+    total, in_order = np.zeros(1, np.float32), blocks._InOrder()
+    # In another order the small ones would be lost.
+    in_order.add(2, [(total, np.float32(1e8))])
+    in_order.add(1, [(total, np.float32(3))])
+    assert total[0] == 0
+    in_order.add(0, [(total, np.float32(3))])
+    assert total[0] == np.float32(1e8) + np.float32(6) != np.float32(1e8) + np.float32(3)

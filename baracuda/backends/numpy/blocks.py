@@ -1,7 +1,9 @@
 """Run a body block by block into the result, so that its temporaries stay in the cache.
 
-Along an axis that every output has, no element depends on another: such axes are cut. Axes that
-an input lacks are cut last, so that what broadcasts (a table of angles) is computed once a block.
+Along an axis that every output has, no element depends on another: such axes are cut. So are those
+that some output lacks because it is a sum over them; sums of blocks are added in the blocks' order.
+Axes that an input lacks are cut last, so that what broadcasts (a table of angles) is computed once
+a block.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from baracuda.calls import body
-from baracuda.calls.partitioning import independent, located
+from baracuda.calls.partitioning import added_up, independent, located
 from baracuda.declaration.backend import Adds, Prepared, Runner, each
 from baracuda.declaration.shapes import Label, Pattern
 from baracuda.declaration.spec import Problem
@@ -82,7 +84,7 @@ class _Form:
                 self.halves[name] = _Half(axis, shape[axis] // 2, bool(second))
         forms = (problem.signature, *spec.signatures)
         self.signature = next(s for s in forms if set(s.names) == wanted)
-        self.free = independent(spec, self.signature)
+        self.free = independent(spec, self.signature) | added_up(spec, self.signature)
 
     def arrays(self, given: Sequence[Array]) -> list[Array]:
         """The inputs, in the order of the op's parameters, absent ones None."""
@@ -172,6 +174,7 @@ def _runner(problem: Problem, form: _Form, steps: Mapping[str, tuple[int, int]])
     library, compute = problem.library, problem.library.dtype(problem.compute_dtype)
     takes = [_indexer(form.labels(p), steps) if p else None for p in form.patterns()]
     puts = [_indexer(form.labels(p), steps) for p in form.signature.outputs]
+    summed = [not steps.keys() <= {x.name for x in form.labels(p)} for p in form.signature.outputs]
 
     def run(
         arrays: Sequence[Array],
@@ -185,21 +188,57 @@ def _runner(problem: Problem, form: _Form, steps: Mapping[str, tuple[int, int]])
         inputs, targets = form.arrays(arrays), form.outs(results)
         # The halves of a packed output are its own.
         adds = each(accumulate, len(targets))
+        sums = [
+            np.zeros(x.shape, compute) if s else None for x, s in zip(targets, summed, strict=True)
+        ]
+        in_order = _InOrder()
 
-        def block(cut: Cut) -> None:
+        def block(numbered: tuple[int, Cut]) -> None:
+            number, cut = numbered
             parts = [
                 take if take is None or x is None else take(cut, x)
                 for take, x in zip(takes, inputs, strict=True)
             ]
             values = evaluate(parts, scalars)
-            for put, target, value, add in zip(puts, targets, values, adds, strict=True):
-                view = put(cut, target)
-                view[...] = view.astype(compute) + value if add else value
+            for put, target, total, value, add in zip(
+                puts, targets, sums, values, adds, strict=True
+            ):
+                if total is None:
+                    view = put(cut, target)
+                    view[...] = view.astype(compute) + value if add else value
+            if any(summed):
+                found = [
+                    (put(cut, total), value)
+                    for put, total, value in zip(puts, sums, values, strict=True)
+                    if total is not None
+                ]
+                in_order.add(number, found)
 
-        on_threads(block, _cuts(steps))
+        on_threads(block, enumerate(_cuts(steps)))
+        for target, total, add in zip(targets, sums, adds, strict=True):
+            if total is not None:
+                target[...] = target.astype(compute) + total if add else total
         return results if len(results) > 1 else results[0]
 
     return run
+
+
+class _InOrder:
+    """Adds what blocks leave, in their order, whichever thread comes first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Sequence[tuple[Array, Array]]] = {}
+        self._next = 0
+
+    def add(self, number: int, found: Sequence[tuple[Array, Array]]) -> None:
+        """Add pairs of a total and a part of it, when those of all blocks before have been."""
+        with self._lock:
+            self._waiting[number] = found
+            while (ready := self._waiting.pop(self._next, None)) is not None:
+                for total, part in ready:
+                    total += part
+                self._next += 1
 
 
 _WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
