@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 import baracuda as bc
 import baracuda.nn
 from baracuda.calls.op import registry
+from baracuda.declaration.dtypes import name_of
+from baracuda.testing import regions
 
 NARROW = (torch.bfloat16, torch.float16)
 # Ops whose result may be wider than their input.
@@ -85,51 +88,69 @@ def test_a_result_has_the_dtype_of_the_input_or_its_accumulate_dtype(name: str) 
         op(arrays[0].bfloat16(), *arrays[1:], dtype=torch.float16)
 
 
-@pytest.mark.parametrize(("name", "dtype", "of"), [*product(WIDENED, NARROW, NARROW)], ids=str)
-def test_a_region_widens_what_torch_computes_in_float32(
+WAYS = pytest.mark.parametrize(
+    ("name", "dtype", "of"), [*product(WIDENED, NARROW, NARROW)], ids=str
+)
+
+
+@WAYS
+def test_a_region_for_a_cpu_leaves_results_as_narrow_as_torch_does(
     name: str, dtype: torch.dtype, of: torch.dtype
 ) -> None:
     op, arrays = registry[name], arguments(name, dtype)
-    before = op(*arrays)
+    want = op(*arrays)
     with region(of):
-        # The first call makes a plan, the others find it in one way or another.
         inside = [op(*arrays) for _ in range(3)]
-        with region(enabled=False):
-            assert op(*arrays).dtype == dtype
-        assert op(*arrays, dtype=dtype).dtype == dtype
-        assert op(arrays[0].detach(), *arrays[1:]).dtype == torch.float32
-        assert op(*[x.double() for x in arrays]).dtype == torch.float64
-    after = op(*arrays)
-    assert [x.dtype for x in (before, after)] == [dtype, dtype]
-    want = op(*arrays, dtype=torch.float32)
+        assert op(*arrays, dtype=torch.float32).dtype == torch.float32
     for y in inside:
-        assert y.dtype == torch.float32
+        assert y.dtype == dtype
         assert torch.equal(y, want)
     # The backward runs outside of the region.
     found = torch.autograd.grad(inside[-1].square().sum(), arrays)
-    for x, g, same in zip(
-        arrays, found, torch.autograd.grad(want.square().sum(), arrays), strict=True
-    ):
+    exact = torch.autograd.grad(want.square().sum(), arrays)
+    for x, g, same in zip(arrays, found, exact, strict=True):
         assert g.dtype == x.dtype
         assert torch.equal(g, same)
+
+
+def widened(name: str, arrays: list[torch.Tensor], of: torch.dtype) -> None:
+    """A region for CUDA makes results float32 where torch's are, and nothing else does."""
+    op, dtype = registry[name], arrays[0].dtype
+    with torch.no_grad(), regions.region("cuda", name_of(of)):
+        # The first call may make a plan, which the others find in one way or another.
+        assert {op(*arrays).dtype for _ in range(3)} == {torch.float32}
+        with regions.region("cuda", ""):
+            assert op(*arrays).dtype == dtype
+        assert op(*arrays, dtype=dtype).dtype == dtype
+        assert op(*[x.double() for x in arrays]).dtype == torch.float64
+    with torch.no_grad():
+        assert op(*arrays).dtype == dtype
+        with region(of):
+            assert op(*arrays).dtype == dtype
+
+
+@WAYS
+def test_a_region_for_cuda_widens_what_torch_computes_in_float32(
+    name: str, dtype: torch.dtype, of: torch.dtype
+) -> None:
+    shapes = [(x.shape, x.dtype) for x in arguments(name, dtype)]
+    with FakeTensorMode():
+        arrays = [torch.empty(shape, dtype=kind, device="cuda") for shape, kind in shapes]
+        widened(name, arrays, of)
 
 
 def test_a_plan_means_what_it_was_made_for() -> None:
     x = torch.randn(4, 8).bfloat16()
     outside = bc.softmax.plan(x)
     with region():
-        inside = bc.softmax.plan(x)
-        assert inside is not outside
+        assert bc.softmax.plan(x) is outside
+        wide = bc.softmax.plan(x, dtype="float32")
+        assert wide is not outside
         assert outside(x).dtype == torch.bfloat16
         assert outside(x.T.contiguous().T).dtype == torch.bfloat16
-    assert inside(x).dtype == torch.float32
-    assert inside(x.T.contiguous().T).dtype == torch.float32
-    assert inside is bc.softmax.plan(x, dtype="float32")
-    assert outside is bc.softmax.plan(x, dtype="bfloat16")
-    with region():
-        y, plan = bc.softmax.planned(x)
-    assert y.dtype == torch.float32
-    assert plan is inside
+        assert wide(x).dtype == torch.float32
+    assert wide(x.T.contiguous().T).dtype == torch.float32
+    assert wide is bc.softmax.plan(x, dtype="float32")
 
 
 LOSSES = {
@@ -234,8 +255,9 @@ def test_graphs_have_the_region_in_them(within: bool, dtype: torch.dtype) -> Non
             got = run(*given)
         with pytest.raises((RuntimeError, TypeError), match="mse_loss"):
             run(*given)
-    for have, value in zip(got, want, strict=True):
-        assert have.dtype == torch.float32
+    kinds = [dtype, dtype, torch.float32, torch.float32]
+    for have, value, kind in zip(got, want, kinds, strict=True):
+        assert have.dtype == value.dtype == kind
         assert torch.equal(have, value)
     for have, value in zip(torch.autograd.grad(sum(y.sum() for y in got), given), exact,
                            strict=True):  # fmt: skip
@@ -245,20 +267,25 @@ def test_graphs_have_the_region_in_them(within: bool, dtype: torch.dtype) -> Non
 
 def test_the_operator_itself_knows_regions() -> None:
     x = torch.randn(4, 8).bfloat16()
-    bc.softmax(x)
     torch.compile(lambda x: bc.softmax(x), fullgraph=True, backend="aot_eager")(x)
-    op = torch.ops.baracuda.softmax
+    softmax, loss = torch.ops.baracuda.softmax, torch.ops.baracuda.mse_loss
     with region():
-        assert op(x).dtype == torch.float32
-        assert op(x, dtype="bfloat16").dtype == torch.bfloat16
-    assert op(x).dtype == torch.bfloat16
+        assert loss(x, x.float()).dtype == torch.float32
+        assert softmax(x).dtype == torch.bfloat16
+        assert softmax(x, dtype="float32").dtype == torch.float32
+    with pytest.raises(TypeError, match="target: expected bfloat16"):
+        loss(x, x.float())
+    with FakeTensorMode(), regions.region("cuda", "float16"):
+        on_device = torch.empty(4, 8, dtype=torch.bfloat16, device="cuda")
+        assert softmax(on_device).dtype == torch.float32
+        assert softmax(on_device, dtype="bfloat16").dtype == torch.bfloat16
 
 
 def test_modules_follow() -> None:
     x = torch.randn(4, 8).bfloat16()
     with region():
-        assert baracuda.nn.Softmax(-1)(x).dtype == torch.float32
-        assert baracuda.nn.LayerNorm(8)(x).dtype == torch.float32
+        assert baracuda.nn.Softmax(-1)(x).dtype == torch.bfloat16
+        assert baracuda.nn.LayerNorm(8)(x).dtype == torch.bfloat16
         assert baracuda.nn.MSELoss()(x, x.float()).dtype == torch.float32
         assert baracuda.nn.SiLU()(x).dtype == torch.bfloat16
 
@@ -368,6 +395,12 @@ def test_a_scaled_loss_has_finite_gradients_at_the_first_step(loss: str) -> None
 @pytest.mark.parametrize("name", WIDENED)
 def test_kernels_write_wider_results_in_a_region(name: str, dtype: torch.dtype) -> None:
     op, arrays = registry[name], [x.detach().cuda() for x in arguments(name, dtype)]
+    widened(name, arrays, dtype)
+    outside = op.plan(*arrays)
+    with torch.autocast("cuda", dtype=dtype):
+        inside = op.plan(*arrays)
+    assert inside is op.plan(*arrays, dtype="float32")
+    assert outside(*arrays).dtype == dtype
     arrays = [x.requires_grad_() for x in arrays]
     with torch.autocast("cuda", dtype=dtype):
         y, plan = op.planned(*arrays)

@@ -97,7 +97,7 @@ class Op(Generic[P, R]):
             plan = alias = None
         if plan is None or (state is not None and state[0] == "traced"):
             self._signature_check(arrays, {**options, **scalars})
-            if alias is None and (given := unwrapped(arrays)) is not arrays:
+            if alias is None and (given := autocast.settled(self.spec, arrays)) is not arrays:
                 return self(*given, **options, **scalars)
             # Where nothing watches the arrays, no route does.
             route = self._route(arrays) if alias is None or state is not None else None
@@ -221,8 +221,7 @@ class Op(Generic[P, R]):
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**given, **scalars})
-        taken = unwrapped(arrays)
-        taken = autocast.taken(self.spec, taken, autocast.region_of(autocast.state_of(taken)))
+        taken = autocast.settled(self.spec, arrays)
         if check.are_arrays(scalars.values()):
             plan, scalars = self._valued(taken, given, scalars)
         else:

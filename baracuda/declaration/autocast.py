@@ -12,7 +12,7 @@ from typing import Any
 
 from baracuda.declaration.dtypes import name_of
 from baracuda.declaration.spec import OpSpec
-from baracuda.libraries import Array, State, library_of
+from baracuda.libraries import Array, Region, State, library_of, unwrapped
 
 # What a region casts: it leaves float64 alone, as torch does.
 _ELIGIBLE = frozenset({"float16", "bfloat16", "float32"})
@@ -26,12 +26,12 @@ def state_of(arrays: Sequence[Array]) -> State | None:
         return None
 
 
-def region_of(state: State | None) -> str:
-    """The dtype of the region, "" outside of one."""
-    return state[2] if state is not None and len(state) > 2 else ""
+def region_of(state: State | None) -> Region:
+    """The region of a state."""
+    return state[2:] if state is not None else ()
 
 
-def taken(spec: OpSpec, arrays: Sequence[Array], region: str) -> Sequence[Array]:
+def taken(spec: OpSpec, arrays: Sequence[Array], region: Region) -> Sequence[Array]:
     """The arrays as a call takes them: `arrays` themselves where nothing is cast.
 
     Factors of products are cast to the dtype of the region. Beside that only inputs of mixed dtypes
@@ -45,7 +45,7 @@ def taken(spec: OpSpec, arrays: Sequence[Array], region: str) -> Sequence[Array]
         for name, x in pairs
         if x is not None and name not in spec.discrete
     }
-    want = region
+    want, _ = region
     if spec.autocast == "float32":
         own = {d for name, d in dtypes.items() if not spec.role(name).wide}
         if len(own) == 1 and {*dtypes.values()} <= own | {"float32"}:
@@ -58,15 +58,23 @@ def taken(spec: OpSpec, arrays: Sequence[Array], region: str) -> Sequence[Array]
     return tuple([astype(x, kind) if dtypes.get(n, want) != want else x for n, x in pairs])
 
 
+def settled(spec: OpSpec, arrays: Sequence[Array]) -> Sequence[Array]:
+    """The arrays of a call of which nothing is known: unwrapped, and as the region takes them."""
+    plain = unwrapped(arrays)
+    return taken(spec, plain, region_of(state_of(plain)))
+
+
 def chosen(
     spec: OpSpec, dtype: str, options: Mapping[str, Any], state: State | None = None
 ) -> dict[str, str]:
     """The options that name the dtype of a result, where the call leaves that open.
 
-    They name one in every plan: float32 within a region, else `dtype`, that of the primal.
+    They name one in every plan: `dtype`, that of the primal, or float32 within a region. On a CPU
+    torch leaves softmax and norms as narrow as they are, and so does this.
     """
     if spec.adjoint_of is not None:
         return {}
-    wide = region_of(state) and spec.autocast == "float32" and dtype in _ELIGIBLE
+    _, device = region_of(state) or ("", "cpu")
+    wide = device != "cpu" and spec.autocast == "float32" and dtype in _ELIGIBLE
     names = [r.chosen for r in spec.roles.values() if r.chosen and options[r.chosen] is None]
     return dict.fromkeys(names, "float32" if wide else dtype)

@@ -32,7 +32,10 @@ TRACED = "traced"
 
 
 State: TypeAlias = tuple[Any, ...]
-"""Mode (see `Problem`) of arrays, global determinism; within an autocast region also its dtype."""
+"""Mode (see `Problem`) of arrays, global determinism; within an autocast region also that."""
+
+Region: TypeAlias = tuple[str, ...]
+"""The dtype of an autocast region and the kind of device that it is for; nothing outside of one."""
 
 
 class Facts(NamedTuple):

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from baracuda.declaration.dtypes import name_of
 from baracuda.layouts import Shape
-from baracuda.libraries import Array, Facts, Library, State, adopt, alignment, near
+from baracuda.libraries import Array, Facts, Library, Region, State, adopt, alignment, near
 
 _any_autocast = torch._C._is_any_autocast_enabled
 _AS_IT_IS = nullcontext()
@@ -79,7 +79,7 @@ class Torch(Library):
             mode = "autograd"
         deterministic = _deterministic()
         if _any_autocast() and (region := region_of(arrays)):
-            return mode, deterministic, region
+            return mode, deterministic, *region
         return (mode, deterministic) if mode or deterministic else None
 
     def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
@@ -107,7 +107,7 @@ class Torch(Library):
 
         if state is not None and state[2:]:
             # The guards tell regions of a device from what is outside, and not their dtypes.
-            region = state[2]
+            region = state[2:]
             return lambda others: fits(others) and region_of(others) == region
         if matters and not watched:
             unwatched = self.matcher([x.detach() for x in arrays])
@@ -254,14 +254,14 @@ class Torch(Library):
         return out
 
 
-def region_of(arrays: Sequence[Array]) -> str:
-    """The dtype of the autocast region for the device of the arrays, "" outside of one."""
+def region_of(arrays: Sequence[Array]) -> Region:
+    """The autocast region for the device of the arrays."""
     device = getattr(arrays[0], "device", None) if arrays else None
     kind = device.type if isinstance(device, torch.device) else ""
     if not kind or not torch.amp.is_autocast_available(kind):
-        return ""
+        return ()
     enabled = torch.is_autocast_enabled(kind)
-    return name_of(torch.get_autocast_dtype(kind)) if enabled else ""
+    return (name_of(torch.get_autocast_dtype(kind)), kind) if enabled else ()
 
 
 def is_batch(x: Any) -> bool:

@@ -101,7 +101,7 @@ class RMSNorm(Namesake, torch.nn.RMSNorm):
     Notes
     -----
     x is a tensor of shape [*b, *normalized_shape], the weight one of normalized_shape. The result
-    has the shape and dtype of x, float32 in an autocast region. Bit-stable.
+    has the shape and dtype of x, float32 in an autocast region for CUDA. Bit-stable.
 
     Examples
     --------

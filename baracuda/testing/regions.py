@@ -21,8 +21,7 @@ from baracuda.declaration import autocast
 from baracuda.declaration.dispatch import DEFAULT
 from baracuda.declaration.dtypes import name_of, named
 from baracuda.declaration.spec import OpSpec
-from baracuda.errors import ArgumentTypeError
-from baracuda.libraries import library
+from baracuda.libraries import Region, library
 from baracuda.testing.cases import draw, options_of, to_library, tried
 
 NARROW = ("bfloat16", "float16")
@@ -66,16 +65,16 @@ def region(kind: str, dtype: str) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def ours(spec: OpSpec, dtype: str, of: str = "", parameters: str = "") -> list[str]:
-    """The dtypes of the results of an op on arrays of `dtype`, within a region of dtype `of`.
+def ours(spec: OpSpec, dtype: str, region: Region = (), parameters: str = "") -> list[str]:
+    """The dtypes of the results of an op on arrays of `dtype`, within a region.
 
     Parameters of norms may have another dtype.
     """
     arrays = _arrays(spec, dtype, parameters)
-    state = ("", False, of) if of else None
+    state = ("", False, *region)
     case, _ = _tried(spec)
     options = {k: v for k, v in options_of(spec, case).items() if k in spec.options}
-    taken = autocast.taken(spec, arrays, of)
+    taken = autocast.taken(spec, arrays, region)
     problem = check.problem(spec, taken, options, DEFAULT, known=[state])
     return [x.dtype for x in problem.outputs]
 
@@ -146,8 +145,10 @@ def row(spec: OpSpec) -> list[str]:
 
     cells = []
     for dtype in (*NARROW, "float32"):
-        within = {said(_or_error(spec, dtype, of)) for of in NARROW}
-        cells.append(f"{said(ours(spec, dtype))} → {' or '.join(sorted(within))}")
+        within = [said(ours(spec, dtype, (of, kind))) for kind in KINDS for of in NARROW]
+        cpu, cuda = (" or ".join(dict.fromkeys(within[i : i + 2])) for i in (0, 2))
+        both = cuda if cpu == cuda else f"{cuda}, {cpu} on a CPU"
+        cells.append(f"{said(ours(spec, dtype))} → {both}")
     for kind in KINDS:
         found = [
             "/".join(sorted({_short(torchs(spec, dtype, kind, of)) for of in NARROW}))
@@ -157,13 +158,6 @@ def row(spec: OpSpec) -> list[str]:
     return cells
 
 
-def _or_error(spec: OpSpec, dtype: str, of: str) -> list[str]:
-    try:
-        return ours(spec, dtype, of)
-    except ArgumentTypeError:
-        return []
-
-
 def _short(name: str) -> str:
     return named(name).short if name not in ("", "–") else name
 
@@ -171,11 +165,11 @@ def _short(name: str) -> str:
 HEAD = ("op", "in a region", "of bf16", "of f16", "of f32", "torch on a CPU", "torch on CUDA")
 NOTE = (
     "Results of ops on float16 (f16), bfloat16 (bf16) and float32 (f32) inputs: the dtype outside "
-    "of a `torch.autocast` region, an arrow, and the dtype within. Ours are the same on every "
-    "device, and in regions of float16 and bfloat16. The last two columns are results of torch's "
-    "function within a region, of the three inputs in that order. Two dtypes with a stroke are "
-    "those of the two regions, – is a function that torch refuses there. Parameters of norms are "
-    "float32 for torch. [Autocast](../autocast.md) says why rows differ."
+    "of a `torch.autocast` region, an arrow, and the dtype within; that on a CPU too where it is "
+    "another. Ours are the same in regions of float16 and bfloat16. The last two columns are "
+    "results of torch's function within a region, of the three inputs in that order. Two dtypes "
+    "with a stroke are those of the two regions, – is a function that torch refuses there. "
+    "Parameters of norms are float32 for torch. [Autocast](../autocast.md) says why rows differ."
 )
 
 

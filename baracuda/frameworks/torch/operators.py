@@ -116,7 +116,7 @@ def _in_region(op: Op[Any, Any], kind: str, *arrays: Array, **keywords: Any) -> 
     spec, region = op.spec, region_of(arrays)
     arrays = tuple(autocast.taken(spec, arrays, region))
     more = autocast.chosen(
-        spec, name_of(arrays[0].dtype), {**spec.defaults, **keywords}, ("", False, region)
+        spec, name_of(arrays[0].dtype), {**spec.defaults, **keywords}, ("", False, *region)
     )
     with torch.autocast(kind, enabled=False):
         return getattr(torch.ops.baracuda, spec.name)(*arrays, **{**keywords, **more})
