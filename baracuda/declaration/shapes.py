@@ -136,6 +136,9 @@ class Signature:
     derived: tuple[str, ...] = ()
     condition: Condition | None = None
 
+    def __hash__(self) -> int:
+        return hash(self.text)
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The arrays that this form takes."""
