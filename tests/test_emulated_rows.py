@@ -176,7 +176,9 @@ def kept_trials(op: str, dtype: str, mixed: Mixed = (), **options: Any) -> Itera
 def streamed_trials(op: str, dtype: str, mixed: Mixed = (), **options: Any) -> Iterator[Trial]:
     """Rows that come in bulk, more of a block than it has places for, of one block and of more."""
     form = registry[op].spec.signatures[-1]
-    for parts, slots, held in ((1, 2, 4), (1, 3, 2), (2, 3, 4), (8, 2, 4)):
+    # What is mixed is cut as what is not.
+    most = 8 if lanes.FULL or not mixed else 2
+    for parts, slots, held in ((1, 2, 4), (1, 3, 2), (2, 3, 4), (most, 2, 4)):
         size = named("float32" if {"residual", "cotangent"} & {*mixed} else dtype).itemsize
         n = parts * 64 * held * 16 // size
         shapes = {p.name: p.shape({"b": (2, 13), "n": n}) for p in form.inputs}

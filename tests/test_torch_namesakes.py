@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import baracuda as bc
+from baracuda.backends.torch import rows
 from baracuda.backends.torch.namesakes import NAMESAKES
 from baracuda.calls.op import registry
 from baracuda.testing.cases import many
@@ -206,3 +207,38 @@ def test_a_softplus_of_any_threshold_has_finite_slopes(
     same(bc.softplus(x, threshold=threshold), x.clamp(0) + torch.log1p(torch.exp(-x.abs())),
          1e-6 * one)  # fmt: skip
     same(bc.softplus_backward(one, x, threshold=threshold), torch.sigmoid(x), 1e-6 * one)
+
+
+@pytest.mark.parametrize("shape", [(7, 9, 16), (130, 3), (1, 400), (400,)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_in_blocks_are_rows_at_once(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    kind = getattr(torch, dtype)
+    dy, x = torch.randn(2, *shape, dtype=kind)
+    weight, bias = torch.randn(2, shape[-1], dtype=kind)
+
+    apart = torch.stack([x, x], -1)[..., 0]
+
+    def every() -> list[torch.Tensor]:
+        forward, backward = bc.layer_norm, bc.layer_norm_backward
+        given = torch.full_like(x, torch.nan)
+        forward.plan(x, weight, bias)(x, weight, bias, out=given)
+        return [
+            forward(x), forward(x, weight, bias), given, forward(apart, weight),
+            backward(dy, x), *backward(dy, x, weight),
+        ]  # fmt: skip
+
+    calls = list[object]()
+    whole, norm = every(), rows._layer_norm
+    monkeypatch.setattr(rows, "_BLOCK", 32)
+    monkeypatch.setattr(rows, "_layer_norm", lambda *some: calls.append(some) or norm(*some))
+    *cut, dw, db = every()
+    for have, want in zip(cut, whole[:-2], strict=True):
+        assert torch.equal(have, want)
+    many = x.numel() // shape[-1]
+    for have, want in zip((dw, db), whole[-2:], strict=True):
+        room = 4 * torch.finfo(kind).eps * many**0.5 * max(1.0, float(want.abs().max()))
+        assert torch.all((have - want).abs() <= room)
+    assert len(calls) == 6 * -(-many // max(32 // shape[-1], 1))

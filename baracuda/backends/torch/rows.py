@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -73,11 +74,46 @@ def _centred(x: Array) -> Array:
     return x if x.itemsize == 2 else x - x.mean(-1, keepdim=True)
 
 
+# Elements of a block of rows: its temporaries stay in a cache of 2 MiB and are not new memory.
+_BLOCK = 1 << 18
+
+
+def _in_blocks(count: int) -> Callable[[Serve], Serve]:
+    """Serve many rows of the first `count` arrays block by block.
+
+    What is returned beside rows are sums over rows, which are added in the blocks' order.
+    """
+
+    def decorate(serve: Serve) -> Serve:
+        def served(*arrays: Any, **options: Any) -> Any:
+            x = arrays[0]
+            # Of 16 bits nothing is made that is as long as they are.
+            if x.numel() <= 8 * _BLOCK or x.itemsize == 2:
+                return serve(*arrays, **options)
+            n, y = x.shape[-1], x.new_empty(x.shape)
+            few = max(_BLOCK // n, 1)
+            given = [a.reshape(-1, n).split(few) for a in (*arrays[:count], y)]
+            sums = []
+            for *block, part in zip(*given, strict=True):
+                result = serve(*block, *arrays[count:], **options)
+                rows, *others = result if type(result) is tuple else (result,)
+                part.copy_(rows)
+                sums.append(others)
+            totals = [torch.stack(parts).sum(0) for parts in zip(*sums, strict=True)]
+            return (y, *totals) if totals else y
+
+        return served
+
+    return decorate
+
+
+@_in_blocks(1)
 def layer_norm(x: Array, weight: Any = None, bias: Any = None, /, *, eps: float) -> Any:
     """The norm of the last axis."""
     return _layer_norm(_centred(x), x.shape[-1:], weight, bias, eps)[0]
 
 
+@_in_blocks(2)
 def layer_norm_backward(dy: Array, x: Array, weight: Any = None, /, *, eps: float) -> Any:
     """Its gradient, from statistics that are made again."""
     x, shape = _centred(x), x.shape[-1:]
