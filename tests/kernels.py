@@ -166,6 +166,12 @@ SOFTMAX = tuple(
         (1 << 15, (64,), False),
     )
 )
+# The same without a diagonal, and with results that keep the axis or not.
+LOGSUMEXP = tuple(
+    Case(case.axes, axis=2, keepdims=len(case.axes["c"]) > 0)
+    for case in SOFTMAX
+    if not case.options["causal"]
+)
 # Channels of many elements, side by side, and one of all, at any width; more than 32 bits count.
 PRELU = tuple(
     Case({"n": n, "c": c, "s": s})
@@ -189,6 +195,7 @@ CASES = {
     "norm": NORM,
     "channel_norm": CHANNEL_NORM,
     "softmax": SOFTMAX,
+    "logsumexp": LOGSUMEXP,
     "prelu": PRELU,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
@@ -46,7 +47,8 @@ NORMS = [name for name, op in registry.items() if op.spec.category == "norm"]
 # One column and two, one sum and two.
 MIXED = ["layer_norm", "rms_norm_backward", "layer_norm_backward", "add_layer_norm",
          "add_rms_norm_backward", "add_layer_norm_backward"]  # fmt: skip
-SOFTMAXES = [name for name, op in registry.items() if op.spec.category == "softmax"]
+SOFTMAXES = ["softmax", "softmax_backward", "log_softmax", "log_softmax_backward"]
+LOGSUMEXPS = ["logsumexp", "logsumexp_backward"]
 
 
 class Trial(NamedTuple):
@@ -249,6 +251,46 @@ def wide_trials(op: str, dtype: str) -> Iterator[Trial]:
         yield trial(op, dict.fromkeys(shapes, (3, 40, 8)), dtype, axis=1, **options)
 
 
+def logsumexp_trials(op: str, dtype: str) -> Iterator[Trial]:
+    """Rows in every way of sharing them, then columns; the axis is kept or not."""
+    spec = registry[op].spec
+    back = spec.accumulates
+    wide: Mixed = ("cotangent",) if back else ()
+    more: dict[str, Any] = {} if back else {"dtype": named(dtype).accumulate}
+    usual = [((3, 5) if n < 100 else (1, 3) if n < 5000 else (2,), n, ()) for n in LENGTHS[dtype]]
+    beside = [((3,), 40, (64,)), ((), 33, (7,)), ((2,), 700, (9,)), ((), 8200, (2, 4))]
+    for number, (b, n, c) in enumerate([*usual, *beside, ((3,), 5, (9, 2))]):
+        options = {"axis": len(b), "keepdims": number % 2 == 1}
+        form = next(f for f in spec.signatures if f.allowed(options))
+        axes: Any = {"b": b, "n": n, "c": c, "one": 1}
+        shapes = {p.name: p.shape(axes) for p in form.inputs}
+        hows = ["dense", *["odd"] * (c != ()), *["padded", "odd", "stepped"] * (n in (64, 300))]
+        hows = hows if c != (9, 2) else ["stepped"]
+        yield from (trial(op, shapes, dtype, how, **options) for how in hows)
+        if dtype != "float64" and n in (64, 1000, 40, 33):
+            yield trial(op, shapes, dtype, mixed=wide, **options, **more)
+        if back:
+            yield trial(op, shapes, dtype, add=True, **options)
+    # Some rows hold a NaN, infinities, or nothing but -inf; some have no elements.
+    for b, n, c in (((2, 3), 80, ()), ((2,), 9, (5,)), ((2,), 0, ()), ((2,), 0, (3,))):
+        form = spec.signatures[0]
+        shapes = {p.name: p.shape({"b": b, "n": n, "c": c}) for p in form.inputs}
+        yield edged(trial(op, shapes, dtype, axis=len(b)))
+
+
+def edged(one: Trial) -> Trial:
+    """With rows that hold a NaN, an infinity, both infinities, a NaN beside one, or only -inf."""
+    x = one.arrays[-1]
+    axis = one.call.problem.options["axis"]
+    if x is not None and x.size:
+        rows = np.moveaxis(x, axis, -1)
+        flat = [rows[at] for at in np.ndindex(rows.shape[:-1])]
+        flat[0][3], flat[1][5], flat[4][:] = np.nan, np.inf, -np.inf
+        flat[2][1:3] = np.inf, -np.inf
+        flat[3][4:6] = np.inf, np.nan
+    return one
+
+
 @cache
 def trials(category: str, dtype: str) -> tuple[Trial, ...]:
     every, of = {
@@ -256,6 +298,7 @@ def trials(category: str, dtype: str) -> tuple[Trial, ...]:
         "mixed norm": (NORMS if lanes.FULL else MIXED, mixed_trials),
         "softmax": (SOFTMAXES, softmax_trials),
         "wide softmax": (SOFTMAXES, wide_trials),
+        "logsumexp": (LOGSUMEXPS, logsumexp_trials),
         "wide norm": (["rms_norm", "layer_norm"], wide_trials),
     }[category]
     return tuple(one for op in every for one in of(op, dtype))
@@ -308,13 +351,14 @@ def computed(one: Trial, compiled: tuple[Entry, ...], seed: int) -> list[Array]:
     ("category", "dtype"),
     lanes.cases(
         [
-            *itertools.product(("norm", "softmax"), DTYPES),
+            *itertools.product(("norm", "softmax", "logsumexp"), DTYPES),
             ("mixed norm", "bfloat16"),
             *itertools.product(("wide softmax", "wide norm"), ("bfloat16", "float16")),
         ],
         {
             ("norm", "float32"),
             ("softmax", "bfloat16"),
+            ("logsumexp", "bfloat16"),
             ("mixed norm", "bfloat16"),
             ("wide softmax", "bfloat16"),
             ("wide norm", "bfloat16"),
@@ -340,7 +384,7 @@ def test_rows_are_the_body_in_any_order_of_threads(category: str, dtype: str) ->
             got = x.astype(np.float64)
             finite = np.isfinite(want)
             assert np.array_equal(got[~finite], want[~finite], equal_nan=True), one.label
-            rows = len(one.arrays[0].reshape(-1, one.arrays[0].shape[-1]))
+            rows = math.prod(one.arrays[0].shape[:-1])
             got, want = got[finite], want[finite]
             size = np.max(np.abs(want), initial=pulled(one)) + 0.5 * one.call.add
             most = kind.eps * (0.51 if kind.accumulate != out.dtype else 1) * np.abs(want)

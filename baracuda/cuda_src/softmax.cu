@@ -1,31 +1,39 @@
-// Softmax of rows, its logarithm, and the gradients of both from the results.
+// Softmax of rows, its logarithm, and the gradients of both from the results; the logarithm of the
+// sum of exponentials, and its gradient from the rows.
 #include "common/columns.cuh"
 #include "common/rows.cuh"
 
 namespace baracuda {
 
+// What elements are multiplied by: a run-time value, or nothing.
+struct Scaled {
+  f64 scale;
+};
+struct Unscaled {
+  static constexpr f64 scale = 1;
+};
+
 // The largest element that is kept, halved and with the sign of the scale, and the sum of the
 // exponentials of all beside it. What is subtracted is no product: its rounding would be as large
 // as the exponents of large elements. Halves, for a difference of two does not overflow.
 // A logarithm takes twice() as well: from it the rate is made, for which there is no register else.
-template <class A, bool LOGARITHM> struct Exponentials {
+template <class A, bool LOGARITHM, class SCALE = Scaled> struct Exponentials : SCALE {
   static constexpr int loads = 1, inputs = 1, columns = 0, outputs = 1, sums = 0, stages = ONCE;
   using State = Several<A, 2>;
   struct Known {
     A most, sum;
   };
-  f64 scale;
 
   HD A half() const {
-    const A factor = A(scale);
+    const A factor = A(this->scale);
     return factor > 0 ? A(0.5) : factor < 0 ? A(-0.5) : factor;
   }
-  HD A twice() const { return 2 * magnitude(A(scale)); }
+  HD A twice() const { return 2 * magnitude(A(this->scale)); }
   // e^(twice() d) is `power` of d times this: not 0, which -inf may be multiplied by.
   HD A rate() const {
     constexpr A unit = sizeof(A) == 4 ? A(LOG2_E) : A(1);
     if constexpr (LOGARITHM) return twice() == 0 ? A(1) : twice() * unit;
-    const A rate = magnitude(A(scale)) * (2 * unit);
+    const A rate = magnitude(A(this->scale)) * (2 * unit);
     return rate == 0 ? A(1) : rate;
   }
   static HD f32 power(f32 x) { return exponential2(x); }
@@ -92,6 +100,44 @@ template <class A, int> struct LogSoftmax : Exponentials<A, true> {
     UNROLL for (int i = 0; i < N; ++i) {
       const A d = fused(fused(x[0][i], factor, -known.most), rate, -log);
       y[0][i] = keep >> i & 1 ? d : this->nothing();
+    }
+  }
+};
+
+// A row has one result, as a loss does, and its cotangent. The largest is not replaced where it is
+// infinite: then it is the result.
+template <class A> struct SumOfExponentials : Exponentials<A, true, Unscaled> {
+  static constexpr bool labelled = false;
+  using typename Exponentials<A, true, Unscaled>::State;
+  using typename Exponentials<A, true, Unscaled>::Known;
+  template <int S> HD void settle(const State& s, A, Known& known) const {
+    known.most = s.at[0];
+    known.sum = s.at[1];
+  }
+};
+
+template <class A, int> struct LogSumExp : SumOfExponentials<A> {
+  using typename SumOfExponentials<A>::Known;
+  static constexpr int outputs = 0;
+  HD A cost(const Known& known, i64) const {
+    const bool infinite = known.most == A(infinity());
+    return infinite ? known.most : fused(this->twice(), known.most, logarithm(known.sum));
+  }
+};
+
+template <class A, int> struct LogSumExpBackward : SumOfExponentials<A> {
+  using typename SumOfExponentials<A>::Known;
+  // From then on `sum` is what exponentials are multiplied by. Beside inf all others are 0, and
+  // their sum is NaN.
+  HD void pull(Known& known, i64, A dout) const {
+    known.sum = known.most == A(infinity()) ? dout : dout / known.sum;
+  }
+  template <int N>
+  HD void finish(
+      const Known& known, const A (&x)[1][N], const A (&)[1][N], u32, A (&y)[1][N]) const {
+    const A factor = this->half(), rate = this->rate();
+    UNROLL for (int i = 0; i < N; ++i) {
+      y[0][i] = this->power(fused(x[0][i], factor, -known.most) * rate) * known.sum;
     }
   }
 };

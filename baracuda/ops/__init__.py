@@ -15,6 +15,7 @@ from baracuda.ops.exponential_units import *
 from baracuda.ops.gated import *
 from baracuda.ops.indexing import *
 from baracuda.ops.linear_cross_entropy import *
+from baracuda.ops.logsumexp import *
 from baracuda.ops.loss import *
 from baracuda.ops.nll_loss import *
 from baracuda.ops.norm import *

@@ -12,6 +12,7 @@ from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.geometry import View
 from baracuda.declaration.dtypes import named
 from baracuda.declaration.roles import Kind
+from baracuda.declaration.shapes import Pattern
 from baracuda.declaration.spec import Operand, OpSpec, Problem
 from baracuda.layouts import Shape
 
@@ -241,11 +242,16 @@ class Call(NamedTuple):
         return "".join(f", {kind}" for kind in self.column_tags)
 
     @property
+    def row(self) -> Pattern:
+        """The input that has whole rows: of those with the most axes the one that has the axis."""
+        inputs = self.problem.signature.inputs
+        return max(inputs, key=lambda p: (len(p.names), p.marker is not None))
+
+    @property
     def row_arrays(self) -> tuple[Operand, ...]:
         """The inputs and outputs that have whole rows, but for a mask."""
         problem = self.problem
-        form, discrete = problem.signature, problem.spec.discrete
-        row = max([p.names for p in form.inputs], key=len)
+        form, discrete, row = problem.signature, problem.spec.discrete, self.row.names
         whole = {p.name for p in (*form.inputs, *form.outputs) if p.names == row} - discrete
         return tuple([x for x in (*problem.given, *problem.outputs) if x.name in whole])
 

@@ -3,7 +3,8 @@
 // Neighbouring threads own vectors of neighbouring columns, 2^log_lanes of them in a block; the
 // axis is split over the block's rows of threads, whose states are joined on chip. A thread holds
 // HELD elements of a column, or reads them AGAIN. Functors are those of common/rows.cuh with one
-// stage, that leave nothing out and share nothing between rows.
+// stage, that leave nothing out and share nothing between rows. Of columns that are LOSSES each has
+// a result, or its cotangent.
 #pragma once
 #include "index.cuh"
 #include "reduce.cuh"
@@ -12,19 +13,31 @@
 
 namespace baracuda {
 
-template <class F, class T, int HELD, int WIDTH, bool AGAIN, bool ADD> struct Columns {
+// What columns with one result each have: where these lie, and whether in the accumulate type.
+template <bool> struct EachColumn {};
+template <> struct EachColumn<true> {
+  void* costs;
+};
+template <bool> struct ColumnsTogether {};
+template <> struct ColumnsTogether<true> {
+  u32 wide_loss, pad;
+};
+
+template <class F, class T, int HELD, int WIDTH, bool AGAIN, bool ADD, bool LOSSES = false>
+struct Columns {
   using A = Acc<T>;
   using State = typename F::State;
   using Known = typename F::Known;
-  static constexpr int IN = F::inputs, OUT = F::outputs, K = IN + OUT;
+  static constexpr int IN = F::inputs, OUT = F::outputs, K = IN + OUT, WALKED = K + LOSSES;
+  static constexpr bool COSTS = LOSSES && OUT == 0;
   static constexpr int RESIDENT = 1;
   static_assert(F::stages == ONCE && F::loads == IN && !F::columns && !F::sums, "see above");
 
-  struct Args : Operands<T, IN, OUT>, F {
+  struct Args : Operands<T, IN, OUT>, EachColumn<LOSSES>, F, ColumnsTogether<LOSSES> {
     i64 step[K];  // along the axis
     i32 n, inner, log_lanes, pad;
     Extent<u32> tiles;  // blocks beside each other
-    Walk<0, K, i64> walk;
+    Walk<0, WALKED, i64> walk;
   };
 
   struct Chunk {
@@ -33,7 +46,7 @@ template <class F, class T, int HELD, int WIDTH, bool AGAIN, bool ADD> struct Co
 
   // The elements first, first + rows, ...; `end` is that of the axis, 0 where there is no column.
   static DEVICE void fetch(
-      const Args& args, const i64 (&at)[K], i32 first, i32 rows, i32 end, Chunk& chunk) {
+      const Args& args, const i64 (&at)[WALKED], i32 first, i32 rows, i32 end, Chunk& chunk) {
     UNROLL for (int h = 0; h < HELD; ++h) {
       const i32 e = first + h * rows;
       UNROLL for (int k = 0; k < IN; ++k) {
@@ -56,7 +69,7 @@ template <class F, class T, int HELD, int WIDTH, bool AGAIN, bool ADD> struct Co
   }
 
   static DEVICE void finish(
-      const Args& args, const i64 (&at)[K], i32 first, i32 rows, i32 end, const Chunk& chunk,
+      const Args& args, const i64 (&at)[WALKED], i32 first, i32 rows, i32 end, const Chunk& chunk,
       const Known* known) {
     const F& f = args;
     UNROLL for (int h = 0; h < HELD; ++h) {
@@ -75,6 +88,14 @@ template <class F, class T, int HELD, int WIDTH, bool AGAIN, bool ADD> struct Co
     }
   }
 
+  // The result of a column, or what its cotangent makes of what is known.
+  static DEVICE void settle_loss(const Args& args, i64 at, Known& known) {
+    const F& f = args;
+    T* const costs = static_cast<T*>(args.costs);
+    if constexpr (COSTS) deliver_one(f.cost(known, 0), costs, at, args.wide_loss);
+    else f.pull(known, 0, widened(costs, at, args.wide_loss));
+  }
+
   static DEVICE void run(const Args& args) {
     const F& f = args;
     const int lanes = 1 << args.log_lanes, rows = int(blockDim.x) >> args.log_lanes;
@@ -83,9 +104,9 @@ template <class F, class T, int HELD, int WIDTH, bool AGAIN, bool ADD> struct Co
     const u32 outer = args.tiles.divide(blockIdx.x);
     const i64 column = (i64(blockIdx.x - outer * args.tiles.size) * lanes + lane) * WIDTH;
     const i32 end = column < args.inner ? args.n : 0;
-    i64 at[K];
+    i64 at[WALKED];
     args.walk.template offsets<1>(i64(outer), at);
-    UNROLL for (int k = 0; k < K; ++k) at[k] += column;
+    UNROLL for (int k = 0; k < WALKED; ++k) at[k] += column;
     const auto join = [&](const State& a, const State& b) { return f.template join<0>(a, b); };
 
     // What each warp found out of each column, and then what is known of it.
@@ -126,12 +147,17 @@ template <class F, class T, int HELD, int WIDTH, bool AGAIN, bool ADD> struct Co
       if (part == 0) {
         Known k{};
         f.template settle<0>(s, A(1) / A(args.n), k);
+        // This thread's own column is the first of the block.
+        if constexpr (LOSSES) {
+          if (column + c < args.inner) settle_loss(args, at[K] + c, k);
+        }
         known[c] = k;
       }
     }
     __syncthreads();
     known += lane * WIDTH;
-    if constexpr (AGAIN) {
+    if constexpr (COSTS) return;
+    else if constexpr (AGAIN) {
       for (i32 e = first; e < end; e += HELD * rows) {
         fetch(args, at, e, rows, end, chunk);
         finish(args, at, e, rows, end, chunk, known);

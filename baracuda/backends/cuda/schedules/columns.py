@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import MOST_DIMS, Packer, View, divisor, merged, wide
+from baracuda.backends.cuda.geometry import MOST_DIMS, Packer, divisor, merged, wide, without
 from baracuda.backends.cuda.launch_plan import WIDEST, Call, Step, Steps, flag
+from baracuda.backends.cuda.schedules.row_operands import Operands
 from baracuda.declaration.backend import Refusal
 
 # common/columns.cuh: lanes of a warp, threads of the largest block, numbers that are known of a
@@ -61,22 +62,26 @@ def _lanes(tuning: Tuning, vectors: int, width: int, nbytes: int, outer: int, mo
     return lanes
 
 
-def plan(call: Call, loads: list[View], outs: list[View], axis: int) -> Steps | None:
+def plan(call: Call, of: Operands) -> Steps | None:
     """One kernel; None where columns do not lie beside each other, or 32 bits do not count them."""
-    shape, views = outs[0].shape, [*loads, *outs]
-    inner_shape, strides = shape[axis + 1 :], [v.strides for v in views]
-    dims = merged(inner_shape, [s[axis + 1 :] for s in strides])
+    loads, axis, views = of.loads, of.axis, [*of.loads, *of.outs]
+    shape, strides = loads[0].shape, [v.strides for v in views]
+    lie = [*[without(s, axis) for s in strides], *[v.strides for v in of.costs]]
+    inner_shape = shape[axis + 1 :]
+    dims = merged(inner_shape, [s[axis:] for s in lie])
     if len(dims) != 1 or any(s != 1 for s in dims[0].strides):
         return None
     n, inner = shape[axis], dims[0].extent
-    if wide(n, inner):
+    # Columns of nothing have a result too, and no thread.
+    if wide(n, inner) or not n:
         return None
-    around = merged(shape[:axis], [s[:axis] for s in strides])
+    around = merged(shape[:axis], [s[:axis] for s in lie])
     if len(around) > MOST_DIMS:
         raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
     steps = [s[axis] for s in strides]
     width, most = WIDEST // call.itemsize, _MOST // (1 + (call.itemsize == 8))
-    if divisor([inner, *steps, *(s for d in around for s in d.strides)], call.elements()) < width:
+    numbers = [inner, *steps, *(s for d in around for s in d.strides[: len(views)])]
+    if divisor(numbers, call.elements()) < width:
         width = 1
     tuning, nbytes = call.facts.tuned(TUNINGS), width * call.itemsize
     held = tuning.elements[len(loads)] // (1 + (call.itemsize == 8))
@@ -90,18 +95,20 @@ def plan(call: Call, loads: list[View], outs: list[View], axis: int) -> Steps | 
     tiles = -(-vectors // lanes)
 
     scalars = call.problem.spec.codes
-    packer = Packer(True).pointers(len(views)).scalars(scalars).add("q", *steps)
-    packer.add("i", n, inner, lanes.bit_length() - 1, 0).extents(tiles, code="I")
-    arguments = packer.walk(around, len(views)).done()
+    front = [(v.slot, 0) for v in (*views, *of.costs)]
+    packer = Packer(True).pointers(len(front)).scalars(scalars)
+    if of.costs:
+        packer.add("I", call.is_wide(of.costs[0].slot), 0)
+    packer.add("q", *steps).add("i", n, inner, lanes.bit_length() - 1, 0)
+    arguments = packer.extents(tiles, code="I").walk(around, len(front)).done()
     schedule = (
         f"Columns<{call.functor}<{call.accumulate}, 0>, {call.type}, {held}, {width}, "
-        f"{flag(again)}, {flag(call.add)}>"
+        f"{flag(again)}, {flag(call.add)}{', true' * len(of.costs)}>"
     )
     tags = ("columns", f"v{width}", *["again"] * again, *["add"] * call.add)
     bound = tuning.threads_again if again else most
     entry = call.entry(schedule, len(arguments), *tags, threads=bound)
     # What is known of a column takes no more than what a thread finds out.
     room = (threads // _WARP + 1) * lanes * width * _STATE * (8 if call.itemsize == 8 else 4)
-    front = [(v.slot, 0) for v in views]
     grid = outer * tiles, 1
     return Steps((Step(entry, grid, arguments, front, scalars, room, threads),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import View
+from baracuda.backends.cuda.geometry import View, without
 from baracuda.backends.cuda.launch_plan import Call
 
 
@@ -18,8 +18,8 @@ class Operands(NamedTuple):
         Along which rows lie.
     loads, columns, masks, outs, sums : list of View
     labels, costs : sequence of View
-        Of rows that are losses: an integer of each, where there is one, and the loss or its
-        cotangent.
+        Of rows with one result each, as losses: an integer of each, where there is one, and the
+        result or its cotangent. Neither has the axis.
     reduced : bool
         There is one loss of all.
     """
@@ -39,30 +39,43 @@ class Operands(NamedTuple):
         """Whether blocks leave sums of losses."""
         return self.reduced and not self.outs
 
+    @property
+    def pulls(self) -> bool:
+        """Whether it is the gradient of losses of several rows."""
+        return bool(self.costs and self.outs) and len(self.loads) > 1
+
 
 def operands(call: Call) -> Operands:
     """Which array is what."""
     problem = call.problem
     form, hides, integers = problem.signature, problem.spec.masks, problem.spec.integers
-    row = max(form.inputs, key=lambda p: len(p.names))
+    row = call.row
     along = {t.name for t in row.terms if not t.group}
     whole = [p for p in form.inputs if p.names == row.names and p.name not in hides]
     others = [p for p in form.inputs if p not in whole and p.name not in hides]
     outs = [(call.out(i), p.names) for i, p in enumerate(form.outputs)]
     each = [p for p in others if not p.names & along]
     loads = [call.view(p.name) for p in whole]
+    rank = len(loads[0].shape)
+    axis = problem.options.get("axis", -1) % rank
+    costs = [call.view(p.name) for p in each if p.name not in integers]
+    costs += [x for x, names in outs if not names & along]
     return Operands(
-        problem.options.get("axis", -1) % len(loads[0].shape),
+        axis,
         loads,
         [call.view(p.name) for p in others if p not in each],
         [call.view(p.name) for p in form.inputs if p.name in hides],
         [x for x, names in outs if names == row.names],
         [x for x, names in outs if names & along and names != row.names],
         [call.view(p.name) for p in each if p.name in integers],
-        [*[call.view(p.name) for p in each if p.name not in integers],
-         *[x for x, names in outs if not names & along]],
+        [_less(x, axis) if len(x.shape) == rank else x for x in costs],
         problem.options.get("reduction", "none") != "none",
-    )  # fmt: skip
+    )
+
+
+def _less(x: View, axis: int) -> View:
+    """A view without an axis of extent 1."""
+    return x._replace(shape=without(x.shape, axis), strides=without(x.strides, axis))
 
 
 class Kind(NamedTuple):

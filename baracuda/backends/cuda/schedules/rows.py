@@ -57,7 +57,7 @@ class Tuning(NamedTuple):
         and beside a mask, which take more registers.
     short_row, vectors_short : int
         Elements of a row up to which a thread holds fewer vectors, and how many. Rows whose one
-        array is all there is to read keep theirs. Gradients of losses have as few.
+        array is all there is to read keep theirs. Gradients of losses of several have as few.
     vectors_reread : int
         Vectors of a thread in 16-bit rows that a block reads twice, of one array and at most one
         column.
@@ -165,7 +165,7 @@ def _vectors(call: Call, of: Operands, n: int) -> int:
     """Fewer for rows of `n` elements that are short, and for gradients of losses."""
     tuning, held = call.facts.tuned(TUNINGS), holds(call, of)
     if of.costs:
-        few = bool(of.outs) or n < held * WIDEST // call.itemsize * tuning.loss_lanes
+        few = of.pulls or n < held * WIDEST // call.itemsize * tuning.loss_lanes
     else:
         few = n <= tuning.short_row and len(of.loads) + len(of.columns) > 1 and not of.sums
     return min(held, tuning.vectors_short) if few else held
@@ -181,7 +181,7 @@ def plan(call: Call) -> Steps:
     if of.costs and call.mixed_rows:
         raise Refusal("has no kernel for losses of rows that are wider than the primal")
     if of.axis < len(shape) - 1 and not (of.masks or of.columns or call.mixed_rows):
-        beside = columns.plan(call, of.loads, of.outs, of.axis)
+        beside = columns.plan(call, of)
         if beside is not None:
             return beside
     width, most = WIDEST // call.row_size, _MOST
@@ -202,7 +202,7 @@ def plan(call: Call) -> Steps:
         how = shares(n, width, held, min(most, _SINGLE))
     if how.way == "BLOCK" and lie.access != "VECTORS":
         how = how._replace(way="LONG")
-    if how.way == "LANES" and of.costs and of.outs:
+    if how.way == "LANES" and of.pulls:
         how = how._replace(threads=tuning.loss_gradient_threads)
     blocks, shared = -(-rows // how.groups), how.threads * room
     if of.sums:
@@ -212,8 +212,7 @@ def plan(call: Call) -> Steps:
         if kept:
             blocks, together, resident = rows, kept.together, kept.resident
         blocks = min(blocks, together * max(min(resident, few // together), 1))
-    large = of.sums or of.costs
-    least = tuning.prefetch_threads if large else tuning.prefetch_threads_alone
+    least = tuning.prefetch_threads if of.sums else tuning.prefetch_threads_alone
     ahead = _ahead(of, how, blocks, least, tuning.prefetch_rows)
     if of.added:
         # Where a block has a row, as many as are resident at once.
