@@ -212,6 +212,13 @@ def rows():
             lambda x, mask, f=theirs: hidden(f, x, mask)
         )  # fmt: skip
 
+    for axis in (-1, 0, 1):
+        for keep in (False, True):
+            options = {"axis": axis, "keepdims": keep}
+            yield f"logsumexp axis {axis} {keep}", "logsumexp", [x], options, (
+                functools.partial(torch.logsumexp, dim=axis, keepdim=keep)
+            )  # fmt: skip
+
 
 def hidden(act, x, kept):
     """Without what is not kept, in the result too, where its gradient then does not count."""
@@ -242,6 +249,7 @@ SEVERAL = ["swiglu", "geglu apart", "F.glu axis", "reglu first", "geglu tanh", "
            "gather 1", "lp_pool1d even 2 3 None", "lp_pool1d any sign 2.5", "lp_pool2d ceil",
            "max_pool1d", "rope batched", "rope halves", "rms_norm", "layer_norm weight",
            "add_rms_norm", "softmax axis 1", "log_softmax scale", "softmax causal",
+           "logsumexp axis 1 False", "logsumexp axis 0 True",
            "group_norm weight", "instance_norm plain", "batch_norm weight"]  # fmt: skip
 several_rows = pytest.mark.parametrize("row", SEVERAL)
 

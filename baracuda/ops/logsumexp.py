@@ -153,8 +153,10 @@ def logsumexp_backward(
     Notes
     -----
     A row of -inf throughout, or with NaN, has NaN as its gradient. In a row with inf, elements that
-    are inf have NaN, and all others have 0. `torch.logsumexp` has the same gradients. The row is
-    read once and its sum is computed again, in the order of the forward. Bit-stable.
+    are inf have NaN, and all others have 0. `torch.logsumexp` has the same gradients, which torch
+    takes as ``exp(x - out)``. Here a row's exponentials are divided by their sum, so that shares
+    add up to `dout` however large `x` is. The sum is computed again, in the order of the forward.
+    Bit-stable.
 
     Examples
     --------

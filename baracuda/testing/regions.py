@@ -30,6 +30,7 @@ KINDS = ("cpu", "cuda")
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "softmax": lambda f, x, *_: f.softmax(x, -1),
     "log_softmax": lambda f, x, *_: f.log_softmax(x, -1),
+    "logsumexp": lambda f, x, *_: x.logsumexp(-1),
     "layer_norm": lambda f, x, *p: f.layer_norm(x, x.shape[-1:], *p),
     "rms_norm": lambda f, x, *p: f.rms_norm(x, x.shape[-1:], *p),
     "group_norm": lambda f, x, *p: f.group_norm(x, 1, *p),

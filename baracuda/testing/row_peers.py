@@ -184,6 +184,17 @@ def log_softmax_backward(xp: Any, dy: Array, y: Array, *, axis: int = -1) -> Arr
     return dy - xp.exp(y) * xp.sum(dy, axis)[_along(y, axis)]
 
 
+def logsumexp(xp: Any, x: Array, *, axis: int = -1) -> Array:
+    if hasattr(xp, "logsumexp"):
+        return xp.logsumexp(x, axis)
+    most = x.max(axis)
+    return most + xp.log(xp.exp(x - most[_along(x, axis)]).sum(axis))
+
+
+def logsumexp_backward(xp: Any, dout: Array, x: Array, *, axis: int = -1) -> Array:
+    return dout[_along(x, axis)] * softmax(xp, x, axis=axis)
+
+
 def _along(x: Array, axis: int) -> tuple[Any, ...]:
     """Puts back an axis that was summed over."""
     return (*[slice(None)] * (axis % x.ndim), None)
@@ -281,8 +292,8 @@ EXPRESSIONS = (
     rms_norm, rms_norm_backward, layer_norm, layer_norm_backward, add_rms_norm,
     add_rms_norm_backward, add_layer_norm, add_layer_norm_backward, group_norm,
     group_norm_backward, instance_norm, instance_norm_backward, batch_norm, batch_norm_backward,
-    softmax, softmax_backward, log_softmax, log_softmax_backward, cross_entropy,
-    cross_entropy_backward, cross_entropy_with_gradient, soft_target_cross_entropy,
+    softmax, softmax_backward, log_softmax, log_softmax_backward, logsumexp, logsumexp_backward,
+    cross_entropy, cross_entropy_backward, cross_entropy_with_gradient, soft_target_cross_entropy,
     soft_target_cross_entropy_backward, soft_target_cross_entropy_with_gradient, nll_loss,
     nll_loss_backward, linear_cross_entropy, linear_cross_entropy_backward,
     linear_cross_entropy_with_gradient,

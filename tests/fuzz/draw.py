@@ -132,6 +132,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "label_smoothing": (0.0, 0.0, 0.1, 0.5, 1), "z_loss": (0.0, 0.0, 0.01, 0.5),
     "softcap": (0.0, 0.0, 2.0, 30), "eps": (1e-5, 1e-6, 0.5, 1e-3),
     "offset": (0.0, 1.0, 1.0, -0.3), "casting": ("none", "before_weight"),
+    "keepdims": (False, True),
 }  # fmt: skip
 
 
@@ -153,6 +154,10 @@ def _options(rng: Any, spec: OpSpec, form: Signature, dtype: str) -> dict[str, A
                 values = values[::2]
             if name not in spec.defaults or rng.random() < 0.6:
                 out[name] = values[rng.integers(len(values))]
+    condition = form.condition
+    if condition is not None and condition.option in _CHOICES:
+        name = condition.option
+        out[name] = next(v for v in _CHOICES[name] if condition.holds({name: v}))
     return {k: v for k, v in out.items() if k != "reduction" or v != "mean" or rng.random() < 0.7}
 
 

@@ -137,6 +137,21 @@ formula("softmax")(_softmax(torch.softmax, 0.0))
 formula("log_softmax")(_softmax(torch.log_softmax, -math.inf))
 
 
+@formula("logsumexp")
+def logsumexp(t: Any, o: Any) -> Any:
+    return (torch.logsumexp(t["x"], o["axis"], o["keepdims"]),)
+
+
+@formula("logsumexp_backward")
+def logsumexp_backward(t: Any, o: Any) -> Any:
+    """By a softmax, but in rows with inf: torch's exponentials forget the sum beside large `x`."""
+    x, axis = t["x"], o["axis"]
+    dout = t["dout"] if o["keepdims"] else t["dout"].unsqueeze(axis)
+    out = torch.logsumexp(x, axis, keepdim=True)
+    share = torch.where(out == math.inf, (x - out).exp(), torch.softmax(x, axis))
+    return (dout * share,)
+
+
 @formula("softmax_backward")
 def softmax_backward(t: Any, o: Any) -> Any:
     dy, y = t["dy"], t["y"]

@@ -14,6 +14,7 @@ from baracuda.families.reductions import classes
 from baracuda.libraries import Array
 
 _softmax, _log_softmax = function("_softmax"), function("_log_softmax")
+_logsumexp = function("logsumexp")
 _layer_norm, _layer_norm_backward = (
     function("native_layer_norm"), function("native_layer_norm_backward")
 )  # fmt: skip
@@ -64,6 +65,19 @@ def softmax_backward(name: str) -> Serve:
         return new(dy, wide(y), axis, dy.dtype).mul_(scale)
 
     return serve
+
+
+def logsumexp(x: Array, /, *, axis: int, keepdims: bool) -> Any:
+    """The logarithm of the sum of exponentials."""
+    return _logsumexp(x, [axis], keepdims)
+
+
+def logsumexp_backward(dout: Array, x: Array, /, *, axis: int, keepdims: bool) -> Any:
+    """Its gradient, by a softmax; a row with inf is NaN throughout there."""
+    y = _softmax(x, axis, False)
+    if has_nan(y.select(axis, 0)):
+        return None
+    return y.mul_(dout if keepdims else dout.unsqueeze(axis))
 
 
 def _centred(x: Array) -> Array:
