@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -234,6 +235,21 @@ def test_a_layer_that_is_repeated_is_one_function_of_the_program() -> None:
         assert few.count("func.func") == many.count("func.func")
         # A call each, forward and backward, of functions that are there already.
         assert len(many.splitlines()) - len(few.splitlines()) == 5 * calls
+
+
+def test_a_program_without_derivatives_masks_no_logits_for_them() -> None:
+    x = jnp.zeros((3, 5)).at[1].set(jnp.inf)
+    target = jnp.asarray([1, -100, 2])
+    want, slopes = jax.value_and_grad(bc.cross_entropy)(x, target)
+    text = jax.jit(bc.cross_entropy).lower(x, target).as_text()
+    assert "tensor<3x5xf32>" in text
+    assert not re.search(r"select.*tensor<3x5xf32>", text)
+    # What is differentiated does, through the body too.
+    assert jnp.isfinite(want)
+    assert jnp.isfinite(slopes).all()
+    _, along = jax.jvp(lambda x: bc.cross_entropy(x, target), (x,), (jnp.ones_like(x),))
+    assert jnp.isfinite(along)
+    assert jnp.isfinite(jax.hessian(lambda x: bc.cross_entropy(x, target))(x)).all()
 
 
 def test_programs_of_values_that_are_equal_but_not_the_same_are_apart() -> None:

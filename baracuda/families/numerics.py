@@ -10,7 +10,7 @@ from __future__ import annotations
 import decimal
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from itertools import product
@@ -24,16 +24,22 @@ from baracuda.libraries import Array, library_of
 _stored: ContextVar[tuple[str, ...]] = ContextVar("stored", default=())
 _narrow: ContextVar[bool] = ContextVar("narrow", default=False)
 _unread: ContextVar[bool] = ContextVar("unread", default=False)
+_of_values: ContextVar[bool] = ContextVar("of_values", default=False)
 
 
 @contextmanager
-def stored_as(*dtypes: str, primal: str) -> Iterator[None]:
-    """A block in which `stored` rounds to the dtypes of the results; an outer one counts."""
-    token = _stored.set(_stored.get() or (*dtypes, primal))
+def _within(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """A block in which a variable has a value."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _stored.reset(token)
+        variable.reset(token)
+
+
+def stored_as(*dtypes: str, primal: str) -> AbstractContextManager[None]:
+    """A block in which `stored` rounds to the dtypes of the results; an outer one counts."""
+    return _within(_stored, _stored.get() or (*dtypes, primal))
 
 
 PRIMAL = -1
@@ -48,19 +54,24 @@ def stored(x: Array, number: int) -> Array:
     return library.rounded(x, names[number])
 
 
-@contextmanager
-def narrow() -> Iterator[None]:
+def narrow() -> AbstractContextManager[None]:
     """A block in which a composite's results are rounded to their dtypes by whoever runs it."""
-    token = _narrow.set(True)
-    try:
-        yield
-    finally:
-        _narrow.reset(token)
+    return _within(_narrow, True)
 
 
 def are_narrow() -> bool:
     """Whether no sum of a composite is asked for as it is, unrounded."""
     return _narrow.get()
+
+
+def of_values() -> AbstractContextManager[None]:
+    """A block in which bodies are run for their values alone: their derivatives come otherwise."""
+    return _within(_of_values, True)
+
+
+def has_slopes(x: Array) -> bool:
+    """Whether derivatives may be taken through what is done to `x`."""
+    return library_of(x).differentiates and not _of_values.get()
 
 
 def sides(b: Array) -> tuple[Array, Array]:
@@ -286,14 +297,9 @@ def root(total: Array, p: float) -> Array:
     return xp.where(zero, 0, xp.sqrt(safe) if p == 2 else safe ** (1 / p))
 
 
-@contextmanager
-def unread() -> Iterator[None]:
+def unread() -> AbstractContextManager[None]:
     """A block in which a body has one form for all run-time values, as nobody can read them."""
-    token = _unread.set(True)
-    try:
-        yield
-    finally:
-        _unread.reset(token)
+    return _within(_unread, True)
 
 
 def traced(value: object) -> bool:

@@ -39,7 +39,7 @@ from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import OpSpec
 from baracuda.declaration.values import Number, Whole
 from baracuda.errors import type_error
-from baracuda.families.numerics import unread
+from baracuda.families.numerics import of_values, unread
 from baracuda.libraries import Array
 from baracuda.libraries.jax import varies_along
 
@@ -252,7 +252,8 @@ def _differentiable(
     kept = [n for n in names if n in spec.discrete or n in traced] if linear else [*names, *outputs]
 
     def primal(*given: Array) -> tuple[Array, ...]:
-        return call(*given)
+        with of_values():
+            return call(*given)
 
     primal.__name__ = spec.name
     function = jax.custom_jvp(primal)

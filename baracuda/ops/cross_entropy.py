@@ -12,7 +12,7 @@ from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import between, choice, integer, positive
 from baracuda.families.losses import COTANGENT, LOSS
-from baracuda.families.numerics import traced
+from baracuda.families.numerics import has_slopes, traced
 from baracuda.families.reductions import classes, hits, largest, picked
 from baracuda.libraries import A, Array, library_of
 
@@ -88,7 +88,7 @@ def _rows(logits: Array, target: Array, axis: int, ignore_index: int, softcap: f
     xp = library_of(logits).xp
     counts, at = classes(xp.expand_dims(target, axis=axis), logits.shape[axis], ignore_index)
     number = xp.astype(xp.sum(xp.astype(counts, xp.int32)), logits.dtype)
-    if library_of(logits).differentiates:
+    if has_slopes(logits):
         # Infinities in rows that do not count are not to meet a slope of 0.
         logits = xp.where(counts, logits, 0)
     slope: Any = 1
