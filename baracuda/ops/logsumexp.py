@@ -112,6 +112,7 @@ def logsumexp(
     adjoint_of="logsumexp",
     options=_ROWS,
     roles={"dout": roles.cotangent()},
+    hints={"dout": "with keepdims=True dout has the axis, with keepdims=False it does not"},
     kernel=Kernel("softmax.cu", "LogSumExpBackward", schedule="rows"),
 )
 def logsumexp_backward(
