@@ -167,11 +167,8 @@ SOFTMAX = tuple(
     )
 )
 # The same without a diagonal, and with results that keep the axis or not.
-LOGSUMEXP = tuple(
-    Case(case.axes, axis=2, keepdims=len(case.axes["c"]) > 0)
-    for case in SOFTMAX
-    if not case.options["causal"]
-)
+PLAIN = tuple(Case(case.axes, axis=2) for case in SOFTMAX if not case.options["causal"])
+LOGSUMEXP = tuple(Case(c.axes, axis=2, keepdims=len(c.axes["c"]) > 0) for c in PLAIN)
 # Channels of many elements, side by side, and one of all, at any width; more than 32 bits count.
 PRELU = tuple(
     Case({"n": n, "c": c, "s": s})
@@ -196,6 +193,7 @@ CASES = {
     "channel_norm": CHANNEL_NORM,
     "softmax": SOFTMAX,
     "logsumexp": LOGSUMEXP,
+    "l2_normalize": PLAIN,
     "prelu": PRELU,
 }
 

@@ -195,6 +195,13 @@ def rows():
     yield "batch_norm weight", "batch_norm", [x, w], {}, batch_statistics
     yield "batch_norm", "batch_norm", [normal(9, 6) + 100, w, b], {}, batch_statistics
     x = normal(3, 4, n)
+    for axis in (-1, 0, 1):
+        # Some rows are below the largest eps.
+        for eps in (1e-12, 2.5):
+            options = {"axis": axis, "eps": eps}
+            yield f"l2_normalize axis {axis} {eps}", "l2_normalize", [x], options, (
+                functools.partial(F.normalize, dim=axis, eps=eps)
+            )  # fmt: skip
     for name, theirs in (("softmax", F.softmax), ("log_softmax", F.log_softmax)):
         for axis in (-1, 0, 1):
             yield f"{name} axis {axis}", name, [x], {"axis": axis}, (
@@ -249,7 +256,7 @@ SEVERAL = ["swiglu", "geglu apart", "F.glu axis", "reglu first", "geglu tanh", "
            "gather 1", "lp_pool1d even 2 3 None", "lp_pool1d any sign 2.5", "lp_pool2d ceil",
            "max_pool1d", "rope batched", "rope halves", "rms_norm", "layer_norm weight",
            "add_rms_norm", "softmax axis 1", "log_softmax scale", "softmax causal",
-           "logsumexp axis 1 False", "logsumexp axis 0 True",
+           "l2_normalize axis 1 2.5", "logsumexp axis 1 False", "logsumexp axis 0 True",
            "group_norm weight", "instance_norm plain", "batch_norm weight"]  # fmt: skip
 several_rows = pytest.mark.parametrize("row", SEVERAL)
 

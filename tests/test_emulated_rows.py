@@ -43,7 +43,12 @@ LENGTHS = {"float32": (1, 7, 64, 1000, 4096, 20004), "bfloat16": (1, 7, 64, 1000
            "float64": (1, 7, 300, 1000, 5002)}  # fmt: skip
 LENGTHS["float16"] = LENGTHS["bfloat16"]
 SUMMED = {"float32": 5004, "bfloat16": 5008, "float64": 2502}
-NORMS = [name for name, op in registry.items() if op.spec.category == "norm"]
+NORMS = [
+    name
+    for name, op in registry.items()
+    if op.spec.category == "norm" and "axis" not in op.spec.options
+]
+NORMALIZE = ["l2_normalize", "l2_normalize_backward"]
 # One column and two, one sum and two.
 MIXED = ["layer_norm", "rms_norm_backward", "layer_norm_backward", "add_layer_norm",
          "add_rms_norm_backward", "add_layer_norm_backward"]  # fmt: skip
@@ -291,6 +296,35 @@ def edged(one: Trial) -> Trial:
     return one
 
 
+def normalize_trials(op: str, dtype: str) -> Iterator[Trial]:
+    """Rows in every way of sharing them, then columns."""
+    spec = registry[op].spec
+    shapes = [(*((3, 5) if n < 100 else (1, 3) if n < 5000 else (2,)), n) for n in LENGTHS[dtype]]
+    shapes += [(3, 40, 64), (1, 33, 7), (2, 700, 9), (1, 8200, 8), (3, 5, 9)]
+    for shape in shapes:
+        inner = len(shape) == 3 and shape[-1] in (64, 7, 9, 8)
+        axis = 1 if inner else -1
+        each = dict.fromkeys(spec.arrays, shape)
+        hows = ["dense", "odd"] if inner else ["dense"]
+        hows += ["padded", "stepped"] if shape in ((3, 5, 64), (3, 5, 9)) else []
+        yield from (trial(op, each, dtype, how, axis=axis) for how in hows)
+        if spec.accumulates:
+            yield trial(op, each, dtype, add=True, axis=axis)
+    # Rows of zeros, below eps, with a NaN, and with an infinity; beside them, columns of these.
+    for axis in (-1, 0):
+        one = trial(op, dict.fromkeys(spec.arrays, (5, 5)), dtype, axis=axis)
+        x = one.arrays[-1]
+        assert x is not None
+        rows = np.moveaxis(x, axis, -1)
+        rows[0], rows[1], rows[2, 1], rows[3, 2] = (
+            0,
+            rows[1] * np.asarray(1e-6, x.dtype),
+            np.nan,
+            np.inf,
+        )
+        yield one
+
+
 @cache
 def trials(category: str, dtype: str) -> tuple[Trial, ...]:
     every, of = {
@@ -299,6 +333,7 @@ def trials(category: str, dtype: str) -> tuple[Trial, ...]:
         "softmax": (SOFTMAXES, softmax_trials),
         "wide softmax": (SOFTMAXES, wide_trials),
         "logsumexp": (LOGSUMEXPS, logsumexp_trials),
+        "normalize": (NORMALIZE, normalize_trials),
         "wide norm": (["rms_norm", "layer_norm"], wide_trials),
     }[category]
     return tuple(one for op in every for one in of(op, dtype))
@@ -326,6 +361,11 @@ def reference(one: Trial) -> tuple[Array, ...]:
 
 def pulled(one: Trial) -> float:
     """How large what cancels in the gradient of a norm may be."""
+    if one.op == "l2_normalize_backward":
+        dy, x = [np.asarray(a, np.float64) for a in one.arrays]
+        norm = np.sqrt(np.sum(x * x, one.call.problem.options["axis"]))
+        most = np.abs(dy).max() / np.maximum(norm, 1e-5)
+        return float(np.max(most, initial=0.0, where=np.isfinite(most)))
     if not one.op.endswith("norm_backward"):
         return 0.0
     dy, *_, x = [a.astype(np.float64) for a in one.arrays if a is not None and a.ndim > 1]
@@ -351,7 +391,7 @@ def computed(one: Trial, compiled: tuple[Entry, ...], seed: int) -> list[Array]:
     ("category", "dtype"),
     lanes.cases(
         [
-            *itertools.product(("norm", "softmax", "logsumexp"), DTYPES),
+            *itertools.product(("norm", "softmax", "logsumexp", "normalize"), DTYPES),
             ("mixed norm", "bfloat16"),
             *itertools.product(("wide softmax", "wide norm"), ("bfloat16", "float16")),
         ],
@@ -359,6 +399,7 @@ def computed(one: Trial, compiled: tuple[Entry, ...], seed: int) -> list[Array]:
             ("norm", "float32"),
             ("softmax", "bfloat16"),
             ("logsumexp", "bfloat16"),
+            ("normalize", "bfloat16"),
             ("mixed norm", "bfloat16"),
             ("wide softmax", "bfloat16"),
             ("wide norm", "bfloat16"),

@@ -14,6 +14,7 @@ from baracuda.ops.elementwise import *
 from baracuda.ops.exponential_units import *
 from baracuda.ops.gated import *
 from baracuda.ops.indexing import *
+from baracuda.ops.l2_normalize import *
 from baracuda.ops.linear_cross_entropy import *
 from baracuda.ops.logsumexp import *
 from baracuda.ops.loss import *

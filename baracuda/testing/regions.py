@@ -33,6 +33,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "logsumexp": lambda f, x, *_: x.logsumexp(-1),
     "layer_norm": lambda f, x, *p: f.layer_norm(x, x.shape[-1:], *p),
     "rms_norm": lambda f, x, *p: f.rms_norm(x, x.shape[-1:], *p),
+    "l2_normalize": lambda f, x, *_: f.normalize(x, 2.0, -1),
     "group_norm": lambda f, x, *p: f.group_norm(x, 1, *p),
     "instance_norm": lambda f, x, *p: f.instance_norm(x, None, None, *p),
     "batch_norm_inference": lambda f, x, m, v, *p: f.batch_norm(x, m, v, *p),

@@ -26,6 +26,19 @@ def rms_norm_backward(
     return inverse * (g - z * _mean(g * z)), (dy * z).reshape(-1, weight.shape[0]).sum(0)
 
 
+def l2_normalize(xp: Any, x: Array, *, axis: int = -1, eps: float = 1e-12) -> Array:
+    if hasattr(xp, "nn"):
+        return xp.nn.functional.normalize(x, 2, axis, eps)
+    return x / xp.maximum(xp.sqrt((x * x).sum(axis, keepdims=True)), eps)
+
+
+def l2_normalize_backward(
+    xp: Any, dy: Array, x: Array, *, axis: int = -1, eps: float = 1e-12
+) -> Array:
+    inverse = 1 / xp.sqrt(xp.sum(x * x, axis)[_along(x, axis)])
+    return inverse * (dy - x * (xp.sum(dy * x, axis)[_along(x, axis)] * inverse * inverse))
+
+
 def layer_norm(xp: Any, x: Array, weight: Array, bias: Array, *, eps: float = 1e-5) -> Array:
     if hasattr(xp, "nn"):
         return xp.nn.functional.layer_norm(x, weight.shape, weight, bias, eps)
@@ -289,12 +302,12 @@ def linear_cross_entropy_with_gradient(
 
 
 EXPRESSIONS = (
-    rms_norm, rms_norm_backward, layer_norm, layer_norm_backward, add_rms_norm,
-    add_rms_norm_backward, add_layer_norm, add_layer_norm_backward, group_norm,
-    group_norm_backward, instance_norm, instance_norm_backward, batch_norm, batch_norm_backward,
-    softmax, softmax_backward, log_softmax, log_softmax_backward, logsumexp, logsumexp_backward,
-    cross_entropy, cross_entropy_backward, cross_entropy_with_gradient, soft_target_cross_entropy,
-    soft_target_cross_entropy_backward, soft_target_cross_entropy_with_gradient, nll_loss,
-    nll_loss_backward, linear_cross_entropy, linear_cross_entropy_backward,
-    linear_cross_entropy_with_gradient,
+    rms_norm, rms_norm_backward, l2_normalize, l2_normalize_backward, layer_norm,
+    layer_norm_backward, add_rms_norm, add_rms_norm_backward, add_layer_norm,
+    add_layer_norm_backward, group_norm, group_norm_backward, instance_norm, instance_norm_backward,
+    batch_norm, batch_norm_backward, softmax, softmax_backward, log_softmax, log_softmax_backward,
+    logsumexp, logsumexp_backward, cross_entropy, cross_entropy_backward,
+    cross_entropy_with_gradient, soft_target_cross_entropy, soft_target_cross_entropy_backward,
+    soft_target_cross_entropy_with_gradient, nll_loss, nll_loss_backward, linear_cross_entropy,
+    linear_cross_entropy_backward, linear_cross_entropy_with_gradient,
 )  # fmt: skip

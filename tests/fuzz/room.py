@@ -261,6 +261,14 @@ def _norm(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     return [dx, *[np.zeros(())] * (len(want) - 1)]
 
 
+def _unit(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """The terms of the slope of a Euclidean norm: each is up to as large as all of ``dy * r``."""
+    axis, eps = drawn.options.get("axis", -1), drawn.options.get("eps", 1e-12)
+    norm, pull = (np.linalg.norm(t[n], axis=axis, keepdims=True) for n in ("x", "dy"))
+    scale = pull / np.maximum(norm, eps)
+    return [np.where(np.isfinite(scale), scale, 0.0)]
+
+
 SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     "cosine_embedding_loss_backward": _cosine,
     "cosine_embedding_loss": _ones,
@@ -274,6 +282,7 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     **dict.fromkeys(("rope", "rope_backward"), _pairs),
     "log_softmax": _log_softmax,
     "softmax_backward": _softmax,
+    "l2_normalize_backward": _unit,
     "log_softmax_backward": _softmax,
     "cross_entropy": _cotangent,
     "soft_target_cross_entropy": _cotangent,

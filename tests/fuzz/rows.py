@@ -29,6 +29,11 @@ def rms_norm(t: Any, o: Any) -> Any:
     return (F.rms_norm(x, x.shape[-1:], weight, o["eps"]),)
 
 
+@formula("l2_normalize")
+def l2_normalize(t: Any, o: Any) -> Any:
+    return (F.normalize(t["x"], 2.0, o["axis"], o["eps"]),)
+
+
 def _centred(x: Any, axes: Any, eps: float) -> Any:
     """Not torch's own, whose result for one element is not 0, and which refuses some."""
     far = x - x.mean(axes, keepdim=True)
