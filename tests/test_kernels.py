@@ -56,6 +56,8 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "_tiles_": (96, "the way for ranges too wide for one scale is out of line, with a stack"),
     "_flat_": (128, "sm_100: four blocks at once outweigh a few registers of indices"),
     "16_columns_v8": (64, "as many threads as hold a long column outweigh a few registers"),
+    "logsumexp_backward_f16_columns_v8": (432, "the same, as softmax itself; sm_100 and sm_120"),
+    "l2_normalize_backward_f16_columns_v8": (232, "the same, of two inputs; sm_100 and sm_120"),
     "softmax_backward_f16_columns_v8": (160, "the same, of two inputs; sm_100 and sm_120"),
     "_kept_c": (32, "sm_100: the next row in registers outweighs a few registers"),
     "_streamed_c": (96, "sums of all of a row outweigh a few registers of an output added to"),
