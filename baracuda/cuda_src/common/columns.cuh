@@ -13,14 +13,16 @@
 
 namespace baracuda {
 
-// What columns with one result each have: where these lie, and whether in the accumulate type.
+// What columns with one result each have: where these lie, whether in the accumulate type, and how
+// far apart: a cotangent may be one for all columns side by side.
 template <bool> struct EachColumn {};
 template <> struct EachColumn<true> {
   void* costs;
 };
 template <bool> struct ColumnsTogether {};
 template <> struct ColumnsTogether<true> {
-  u32 wide_loss, pad;
+  u32 wide_loss;
+  i32 apart;
 };
 
 template <class F, class T, int HELD, int WIDTH, bool AGAIN, bool ADD, bool LOSSES = false>
@@ -106,7 +108,8 @@ struct Columns {
     const i32 end = column < args.inner ? args.n : 0;
     i64 at[WALKED];
     args.walk.template offsets<1>(i64(outer), at);
-    UNROLL for (int k = 0; k < WALKED; ++k) at[k] += column;
+    UNROLL for (int k = 0; k < K; ++k) at[k] += column;
+    if constexpr (LOSSES) at[K] += column * args.apart;
     const auto join = [&](const State& a, const State& b) { return f.template join<0>(a, b); };
 
     // What each warp found out of each column, and then what is known of it.
@@ -149,7 +152,7 @@ struct Columns {
         f.template settle<0>(s, A(1) / A(args.n), k);
         // This thread's own column is the first of the block.
         if constexpr (LOSSES) {
-          if (column + c < args.inner) settle_loss(args, at[K] + c, k);
+          if (column + c < args.inner) settle_loss(args, at[K] + c * args.apart, k);
         }
         known[c] = k;
       }

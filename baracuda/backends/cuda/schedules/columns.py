@@ -69,7 +69,11 @@ def plan(call: Call, of: Operands) -> Steps | None:
     lie = [*[without(s, axis) for s in strides], *[v.strides for v in of.costs]]
     inner_shape = shape[axis + 1 :]
     dims = merged(inner_shape, [s[axis:] for s in lie])
-    if len(dims) != 1 or any(s != 1 for s in dims[0].strides):
+    if len(dims) != 1 or any(s != 1 for s in dims[0].strides[: len(views)]):
+        return None
+    # A cotangent may be the same for all columns side by side.
+    apart = dims[0].strides[len(views) :]
+    if any(s not in (0, 1) for s in apart):
         return None
     n, inner = shape[axis], dims[0].extent
     # Columns of nothing have a result too, and no thread.
@@ -98,7 +102,7 @@ def plan(call: Call, of: Operands) -> Steps | None:
     front = [(v.slot, 0) for v in (*views, *of.costs)]
     packer = Packer(True).pointers(len(front)).scalars(scalars)
     if of.costs:
-        packer.add("I", call.is_wide(of.costs[0].slot), 0)
+        packer.add("I", call.is_wide(of.costs[0].slot)).add("i", *apart)
     packer.add("q", *steps).add("i", n, inner, lanes.bit_length() - 1, 0)
     arguments = packer.extents(tiles, code="I").walk(around, len(front)).done()
     schedule = (
