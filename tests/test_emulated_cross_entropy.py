@@ -32,7 +32,10 @@ SMOOTH = {"label_smoothing": 0.1, "z_loss": 0.01}
 
 @dataclass(frozen=True)
 class Trial:
-    """Logits of this shape, their classes along an axis, and how they are asked for."""
+    """Logits of this shape, their classes along an axis, and how they are asked for.
+
+    Classes have weights of a dtype, or none.
+    """
 
     shape: tuple[int, ...]
     axis: int
@@ -41,10 +44,11 @@ class Trial:
     facts: DeviceFacts = FACTS
     padded: bool = False
     index: str = "int64"
+    weight: str = ""
 
 
 def trial(shape: tuple[int, ...], axis: int = -1, **more: Any) -> Trial:
-    own = {k: more.pop(k) for k in ("dtype", "facts", "padded", "index") if k in more}
+    own = {k: more.pop(k) for k in ("dtype", "facts", "padded", "index", "weight") if k in more}
     return Trial(shape, axis, tuple(more.items()), **own)
 
 
@@ -67,6 +71,18 @@ TRIALS = {
     "eight blocks": trial((2, 70004), padded=True),
     "rows side by side": trial((2, 40, 33), 1, **SMOOTH),
     "rows side by side, bf16": trial((2, 40, 33), 1, reduction="none", dtype="bfloat16"),
+    "weights, a lane": trial((70, 3), weight="float32"),
+    "weights, lanes": trial((9, 64), weight="float32", reduction="none", **SMOOTH, softcap=3.0),
+    "weights, wide": trial((5, 300), dtype="bfloat16", weight="float32", **SMOOTH),
+    "weights, odd rows": trial((5, 301), dtype="bfloat16", weight="bfloat16", index="int32"),
+    "weights, a block, padded": trial(
+        (3, 2000), weight="float16", padded=True, dtype="float16", reduction="sum", **SMOOTH
+    ),
+    "weights, a block, f64": trial((2, 1000), dtype="float64", weight="float64", **SMOOTH),
+    "weights, long": trial((2, 28001), facts=SMALL, weight="float32", **SMOOTH),
+    "weights, two blocks": trial((3, 20008), weight="float32", softcap=5.0, **SMOOTH),
+    "weights, rows side by side": trial((2, 40, 33), 1, weight="float32", **SMOOTH),
+    "weights of many rows": trial((9000, 5), weight="float32"),
 }
 # Few enough for lanes, one by one and in vectors, and for a block.
 INFINITE = {columns: trial((6, columns + 3), reduction="none") for columns in (1, 8, 700)}
@@ -86,12 +102,27 @@ def arrays_of(how: Trial) -> dict[str, Array]:
     target.flat[1::5] = -100
     none = dict(how.options).get("reduction") == "none"
     dloss = rng.standard_normal(rows if none else ()).astype(kind)
-    return {"dloss": dloss, "logits": logits, "target": target}
+    known = {"dloss": dloss, "logits": logits, "target": target}
+    if how.weight:
+        weight = rng.uniform(0.25, 4, how.shape[how.axis])
+        known["weight"] = weight.astype(getattr(ml_dtypes, how.weight, how.weight))
+    return known
+
+
+def names_of(op: str, how: Trial) -> list[str]:
+    """The arrays of an op, in order; its own cotangent, where that is 1, is not given."""
+    spec = registry[op].spec
+    needed = {*spec.signatures[0].names, *["weight"] * bool(how.weight)}
+    return [name for name in spec.arrays if name in needed]
+
+
+def given_to(op: str, how: Trial) -> list[Array]:
+    known = arrays_of(how)
+    return [placed(known[n], how.padded and n in ("logits", "weight")) for n in names_of(op, how)]
 
 
 def call_of(op: str, how: Trial, add: bool = False, listener: int = 0, **more: Any) -> Call:
-    spec, known = registry[op].spec, arrays_of(how)
-    given = [placed(known[n], how.padded and n == "logits") for n in spec.signatures[0].names]
+    spec, given = registry[op].spec, given_to(op, how)
     options = {k: v for k, v in {**dict(how.options), **more}.items() if k in spec.options}
     problem = check.problem(spec, given, {"axis": how.axis, **options}, DEFAULT)
     outs = tuple(strides_of(x) for x in problem.outputs)
@@ -116,20 +147,18 @@ def scalars(how: Trial) -> list[float]:
 
 
 def want(op: str, how: Trial) -> list[Array]:
-    spec, known = registry[op].spec, arrays_of(how)
-    names = spec.signatures[0].names
+    known = arrays_of(how)
+    names = names_of(op, how)
     wide = [known[n] if n == "target" else known[n].astype(np.float64) for n in names]
     out = registry[op](*wide, axis=how.axis, **dict(how.options), backend="array_api")
     return list(out) if isinstance(out, tuple) else [out]
 
 
 def run(op: str, how: Trial, steps: Steps, outs: list[Array], seed: int = 0) -> None:
-    known = arrays_of(how)
-    names = registry[op].spec.signatures[0].names
-    given = [placed(known[n], how.padded and n == "logits") for n in names]
-    emulator.run(entries(), steps, [*given, *outs], seed, scalars(how))
+    emulator.run(entries(), steps, [*given_to(op, how), *outs], seed, scalars(how))
 
 
+@pytest.mark.slow("the first of these compiles all kernels")
 def test_a_mean_of_many_logits_that_one_thread_adds_up_does_not_drift() -> None:
     op, how = "cross_entropy", trial((1, 5690, 2), 1, reduction="none", label_smoothing=1.0)
     x, target = np.full(how.shape, 0.1348732, np.float32), np.zeros((1, 2), np.int64)
@@ -163,7 +192,8 @@ def test_every_way_gives_what_the_body_gives(op: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["lanes", "a block", "long", "two blocks", "rows side by side, bf16"]
+    "name",
+    ["lanes", "a block", "long", "two blocks", "rows side by side, bf16", "weights, lanes"],
 )
 def test_gradients_add_into_what_is_there(name: str) -> None:
     op, how = "cross_entropy_backward", TRIALS[name]
@@ -208,19 +238,20 @@ def test_targets_out_of_range_are_reported_and_cost_nothing(name: str) -> None:
     assert np.array_equal(d, again[1])
 
 
-@pytest.mark.parametrize("name", ["lanes", "a block", "long", "four blocks, f16"])
+@pytest.mark.parametrize("name", ["lanes", "a block", "long", "four blocks, f16", "weights, wide"])
 def test_a_cotangent_goes_into_the_gradient_and_not_the_loss(name: str) -> None:
     op, how = "cross_entropy_with_gradient", TRIALS[name]
     known, spec = arrays_of(how), registry[op].spec
-    given = [known["logits"], known["target"], np.asarray(0.25, np.float32)]
+    given = [known["logits"], known["target"], known.get("weight"), np.asarray(0.25, np.float32)]
     options = {**dict(how.options), "reduction": "sum", "axis": how.axis}
     structural = {k: v for k, v in options.items() if k in spec.options}
     problem = check.problem(spec, given, structural, DEFAULT)
     call = Call(problem, how.facts, tuple(strides_of(x) for x in problem.outputs), ticket=7)
     steps, outs = plan(call), emulator.outputs(call)
     compiled = tuple({s.entry.symbol: s.entry for s in steps.kernels}.values())
-    emulator.run(compiled, steps, [*map(emulator.placed, given), *outs], 0, scalars(how))
-    wide = given[0].astype(np.float64), given[1]
+    there = [emulator.placed(x) for x in given if x is not None]
+    emulator.run(compiled, steps, [*there, *outs], 0, scalars(how))
+    wide = [x if x is None or x.dtype.kind == "i" else x.astype(np.float64) for x in given[:3]]
     loss, slopes = registry[op](*wide, **options, backend="array_api")
     close(outs[0], loss, "float32")
     close(outs[1], slopes * 0.25, how.dtype)
@@ -269,6 +300,20 @@ def test_logits_far_from_0_lose_nothing(far: float) -> None:
         emulator.run(entries(), steps, [*given, *outs], 0, [0.0] * 3)
         for got, y in zip(outs, exact, strict=True):
             close(got, y, "float32")
+
+
+@pytest.mark.parametrize("op", OPS[1:])
+def test_tiny_weights_have_a_mean(op: str) -> None:
+    # The inverse of their sum is no float32.
+    how = TRIALS["weights, a lane"]
+    known = {**arrays_of(how), "weight": np.full(3, 2e-40, np.float32)}
+    names, smooth = names_of(op, how), 0.1
+    wide = [known[n] if n == "target" else known[n].astype(np.float64) for n in names]
+    exact = registry[op](*wide, label_smoothing=smooth, backend="array_api")
+    outs = emulator.outputs(call_of(op, how))
+    given = [emulator.placed(known[n]) for n in names]
+    emulator.run(entries(), plan(call_of(op, how)), [*given, *outs], 0, [smooth, 0.0, 0.0])
+    close(outs[-1], exact[1] if isinstance(exact, tuple) else exact, "float32")
 
 
 @pytest.mark.parametrize(("reduction", "mean"), [("mean", np.nan), ("sum", 0.0)])

@@ -140,10 +140,20 @@ def test_nothing_has_no_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("smoothing", "reduction", "ignored", "kind"),
-    list(product((0.0, 0.1), REDUCTIONS, ("none", "some", "all"), ("usual", "large", "infinite"))),
+    ("weighted", "smoothing", "reduction", "ignored", "kind"),
+    list(
+        product(
+            (False, True),
+            (0.0, 0.1),
+            REDUCTIONS,
+            ("none", "some", "all"),
+            ("usual", "large", "infinite"),
+        )
+    ),
 )
-def test_cross_entropy_is_torchs(smoothing: float, reduction: str, ignored: str, kind: str) -> None:
+def test_cross_entropy_is_torchs(
+    weighted: bool, smoothing: float, reduction: str, ignored: str, kind: str
+) -> None:
     rng = np.random.default_rng(5)
     x = torch.tensor(rng.normal(size=(6, 7))) * (1e4 if kind == "large" else 1)
     target = torch.tensor(rng.integers(0, 7, 6))
@@ -152,37 +162,67 @@ def test_cross_entropy_is_torchs(smoothing: float, reduction: str, ignored: str,
         x[3, 0] = np.inf
     if ignored != "none":
         target[:: 2 if ignored == "some" else 1] = -100
+    weight = torch.tensor(rng.uniform(0.5, 2, 7)) if weighted else None
     more = {"label_smoothing": smoothing, "reduction": reduction}
     x.requires_grad_()
-    want = F.cross_entropy(x, target, **more)
+    want = F.cross_entropy(x, target, weight, **more)
     g = torch.tensor(rng.normal(size=want.shape))
     (dx,) = torch.autograd.grad(want, x, g)
     # torch gives NaN where a row that does not count is infinite.
     dx[target == -100] = 0
-    close(bc.cross_entropy(x.detach(), target, **more), want.detach())
-    close(bc.cross_entropy_backward(g, x.detach(), target, **more), dx)
-    got = bc.cross_entropy(x, target, **more)
+    given = (x.detach(), target, weight)
+    close(bc.cross_entropy(*given, **more), want.detach())
+    close(bc.cross_entropy_backward(g, *given, **more), dx)
+    got = bc.cross_entropy(x, target, weight, **more)
     close(torch.autograd.grad(got, x, g)[0], dx)
-    loss, dlogits = bc.cross_entropy_with_gradient(x.detach(), target, **more)
+    loss, dlogits = bc.cross_entropy_with_gradient(*given, **more)
     close(loss, want.detach())
     ones = torch.ones_like(want)
-    close(dlogits, bc.cross_entropy_backward(ones, x.detach(), target, **more))
+    close(dlogits, bc.cross_entropy_backward(ones, *given, **more))
 
 
-def z_and_cap(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def z_and_cap(x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
     capped = 3.0 * torch.tanh(x / 3.0)
     norm = torch.logsumexp(capped, -1)
-    return F.cross_entropy(capped, target) + 0.01 * (norm * norm).mean()
+    share = torch.ones(len(x)).double() if weight is None else weight[target]
+    each = (norm * norm * share).sum() / share.sum()
+    return F.cross_entropy(capped, target, weight, label_smoothing=0.2) + 0.01 * each
 
 
-def test_cross_entropy_adds_a_z_loss_and_caps_logits() -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy_adds_a_z_loss_and_caps_logits(weighted: bool) -> None:
     x, target = torch.randn(6, 7).double().requires_grad_(), torch.arange(6)
-    more = {"z_loss": 0.01, "softcap": 3.0}
-    want = z_and_cap(x, target)
-    close(bc.cross_entropy(x.detach(), target, **more), want.detach())
+    weight = torch.rand(7).double() + 0.5 if weighted else None
+    more = {"z_loss": 0.01, "softcap": 3.0, "label_smoothing": 0.2}
+    want = z_and_cap(x, target, weight)
+    close(bc.cross_entropy(x.detach(), target, weight, **more), want.detach())
     (dx,) = torch.autograd.grad(want, x)
-    close(bc.cross_entropy_with_gradient(x.detach(), target, **more)[1], dx)
-    assert torch.autograd.gradgradcheck(lambda x: bc.cross_entropy(x, target, **more), x)
+    close(bc.cross_entropy_with_gradient(x.detach(), target, weight, **more)[1], dx)
+    third = torch.tensor(0.25).double()
+    both = bc.cross_entropy_with_gradient(x.detach(), target, weight, third, **more)
+    close(both[1], dx * 0.25)
+    assert torch.autograd.gradgradcheck(lambda x: bc.cross_entropy(x, target, weight, **more), x)
+
+
+def test_float32_weights_of_classes_beside_16_bits() -> None:
+    x, target = torch.randn(6, 7).bfloat16(), torch.tensor([0, 3, -100, 3, 1, 6])
+    weight = torch.rand(7) + 0.5
+    for smoothing in (0.0, 0.1):
+        want = F.cross_entropy(x.float(), target, weight, label_smoothing=smoothing)
+        got = bc.cross_entropy(x, target, weight, label_smoothing=smoothing)
+        assert got.dtype is torch.float32
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("backend", ["torch", "array_api"])
+def test_tiny_weights_of_classes_have_a_mean(dtype: torch.dtype, backend: str) -> None:
+    x, target = torch.randn(4, 5, dtype=dtype), torch.tensor([0, 3, 1, 3])
+    one = torch.ones((), dtype=dtype)
+    tiny = torch.full((5,), torch.finfo(dtype).tiny / 16, dtype=dtype)
+    more: dict[str, Any] = {"label_smoothing": 0.1, "backend": backend}
+    got = bc.cross_entropy_backward(one, x, target, tiny, **more)
+    torch.testing.assert_close(got, bc.cross_entropy_backward(one, x, target, **more))
 
 
 def test_cross_entropy_of_classes_on_another_axis() -> None:
@@ -251,11 +291,13 @@ def test_nll_loss_is_torchs(weighted: bool, reduction: str, ignored: str, infini
 def test_weights_of_classes_are_differentiated_through_the_body() -> None:
     x, target = torch.randn(5, 4).double(), torch.tensor([0, 3, -100, 3, 1])
     weight = torch.rand(4).double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda w: bc.nll_loss(x, target, w), weight)
-    both = bc.nll_loss(x.requires_grad_(), target, weight)
-    dx, _ = torch.autograd.grad(both, (x, weight))
-    (alone,) = torch.autograd.grad(bc.nll_loss(x, target, weight.detach()), x)
-    close(dx, alone)
+    x.requires_grad_()
+    smoothed = partial(bc.cross_entropy, label_smoothing=0.2, z_loss=0.01)
+    for op in (bc.nll_loss, bc.cross_entropy, smoothed):
+        assert torch.autograd.gradcheck(lambda w, op=op: op(x.detach(), target, w), weight)
+        dx, _ = torch.autograd.grad(op(x, target, weight), (x, weight))
+        (alone,) = torch.autograd.grad(op(x, target, weight.detach()), x)
+        close(dx, alone)
 
 
 def test_no_classes_to_choose_from() -> None:

@@ -139,22 +139,24 @@ def test_rows_of_which_nothing_counts_are_those_of_the_definition() -> None:
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weighted", [False, True])
 def test_classes_out_of_range_are_dropped(
-    axis: int, index: torch.dtype, reduction: str, smoothing: float
+    axis: int, index: torch.dtype, reduction: str, smoothing: float, weighted: bool
 ) -> None:
     x = torch.arange(60.0).reshape(3, 5, 4).sin()
     shape = [n for i, n in enumerate(x.shape) if i != axis % 3]
     target = (torch.arange(math.prod(shape)).reshape(shape) - 2).to(index)
     options: dict[str, Any] = {"axis": axis, "mode": "drop", "reduction": reduction,
                                "ignore_index": 1}  # fmt: skip
+    weight = torch.arange(x.shape[axis]).cos() + 2 if weighted else None
     for op, more in (
         (bc.nll_loss, {}),
         (bc.cross_entropy, {"label_smoothing": smoothing}),
         (bc.cross_entropy_with_gradient, {"label_smoothing": smoothing}),
     ):
-        assert op.plan(x, target, **options, **more).sku.kernel.startswith("aten::")
-        got = many(op(x, target, **options, **more))
-        want = many(op(x, target, **options, **more, backend="array_api"))
+        assert op.plan(x, target, weight, **options, **more).sku.kernel.startswith("aten::")
+        got = many(op(x, target, weight, **options, **more))
+        want = many(op(x, target, weight, **options, **more, backend="array_api"))
         for a, b in zip(got, want, strict=True):
             same(a, b, 1e-6 + 1e-6 * b.abs())
 

@@ -3,7 +3,8 @@
 // As in the rows schedule a thread holds HELD vectors of 16 bytes, and a row is that of some lanes
 // of a warp, of a block, or of one that reads again what it cannot hold; of the rest, a block keeps
 // in shared memory what fits. A CLUSTER of blocks may share a row. Where rows lie side by side,
-// ALONE, each has one thread. A SOFT target is a row too: the probability of each class.
+// ALONE, each has one thread. A SOFT target is a row too: the probability of each class. Weights of
+// WEIGHTED classes are read where they are needed: all rows share them, so caches have them.
 #include "common/cluster.cuh"
 #include "common/counts.cuh"
 #include "common/exponentials.cuh"
@@ -15,19 +16,9 @@ namespace baracuda {
 
 constexpr int ALONE = 3;
 
-// tanh x to a few units in the last place of x or, where that is more, of 1.
-HD f64 quick_hyperbolic_tangent(f64 x) { return tanh(x); }
-HD f32 quick_hyperbolic_tangent(f32 x) {
-  const f32 size = magnitude(x), square = x * x, e = quick_exponential(-2 * size);
-  f32 series = fused(square, 0.0218694885f, -0.0539682540f);
-  series = fused(fused(series, square, 0.1333333333f), square, -0.3333333333f);
-  const f32 far = (1 - e) * reciprocal(1 + e);
-  return size < 0.25f ? fused(x * square, series, x) : x < 0 ? -far : far;
-}
-
 template <
     bool LOSS, bool GRADIENT, bool SOFT, class T, int WAY, int HELD, bool WIDE, bool ADD,
-    int CLUSTER>
+    int CLUSTER, bool WEIGHTED = false>
 struct Entropy {
   using A = Acc<T>;
   static constexpr Access ACCESS = WIDE ? VECTORS : STEPS;
@@ -35,33 +26,39 @@ struct Entropy {
   static constexpr bool BY_BLOCK = WAY == BLOCK || WAY == LONG, LOOPS = WAY == LONG || WAY == ALONE;
   static constexpr bool FEW = sizeof(T) == 8 || WAY == ALONE || !WIDE;
   static constexpr int RESIDENT = BY_BLOCK ? 1 : FEW ? 2 : 3;
-  static constexpr int ROWS = 1 + SOFT;
+  static constexpr int ROWS = 1 + SOFT, TERMS = 3 + (SOFT || WEIGHTED);
+  using Count = typename Either<WEIGHTED, A, i32>::type;
   // Bytes of shared memory for what the blocks of a cluster tell each other.
   static constexpr int TOLD = CLUSTER > 1 ? CLUSTER * 32 : 0;
 
-  struct Args {
+  struct Weights {
+    const T* weight;
+  };
+  struct None {};
+  struct Args : Either<WEIGHTED, Weights, None>::type {
     const T* logits;
     const void* target;  // an index for each row or, where SOFT, T for each logit
     const T* dloss;
     T* dlogits;
     T* loss;           // of each row, unless they are added up:
     A* sums;           // by blocks
-    const i32* counts; // how many rows count, in parts; for means
+    const Count* counts;  // how many rows count or, where WEIGHTED, what, in parts; for means
     f64 label_smoothing, z_loss, softcap;
     Report* listener;
     i64 classes, ignored, rows;
-    i64 step[3];       // of logits, dlogits and, where SOFT, target
+    i64 step[3];       // of logits, dlogits and, where SOFT, target or, where WEIGHTED, weight
     i32 n, log_lanes, rounds, kept, parts;  // rounds: of HELD vectors, and so many of these on chip
     u32 ticket, flags, pad;
     Walk<0, 4, i64> walk;  // logits, target, dlogits; loss or dloss
   };
   enum : u32 {
-    WIDE_TARGET = 1, REDUCED = 2, EQUAL_SHARES = 4, WIDE_LOSS = 8, GIVEN = 16, WIDE_DLOSS = 32
+    WIDE_TARGET = 1, REDUCED = 2, EQUAL_SHARES = 4, WIDE_LOSS = 8, GIVEN = 16, WIDE_DLOSS = 32,
+    WIDE_WEIGHT = 64
   };
 
   // The largest logit, the sum of exponentials beside it, the sum of what logits exceed another
-  // one by; where SOFT, that sum by probabilities, and their own.
-  using State = Several<A, 3 + SOFT>;
+  // one by; where SOFT or WEIGHTED, that sum by probabilities or weights, and their own.
+  using State = Several<A, TERMS>;
   static DEVICE A nothing() { return -A(infinity()); }
   static DEVICE State start() {
     State s{};
@@ -81,7 +78,7 @@ struct Entropy {
     for (int by = lanes / 2; by; by /= 2) most = larger(most, __shfl_xor_sync(~0u, most, by));
     rebase(s, most);
     for (int by = lanes / 2; by; by /= 2) {
-      UNROLL for (int i = 1; i < 3 + SOFT; ++i) s.at[i] += __shfl_xor_sync(~0u, s.at[i], by);
+      UNROLL for (int i = 1; i < TERMS; ++i) s.at[i] += __shfl_xor_sync(~0u, s.at[i], by);
     }
     return s;
   }
@@ -95,6 +92,10 @@ struct Entropy {
     A keep, spread;  // what is left of a probability, and what each class gets
     bool smooth, plain;  // plain: logits are neither capped nor added up
   };
+
+  static DEVICE A weight_of(const Args& args, i64 c) {
+    return widened(args.weight, c * args.step[2], args.flags & WIDE_WEIGHT);
+  }
 
   static DEVICE A cap(const Row& row, A x) {
     return row.cap * quick_hyperbolic_tangent(x * row.inverse);
@@ -160,7 +161,7 @@ struct Entropy {
     }
   }
   static DEVICE void take(
-      const Row& row, i32 h, const Loaded& v, State& s, A (&lost)[2]) {
+      const Args& args, const Row& row, i32 h, const Loaded& v, State& s, A (&lost)[2]) {
     A x[V];
     const A most = larger(s.at[0], largest(v.x)), beside = base(most);
     if (row.plain && Near<A>::takes(beside)) {
@@ -185,7 +186,14 @@ struct Entropy {
       }
       UNROLL for (int i = 0; i < V; ++i) {
         most = larger(most, x[i]);
-        if (!SOFT && there(row, e, i)) add_term(x[i] - row.from, s.at[2], lost[0]);
+        if constexpr (WEIGHTED) {
+          if (!row.smooth || !there(row, e, i)) continue;
+          const A w = weight_of(args, e + i);
+          add_term(w * (x[i] - row.from), s.at[2], lost[0]);
+          add_term(w, s.at[3], lost[1]);
+        } else if (!SOFT && there(row, e, i)) {
+          add_term(x[i] - row.from, s.at[2], lost[0]);
+        }
       }
       rebase(s, most);
       UNROLL for (int i = 0; i < V; ++i) s.at[1] += quick_exponential(x[i] - base(most));
@@ -194,18 +202,18 @@ struct Entropy {
   }
 
   // What becomes of an element: weight * exp(x - most) - spread, `hit` less at the target; where
-  // SOFT, `hit` times its probability less.
+  // SOFT, `hit` times its probability less. WEIGHTED classes have their share of `whole` of it.
   struct Slope {
     Near<A> near;
-    A most, weight, spread, hit;
+    A most, weight, spread, hit, whole;
     i32 target;
     bool plain;
   };
 
   template <bool PLAIN>
   static DEVICE void slopes(
-      const Row& row, i32 e, const Vec<T, V>& v, const Vec<T, V>& t, const Slope& slope,
-      A (&y)[V]) {
+      const Args& args, const Row& row, i32 e, const Vec<T, V>& v, const Vec<T, V>& t,
+      const Slope& slope, A (&y)[V]) {
     A x[V];
     widen(v, x);
     if (!PLAIN && row.cap > 0) {
@@ -213,7 +221,11 @@ struct Entropy {
     }
     UNROLL for (int i = 0; i < V; ++i) {
       y[i] = (PLAIN ? slope.near(x[i]) : quick_exponential(x[i] - slope.most)) * slope.weight;
-      y[i] -= SOFT ? slope.hit * probability(row, t, i) : slope.spread;
+      A less = SOFT ? slope.hit * probability(row, t, i) : slope.spread;
+      if constexpr (WEIGHTED) {
+        if (row.smooth && there(row, e, i)) less *= weight_of(args, e + i) / slope.whole;
+      }
+      y[i] -= less;
     }
     // One vector of a row has its target.
     if (!SOFT && u32(slope.target - e) < u32(V)) {
@@ -233,7 +245,7 @@ struct Entropy {
       const i32 e = element(row, h + k);
       A y[V];
       if (e >= row.end) continue;
-      slopes<PLAIN>(row, e, v.x[k], v.t[k], slope, y);
+      slopes<PLAIN>(args, row, e, v.x[k], v.t[k], slope, y);
       put_vector(args, d, e, y);
     }
   }
@@ -246,12 +258,6 @@ struct Entropy {
         if (e + i < args.n) put<ADD>(d + (e + i) * args.step[1], one);
       }
     }
-  }
-
-  static DEVICE i64 number_of(const Args& args) {
-    i64 number = 0;
-    for (i32 i = 0; i < args.parts; ++i) number += args.counts[i];
-    return number;
   }
 
   static DEVICE void run(const Args& args) {
@@ -293,14 +299,18 @@ struct Entropy {
     // Each thread has the vectors of all rounds; it holds what comes behind them.
     const i32 rounds = LOOPS && counts ? args.rounds : 0, last = LOOPS ? args.rounds * HELD : 0;
     Loaded held = fetch_all<false>(args, row, last);
-    [[maybe_unused]] A share = 0;
+    [[maybe_unused]] A share = 0, whole = 1, own = 1;
     if constexpr (GRADIENT) {
       const bool given = exists && (!LOSS || args.flags & GIVEN);
       share = given ? widened(args.dloss, reduced ? 0 : at[3], args.flags & WIDE_DLOSS) : A(1);
-      if (args.parts) share = share / A(number_of(args));
+      if (WEIGHTED && args.parts) whole = A(all_of(args.counts, args.parts));
+      else if (args.parts) share = share / A(all_of(args.counts, args.parts));
       if (SOFT && args.flags & EQUAL_SHARES) share = share / A(args.rows);
     }
     State s = start();
+    if constexpr (WEIGHTED) {
+      if (counts) own = weight_of(args, target);
+    }
     A lost[2] = {};
     A goal = 0;  // the logit of the target, which the first thread of a row has
     if (counts && !SOFT) {
@@ -315,7 +325,7 @@ struct Entropy {
       Loaded v = held;
       Vec<T, V>* to = room;
       ROLLED for (i32 round = 0;; ++round) {
-        take(row, h, v, s, lost);
+        take(args, row, h, v, s, lost);
         if (!LOOPS || round >= rounds) break;
         h = round * HELD;
         v = fetch_all<true>(args, row, h);
@@ -330,7 +340,7 @@ struct Entropy {
       ROLLED for (i32 round = 0;; ++round) {
         Loaded next;
         if (LOOPS && round < rounds) next = fetch_all<true>(args, row, round * HELD);
-        take(row, h, held, s, lost);
+        take(args, row, h, held, s, lost);
         if (!LOOPS || round >= rounds) break;
         h = round * HELD;
         held = next;
@@ -355,14 +365,18 @@ struct Entropy {
     // Relative to the largest logit, so that nothing large cancels.
     const A most = s.at[0], log_sum = logarithm(s.at[1]), norm = most + log_sum;
     if constexpr (LOSS) {
-      A hit = goal - most;
+      A hit = WEIGHTED ? own * (goal - most) : goal - most;
       if (row.smooth) {
-        const A mean = s.at[2] / A(args.n) + (row.from - most);
+        A mean = s.at[2] / A(args.n) + (row.from - most);
+        if constexpr (WEIGHTED) mean = fused(s.at[3], row.from - most, s.at[2]) / A(args.n);
         hit = fused(hit, 1 - smooth, mean * smooth);
       }
       A loss = log_sum - hit;
       if constexpr (SOFT) loss = fused(log_sum, s.at[3], -s.at[2]);
-      if (z > 0) loss = fused(norm * z, norm, loss);
+      if constexpr (WEIGHTED) {
+        loss = fused(log_sum, fused(s.at[3], row.spread, own * row.keep), -hit);
+      }
+      if (z > 0) loss = fused(WEIGHTED ? norm * z * own : norm * z, norm, loss);
       if (!counts) loss = 0;
       if (!reduced) {
         if (exists && row.rank == 0) deliver_one(loss, args.loss, at[3], args.flags & WIDE_LOSS);
@@ -385,13 +399,17 @@ struct Entropy {
       }
       A pull = A(1);
       if constexpr (SOFT) pull = s.at[3];
-      if (z > 0) pull += 2 * z * norm;
+      // A weight by the sum: a quotient by a sum that is tiny overflows.
+      if (WEIGHTED) own = own / whole;
+      if (WEIGHTED) pull = fused(s.at[TERMS - 1] / whole, row.spread, own * row.keep);
+      if (z > 0) pull += WEIGHTED ? 2 * z * norm * own : 2 * z * norm;
       const Near<A> near(most);
       const bool plain = !(row.cap > 0) && Near<A>::takes(most);
       const A weight = share / s.at[1] * pull;
       const Slope slope{
           near, most, plain ? weight * near.rest : weight, share * row.spread,
-          SOFT ? share : share * row.keep, i32(target), plain};
+          SOFT ? share : WEIGHTED ? share * (row.keep * own) : share * row.keep, whole, i32(target),
+          plain};
       const Vec<T, V>* from = room;
       h = last;
       ROLLED for (i32 round = 0;; ++round) {
@@ -412,12 +430,14 @@ struct Entropy {
   }
 };
 
-template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
-using CrossEntropy = Entropy<true, false, false, T, WAY, HELD, WIDE, ADD, CLUSTER>;
-template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
-using CrossEntropyBackward = Entropy<false, true, false, T, WAY, HELD, WIDE, ADD, CLUSTER>;
-template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
-using CrossEntropyWithGradient = Entropy<true, true, false, T, WAY, HELD, WIDE, ADD, CLUSTER>;
+template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER, bool WEIGHTED = false>
+using CrossEntropy = Entropy<true, false, false, T, WAY, HELD, WIDE, ADD, CLUSTER, WEIGHTED>;
+template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER, bool WEIGHTED = false>
+using CrossEntropyBackward =
+    Entropy<false, true, false, T, WAY, HELD, WIDE, ADD, CLUSTER, WEIGHTED>;
+template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER, bool WEIGHTED = false>
+using CrossEntropyWithGradient =
+    Entropy<true, true, false, T, WAY, HELD, WIDE, ADD, CLUSTER, WEIGHTED>;
 template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
 using SoftCrossEntropy = Entropy<true, false, true, T, WAY, HELD, WIDE, ADD, CLUSTER>;
 template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
@@ -45,6 +46,18 @@ def hits(at: Array, axis: int, v: int) -> Array:
     library = library_of(at)
     every = library.xp.arange(v, dtype=at.dtype, device=library.device_of(at))
     return library.xp.reshape(every, (v, *(1,) * (at.ndim - axis - 1))) == at
+
+
+def shares(weight: Array | None, counts: Array, at: Array, dtype: Any) -> tuple[Array, Array]:
+    """What each row counts, its class's weight or 1, and the sum over all rows."""
+    xp = library_of(at).xp
+    if weight is None:
+        number = xp.astype(xp.sum(xp.astype(counts, xp.int32)), dtype)
+        return xp.astype(counts, dtype), number
+    beside = xp.reshape(weight, (*(1,) * at.ndim, -1))
+    each = xp.squeeze(picked(beside, xp.expand_dims(at, axis=-1), -1), axis=-1)
+    each = xp.where(counts, each, 0)
+    return each, xp.sum(each)
 
 
 def parts(shape: Shape, reduction: str) -> int:

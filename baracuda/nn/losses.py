@@ -7,7 +7,7 @@ are along the second axis, or the first of a single row, as in torch.
 
 What the ops do not have runs torch's own forward too: weights of elements (`BCELoss`,
 `BCEWithLogitsLoss` and its ``pos_weight``), and in `CrossEntropyLoss` weights of classes beside
-label smoothing or probabilities.
+probabilities.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from baracuda.ops.divergence import (
 from baracuda.ops.loss import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 from baracuda.ops.nll_loss import nll_loss
 from baracuda.ops.soft_target_cross_entropy import soft_target_cross_entropy
-from baracuda.ops.softmax import log_softmax
 
 __all__ = [
     "BCELoss",
@@ -139,27 +138,17 @@ class NLLLoss(Namesake, torch.nn.NLLLoss):
 
     def _computed(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:
         axis = _classes(input, target, self.weight)
-        return None if axis is None else _of_rows(self, input, target, axis)
-
-
-def _of_rows(loss: Any, x: torch.Tensor, target: torch.Tensor, axis: int) -> torch.Tensor:
-    """`nll_loss` with the attributes of a module."""
-    return nll_loss(
-        x,
-        target,
-        loss.weight,
-        axis=axis,
-        ignore_index=loss.ignore_index,
-        reduction=loss.reduction,
-    )
+        if axis is None:
+            return None
+        options: dict[str, Any] = {"ignore_index": self.ignore_index, "reduction": self.reduction}
+        return nll_loss(input, target, self.weight, axis=axis, **options)
 
 
 class CrossEntropyLoss(Namesake, torch.nn.CrossEntropyLoss):
     """`torch.nn.CrossEntropyLoss` by `baracuda.cross_entropy`.
 
-    Probabilities as targets are `baracuda.soft_target_cross_entropy`; weights of classes are
-    `baracuda.nll_loss` of `baracuda.log_softmax`. Weights beside probabilities or label smoothing
-    run torch's own.
+    Probabilities as targets are `baracuda.soft_target_cross_entropy`. Weights of classes beside
+    probabilities run torch's own.
 
     Examples
     --------
@@ -170,10 +159,8 @@ class CrossEntropyLoss(Namesake, torch.nn.CrossEntropyLoss):
     """
 
     def _kept(self) -> str:
-        if not 0 <= self.label_smoothing <= 1:
-            return "torch refuses this label_smoothing"
-        both = self.weight is not None and self.label_smoothing
-        return "no op has weights of classes beside label smoothing" if both else ""
+        fits = 0 <= self.label_smoothing <= 1
+        return "" if fits else "torch refuses this label_smoothing"
 
     def _computed(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:
         options: dict[str, Any] = {"reduction": self.reduction}
@@ -187,10 +174,8 @@ class CrossEntropyLoss(Namesake, torch.nn.CrossEntropyLoss):
         axis = _classes(input, target, self.weight)
         if axis is None:
             return None
-        if self.weight is not None:
-            return _of_rows(self, log_softmax(input, axis=axis), target, axis)
         options |= {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
-        return cross_entropy(input, target, axis=axis, **options)
+        return cross_entropy(input, target, self.weight, axis=axis, **options)
 
 
 class CosineEmbeddingLoss(Namesake, torch.nn.CosineEmbeddingLoss):

@@ -13,7 +13,7 @@ from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import between, choice, integer, positive
 from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.families.numerics import has_slopes, traced
-from baracuda.families.reductions import classes, hits, largest, picked
+from baracuda.families.reductions import classes, hits, largest, picked, shares
 from baracuda.libraries import A, Array, library_of
 
 __all__ = [
@@ -39,7 +39,10 @@ CASES = (
     Case({"b": (2, 3), "v": 16, "c": ()}, reduction="sum", z_loss=0.01, softcap=2.0, mode="drop"),
 )
 
-TARGET = {"target": roles.index("v", ignored="ignore_index")}
+ROWS = {
+    "target": roles.index("v", ignored="ignore_index"),
+    "weight": roles.parameter(0.5, 2),
+}
 
 _entropy = partial(
     op,
@@ -61,7 +64,10 @@ class _Rows(NamedTuple):
     at
         Its target, 0 where it does not count.
     number
-        How many count.
+        How many count, or the sum of the weights of their targets.
+    share, weights
+        With weights of classes: that of each row's target, 0 where it does not count; all of them,
+        along the axis of the classes. Else 1 and None.
     shifted, slope
         The logits as they are capped, less their largest; the slope of the cap, 1 without one.
     largest
@@ -73,6 +79,8 @@ class _Rows(NamedTuple):
     counts: Array
     at: Array
     number: Array
+    share: Any
+    weights: Array | None
     shifted: Array
     slope: Any
     largest: Array
@@ -83,11 +91,32 @@ class _Rows(NamedTuple):
     def log_total(self) -> Array:
         return library_of(self.total).xp.log(self.total)
 
+    def mass(self, axis: int, label_smoothing: Any) -> Any:
+        """What the classes of each row are pulled by, taken together; 1 without weights."""
+        if self.weights is None:
+            return 1
+        if not (traced(label_smoothing) or label_smoothing):
+            return self.share
+        xp, n = library_of(self.total).xp, max(self.shifted.shape[axis], 1)
+        return self.share * (1 - label_smoothing) + xp.sum(self.weights) * (label_smoothing / n)
 
-def _rows(logits: Array, target: Array, axis: int, ignore_index: int, softcap: float) -> _Rows:
-    xp = library_of(logits).xp
-    counts, at = classes(xp.expand_dims(target, axis=axis), logits.shape[axis], ignore_index)
-    number = xp.astype(xp.sum(xp.astype(counts, xp.int32)), logits.dtype)
+
+def _rows(
+    logits: Array,
+    target: Array,
+    weight: Array | None,
+    axis: int,
+    ignore_index: int,
+    softcap: float,
+) -> _Rows:
+    xp, v = library_of(logits).xp, logits.shape[axis]
+    counts, at = classes(xp.expand_dims(target, axis=axis), v, ignore_index)
+    share, number = shares(weight, counts, at, logits.dtype)
+    weights = None
+    if weight is None:
+        share = 1
+    else:
+        weights = xp.reshape(weight, (v, *(1,) * (logits.ndim - axis - 1)))
     if has_slopes(logits):
         # Infinities in rows that do not count are not to meet a slope of 0.
         logits = xp.where(counts, logits, 0)
@@ -104,24 +133,25 @@ def _rows(logits: Array, target: Array, axis: int, ignore_index: int, softcap: f
     shifted = logits - most
     powers = xp.exp(shifted)
     total = xp.sum(powers, axis=axis, keepdims=True)
-    return _Rows(counts, at, number, shifted, slope, most, powers, total)
+    return _Rows(counts, at, number, share, weights, shifted, slope, most, powers, total)
 
 
 def _losses(rows: _Rows, axis: int, label_smoothing: float, z_loss: float, reduction: str) -> Array:
     """The loss of every row that counts, or their sum or mean; NaN for the mean of none."""
     xp, log = library_of(rows.total).xp, rows.log_total
     # Relative to the largest logit, so that nothing large cancels.
-    hit = picked(rows.shifted, rows.at, axis)
+    hit = picked(rows.shifted, rows.at, axis) * rows.share
     if traced(label_smoothing) or label_smoothing:
-        mean = xp.sum(rows.shifted, axis=axis, keepdims=True) / max(rows.shifted.shape[axis], 1)
+        every = rows.shifted if rows.weights is None else rows.shifted * rows.weights
+        mean = xp.sum(every, axis=axis, keepdims=True) / max(every.shape[axis], 1)
         if traced(label_smoothing):
             # Nothing of an infinite logit is nothing.
             mean = xp.where(label_smoothing == 0, 0, mean)
         hit = hit * (1 - label_smoothing) + mean * label_smoothing
-    losses = log - hit
+    losses = log * rows.mass(axis, label_smoothing) - hit
     if traced(z_loss) or z_loss:
         norm = rows.largest + log
-        losses = losses + z_loss * (norm * norm)
+        losses = losses + z_loss * (norm * norm) * rows.share
     losses = xp.squeeze(xp.where(rows.counts, losses, 0), axis=axis)
     if reduction == "none":
         return losses
@@ -129,28 +159,46 @@ def _losses(rows: _Rows, axis: int, label_smoothing: float, z_loss: float, reduc
 
 
 def _gradient(
-    rows: _Rows, axis: int, label_smoothing: float, z_loss: float, dloss: Array | int
+    rows: _Rows,
+    axis: int,
+    label_smoothing: float,
+    z_loss: float,
+    reduction: str,
+    dloss: Array | int,
 ) -> Array:
     """``dloss`` times the slope of the loss of each row; 0 in the rows that do not count."""
     xp, n = library_of(rows.total).xp, rows.shifted.shape[axis]
-    weight = dloss / rows.total
+    if reduction == "mean":
+        if rows.weights is None:
+            dloss = dloss / rows.number
+        else:
+            # A weight by the sum: a quotient by a sum that is tiny, as weights may be, overflows.
+            share, weights = rows.share / rows.number, rows.weights / rows.number
+            rows = rows._replace(share=share, weights=weights)
+    scale = dloss / rows.total
+    mass = rows.mass(axis, label_smoothing)
     if traced(z_loss) or z_loss:
-        weight = weight * (1 + 2 * z_loss * (rows.largest + rows.log_total))
+        mass = mass + 2 * z_loss * (rows.largest + rows.log_total) * rows.share
     pull = xp.astype(hits(rows.at, axis, n), rows.shifted.dtype) * (1 - label_smoothing)
+    pull = pull * rows.share
     if traced(label_smoothing) or label_smoothing:
-        pull = pull + label_smoothing / max(n, 1)
-    return xp.where(rows.counts, (rows.powers * weight - pull * dloss) * rows.slope, 0)
+        spread = label_smoothing / max(n, 1)
+        pull = pull + (spread if rows.weights is None else rows.weights * spread)
+    return xp.where(rows.counts, (rows.powers * (scale * mass) - pull * dloss) * rows.slope, 0)
 
 
 @_entropy(
     "logits[*b v@axis *c], target[*b *c] -> loss[*b *c] if reduction=none",
     "logits[*b v@axis *c], target[*b *c] -> loss[] if reduction!=none",
-    roles={**TARGET, **LOSS},
+    "logits[*b v@axis *c], target[*b *c], weight[v] -> loss[*b *c] if reduction=none",
+    "logits[*b v@axis *c], target[*b *c], weight[v] -> loss[] if reduction!=none",
+    roles={**ROWS, **LOSS},
     kernel=Kernel("cross_entropy.cu", "CrossEntropy", schedule="cross_entropy"),
 )
 def cross_entropy(
     logits: A,
     target: Array,
+    weight: Array | None = None,
     /,
     *,
     axis: int = -1,
@@ -170,19 +218,24 @@ def cross_entropy(
         Any floating dtype.
     target : array of shape [*b, *c]
         The right class of each row: int32 or int64, ``0 <= target < v``.
+    weight : array of shape [v], optional
+        Weight of each class, 1 by default: of the dtype of `logits`, or float32 beside 16 bits.
     axis : int
         Where the classes are; negative counts from the end. The default is the last axis, where
         torch has the second.
     ignore_index : int
         Rows with this target cost nothing and do not count in a mean.
     label_smoothing : float
-        So much of the target is spread over all classes, 0 to 1. A run-time value.
+        So much of the target is spread over all classes, 0 to 1: over each by its weight. A
+        run-time value.
     z_loss : float
-        Weight of the square of ``log(sum(exp(logits)))`` that is added. A run-time value.
+        Factor of the square of ``log(sum(exp(logits)))`` that is added, times the weight of the
+        target. A run-time value.
     softcap : float
         Above 0, logits are first ``softcap * tanh(logits/softcap)``. A run-time value.
     reduction : {"mean", "sum", "none"}
-        The mean over the rows that count, NaN where none does, their sum, or the loss of each.
+        The sum over the rows that count divided by that of their targets' weights, NaN where no
+        row counts, the sum alone, or the loss of each.
     mode : {"raise", "drop"}
         What a target out of range does, as in `gather`: raise, or count as ignored.
     **dispatch
@@ -198,13 +251,13 @@ def cross_entropy(
     IndexError
         A target out of range under ``mode="raise"``; names the first and its position.
     TypeError
-        `target` neither int32 nor int64; mixed libraries or devices.
+        `target` neither int32 nor int64; mixed libraries or devices; a `weight` of another dtype.
     ValueError
         Shapes that do not fit, no such axis, an option out of its range.
 
     Notes
     -----
-    Agrees with `torch.nn.functional.cross_entropy` of class indices without weights, also at
+    Agrees with `torch.nn.functional.cross_entropy` of class indices, also with weights and at
     infinite logits. The z-loss is that of Chowdhery et al. (arXiv:2204.02311), the cap that of
     Gemma 2 (arXiv:2408.00118). Sums are taken in a fixed order, in float32 (float64 for float64),
     and rounded once. Bit-stable.
@@ -214,16 +267,22 @@ def cross_entropy(
     >>> import numpy as np, baracuda as bc
     >>> bc.cross_entropy(np.asarray([[0.0, 0.0], [9.0, -1000.0]]), np.asarray([1, 0]))
     array(0.34657359)
+    >>> bc.cross_entropy(np.zeros((2, 2)), np.asarray([0, 1]), np.asarray([1.0, 3.0]))
+    array(0.69314718)
     """
-    rows = _rows(logits, target, axis, ignore_index, softcap)
+    rows = _rows(logits, target, weight, axis, ignore_index, softcap)
     return _losses(rows, axis, label_smoothing, z_loss, reduction)
 
 
 @_entropy(
     "dloss[*b *c], logits[*b v@axis *c], target[*b *c] -> dlogits[*b v *c] if reduction=none",
     "dloss[], logits[*b v@axis *c], target[*b *c] -> dlogits[*b v *c] if reduction!=none",
+    "dloss[*b *c], logits[*b v@axis *c], target[*b *c], weight[v] -> dlogits[*b v *c]"
+    " if reduction=none",
+    "dloss[], logits[*b v@axis *c], target[*b *c], weight[v] -> dlogits[*b v *c]"
+    " if reduction!=none",
     adjoint_of="cross_entropy",
-    roles={**TARGET, **COTANGENT},
+    roles={**ROWS, **COTANGENT},
     inplace=True,
     kernel=Kernel("cross_entropy.cu", "CrossEntropyBackward", schedule="cross_entropy"),
 )
@@ -231,6 +290,7 @@ def cross_entropy_backward(
     dloss: Array,
     logits: A,
     target: Array,
+    weight: Array | None = None,
     /,
     *,
     axis: int = -1,
@@ -242,13 +302,13 @@ def cross_entropy_backward(
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
 ) -> A:
-    """Gradient of `cross_entropy`: ``dloss * (softmax(logits) - one_hot(target))``.
+    """Gradient of `cross_entropy`: ``dloss * weight[target] * (softmax - one_hot(target))``.
 
     Parameters
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    logits, target, axis, ignore_index, label_smoothing, z_loss, softcap, reduction, mode,
+    logits, target, weight, axis, ignore_index, label_smoothing, z_loss, softcap, reduction, mode,
     **dispatch
         As in `cross_entropy`.
 
@@ -272,25 +332,29 @@ def cross_entropy_backward(
     >>> bc.cross_entropy_backward(np.asarray(1.0), np.zeros((1, 2)), np.asarray([1]))
     array([[ 0.5, -0.5]])
     """
-    rows = _rows(logits, target, axis, ignore_index, softcap)
+    rows = _rows(logits, target, weight, axis, ignore_index, softcap)
     if reduction == "none":
         dloss = library_of(dloss).xp.expand_dims(dloss, axis=axis)
-    elif reduction == "mean":
-        dloss = dloss / rows.number
-    return _gradient(rows, axis, label_smoothing, z_loss, dloss)
+    return _gradient(rows, axis, label_smoothing, z_loss, reduction, dloss)
 
 
 @_entropy(
     "logits[*b v@axis *c], target[*b *c] -> loss[*b *c], dlogits[*b v *c] if reduction=none",
     "logits[*b v@axis *c], target[*b *c] -> loss[], dlogits[*b v *c] if reduction!=none",
     "logits[*b v@axis *c], target[*b *c], dloss[] -> loss[], dlogits[*b v *c] if reduction!=none",
+    "logits[*b v@axis *c], target[*b *c], weight[v] -> loss[*b *c], dlogits[*b v *c]"
+    " if reduction=none",
+    "logits[*b v@axis *c], target[*b *c], weight[v] -> loss[], dlogits[*b v *c] if reduction!=none",
+    "logits[*b v@axis *c], target[*b *c], weight[v], dloss[] -> loss[], dlogits[*b v *c]"
+    " if reduction!=none",
     inplace=True,
-    roles={**TARGET, **LOSS, **COTANGENT},
+    roles={**ROWS, **LOSS, **COTANGENT},
     kernel=Kernel("cross_entropy.cu", "CrossEntropyWithGradient", schedule="cross_entropy"),
 )
 def cross_entropy_with_gradient(
     logits: A,
     target: Array,
+    weight: Array | None = None,
     dloss: Array | None = None,
     /,
     *,
@@ -309,7 +373,7 @@ def cross_entropy_with_gradient(
     ----------
     dloss : array of shape [], optional
         Gradient of the sum or mean, 1 by default: float32 or of the dtype of `logits`.
-    logits, target, axis, ignore_index, label_smoothing, z_loss, softcap, reduction, mode,
+    logits, target, weight, axis, ignore_index, label_smoothing, z_loss, softcap, reduction, mode,
     **dispatch
         As in `cross_entropy`.
 
@@ -336,9 +400,9 @@ def cross_entropy_with_gradient(
     >>> loss, dlogits
     (array(0.69314718), array([[ 0.5, -0.5]]))
     """
-    rows = _rows(logits, target, axis, ignore_index, softcap)
-    share = 1 / rows.number if reduction == "mean" else 1
+    rows = _rows(logits, target, weight, axis, ignore_index, softcap)
+    given = 1 if dloss is None else dloss
     return (
         _losses(rows, axis, label_smoothing, z_loss, reduction),
-        _gradient(rows, axis, label_smoothing, z_loss, share if dloss is None else dloss * share),
+        _gradient(rows, axis, label_smoothing, z_loss, reduction, given),
     )

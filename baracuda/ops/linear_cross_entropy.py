@@ -88,7 +88,7 @@ def _in_place(
 ) -> tuple[Array, Array]:
     """The loss and the gradients of logits, which take their place if they can."""
     options, name = {**options, "reduction": reduction}, "cross_entropy_with_gradient"
-    given = (logits, target) if dloss is None else (logits, target, dloss)
+    given = (logits, target) if dloss is None else (logits, target, None, dloss)
     if not rows.plain:
         return registry[name](*given, **options)
     shape = target.shape if reduction == "none" else ()

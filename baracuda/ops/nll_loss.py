@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 from baracuda.calls.op import op
 from baracuda.declaration import roles
@@ -11,7 +11,7 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import choice, dtype, integer, optional, shape
 from baracuda.families.losses import COTANGENT, LOSS
-from baracuda.families.reductions import classes, hits, picked
+from baracuda.families.reductions import classes, hits, picked, shares
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["nll_loss", "nll_loss_backward"]
@@ -34,18 +34,6 @@ _nll = partial(
         Case({"b": (2, 3), "v": 16, "c": ()}, reduction="sum", mode="drop"),
     ),
 )
-
-
-def _shares(weight: Array | None, counts: Array, at: Array, dtype: Any) -> tuple[Array, Array]:
-    """How much each row counts, and all of them."""
-    xp = library_of(at).xp
-    if weight is None:
-        number = xp.astype(xp.sum(xp.astype(counts, xp.int32)), dtype)
-        return xp.astype(counts, dtype), number
-    beside = xp.reshape(weight, (*(1,) * at.ndim, -1))
-    each = xp.squeeze(picked(beside, xp.expand_dims(at, axis=-1), -1), axis=-1)
-    each = xp.where(counts, each, 0)
-    return each, xp.sum(each)
 
 
 @_nll(
@@ -120,7 +108,7 @@ def nll_loss(
     """
     xp = library_of(x).xp
     counts, at = classes(target, x.shape[axis], ignore_index)
-    each, number = _shares(weight, counts, at, x.dtype)
+    each, number = shares(weight, counts, at, x.dtype)
     hit = xp.squeeze(picked(x, xp.expand_dims(at, axis=axis), axis), axis=axis)
     losses = xp.where(counts, -hit * each, 0)
     if reduction == "none":
@@ -190,7 +178,7 @@ def nll_loss_backward(
     """
     xp = library_of(dloss).xp
     counts, at = classes(target, x_shape[axis], ignore_index)
-    each, number = _shares(weight, counts, at, dloss.dtype)
+    each, number = shares(weight, counts, at, dloss.dtype)
     if reduction == "mean":
         # A weight by the sum: a quotient by a sum that is tiny, as weights may be, overflows.
         each, dloss = (each, dloss / number) if weight is None else (each / number, dloss)

@@ -126,24 +126,26 @@ def _log_sum(x: Any) -> Any:
     return (torch.log(torch.exp(x - most).sum(-1, keepdim=True)) + most)[..., 0]
 
 
-def _cross_entropy(x: Any, counts: Any, target: Any, o: Any) -> Any:
+def _cross_entropy(x: Any, counts: Any, target: Any, o: Any, weight: Any = None) -> Any:
     """The loss of logits; rows that do not count are not looked at."""
     x, at = x[counts], target[counts]
+    share = torch.ones(len(at), dtype=torch.float64) if weight is None else weight[at]
     if o["softcap"]:
         x = o["softcap"] * torch.tanh(x / o["softcap"])
-    each = F.cross_entropy(x, at, reduction="none", label_smoothing=o["label_smoothing"])
+    smooth = o["label_smoothing"]
+    each = F.cross_entropy(x, at, weight, reduction="none", label_smoothing=smooth)
     if o["z_loss"] and len(at):
-        each = each + o["z_loss"] * _log_sum(x) ** 2
+        each = each + o["z_loss"] * share * _log_sum(x) ** 2
     if o["reduction"] == "none":
         return torch.zeros(counts.shape, dtype=torch.float64).masked_scatter(counts, each)
-    return each.sum() / (len(at) if o["reduction"] == "mean" else 1) if len(at) else (
+    return each.sum() / (share.sum() if o["reduction"] == "mean" else 1) if len(at) else (
         x.sum() * 0 + (math.nan if o["reduction"] == "mean" else 0.0)
     )  # fmt: skip
 
 
 @formula("cross_entropy")
 def cross_entropy(t: Any, o: Any) -> Any:
-    return (_cross_entropy(*_rows(t, o, "logits"), o),)
+    return (_cross_entropy(*_rows(t, o, "logits"), o, t.get("weight")),)
 
 
 @formula("linear_cross_entropy")

@@ -936,8 +936,8 @@ _MODULES = (
     ),
     mutant(
         "weights of classes are not lost beside smoothing", "nn/losses.py",
-        "return \"no op has weights of classes beside label smoothing\" if both else \"\"",
-        "return \"\"",
+        "return cross_entropy(input, target, self.weight, axis",
+        "return cross_entropy(input, target, axis",
         "test_torch_modules.py::test_weights_of_classes_beside_smoothing",
     ),
     mutant(

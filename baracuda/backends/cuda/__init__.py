@@ -42,8 +42,10 @@ class CudaBackend:
         schedule = spec.kernel and spec.kernel.schedule
         # Planes are of one type.
         only = schedule == "planes" and spec.wide == ("parameter",)
+        if schedule == "cross_entropy":
+            return "residual" not in spec.wide
         if spec.wide == ("cotangent",):
-            return schedule in ("rows", "elementwise", "cross_entropy", "nll_loss")
+            return schedule in ("rows", "elementwise", "nll_loss")
         return only or schedule in ("rows", "elementwise")
 
     def refuses(self, problem: Problem) -> str | None:

@@ -10,7 +10,7 @@ import torch
 
 from baracuda.backends.torch.adapters import REDUCTIONS, Serve, function, has_nan, whole, wide
 from baracuda.declaration.spec import Problem
-from baracuda.families.reductions import classes
+from baracuda.families.reductions import classes, shares
 from baracuda.libraries import Array
 
 _softmax, _log_softmax = function("_softmax"), function("_log_softmax")
@@ -238,30 +238,70 @@ def nll_loss(
     return found[0].reshape(target.shape) if reduction == "none" else found[0]
 
 
-def _smoothed(log: Array, target: Array, axis: int, smoothing: float, **options: Any) -> Array:
+def _smoothed(
+    log: Array, target: Array, weight: Any, axis: int, smoothing: float, **options: Any
+) -> Array:
     """The loss of a target that shares with all classes."""
-    loss = nll_loss(log, target, axis=axis, **options)
-    if smoothing:
+    loss = nll_loss(log, target, weight, axis=axis, **options)
+    if not smoothing:
+        return loss
+    if weight is None:
         # Each class of a row that counts, as if it were its target.
         mean = log.mean(axis, keepdim=True).expand(log.shape)
-        loss = loss * (1 - smoothing) + nll_loss(mean, target, axis=axis, **options) * smoothing
-    return loss
+        return loss * (1 - smoothing) + nll_loss(mean, target, axis=axis, **options) * smoothing
+    counts, at = classes(target.unsqueeze(axis), log.shape[axis], options["ignore_index"])
+    mean = (log * _along_classes(weight, log, axis)).sum(axis, keepdim=True) / log.shape[axis]
+    each = mean.mul_(-smoothing).masked_fill_(~counts, 0).squeeze(axis)
+    if options["reduction"] != "none":
+        each = each.sum()
+    if options["reduction"] == "mean":
+        each = each / shares(weight, counts, at, log.dtype)[1]
+    return loss * (1 - smoothing) + each
 
 
-def _pulled(
-    powers: Array, counts: Array, at: Array, axis: int, smoothing: float, weight: Any
+def _along_classes(weight: Array, x: Array, axis: int) -> Array:
+    return weight.view(-1, *[1] * (x.ndim - 1 - axis % x.ndim))
+
+
+def _gradient(
+    powers: Array,
+    target: Array,
+    weight: Any,
+    dloss: Any,
+    axis: int,
+    ignore_index: int,
+    reduction: str,
+    smoothing: float,
 ) -> Array:
     """The gradient, over the shares of the classes."""
-    powers.scatter_(axis, at, smoothing - 1, reduce="add")
-    if smoothing:
-        powers.sub_(smoothing / powers.shape[axis])
-    powers.mul_(weight)
+    v = powers.shape[axis]
+    counts, at = classes(target.unsqueeze(axis), v, ignore_index)
+    share, number = shares(weight, counts, at, powers.dtype)
+    if reduction == "none" and not isinstance(dloss, int):
+        dloss = dloss.unsqueeze(axis)
+    if weight is None:
+        powers.scatter_(axis, at, smoothing - 1, reduce="add")
+        if smoothing:
+            powers.sub_(smoothing / v)
+        powers.mul_(dloss / number if reduction == "mean" else dloss)
+    else:
+        # A weight by the sum: a quotient by a sum that is tiny, as weights may be, overflows.
+        number = number if reduction == "mean" else 1
+        hit = share / number * (1 - smoothing)
+        if smoothing:
+            spread = weight / number * (smoothing / v)
+            powers.mul_(hit + spread.sum()).sub_(_along_classes(spread, powers, axis))
+        else:
+            powers.mul_(hit)
+        powers.scatter_add_(axis, at, -hit)
+        powers.mul_(dloss)
     return powers if counts.all() else powers.masked_fill_(~counts, 0)
 
 
 def cross_entropy(
     logits: Array,
     target: Array,
+    weight: Any = None,
     /,
     *,
     axis: int,
@@ -276,7 +316,7 @@ def cross_entropy(
     if z_loss or softcap:
         return None
     log = _log_softmax(logits, axis, False)
-    return _smoothed(log, target, axis, label_smoothing, ignore_index=ignore_index,
+    return _smoothed(log, target, weight, axis, label_smoothing, ignore_index=ignore_index,
                      reduction=reduction, mode=mode)  # fmt: skip
 
 
@@ -284,6 +324,7 @@ def cross_entropy_backward(
     dloss: Array,
     logits: Array,
     target: Array,
+    weight: Any = None,
     /,
     *,
     axis: int,
@@ -297,16 +338,14 @@ def cross_entropy_backward(
     """From a softmax, of which the gradient takes the memory."""
     if z_loss or softcap:
         return None
-    counts, at = classes(target.unsqueeze(axis), logits.shape[axis], ignore_index)
-    number = counts.sum().to(logits.dtype) if reduction == "mean" else 1
-    weight = dloss.unsqueeze(axis) if reduction == "none" else dloss / number
     powers = _softmax(logits, axis, False)
-    return _pulled(powers, counts, at, axis, label_smoothing, weight)
+    return _gradient(powers, target, weight, dloss, axis, ignore_index, reduction, label_smoothing)
 
 
 def cross_entropy_with_gradient(
     logits: Array,
     target: Array,
+    weight: Any = None,
     dloss: Array | int | None = None,
     /,
     *,
@@ -321,10 +360,10 @@ def cross_entropy_with_gradient(
     """Both from the logarithm of a softmax."""
     if z_loss or softcap:
         return None
-    counts, at = classes(target.unsqueeze(axis), logits.shape[axis], ignore_index)
-    number = counts.sum().to(logits.dtype) if reduction == "mean" else 1
     log = _log_softmax(logits, axis, False)
-    loss = _smoothed(log, target, axis, label_smoothing, ignore_index=ignore_index,
+    loss = _smoothed(log, target, weight, axis, label_smoothing, ignore_index=ignore_index,
                      reduction=reduction, mode=mode)  # fmt: skip
-    each = (1 if dloss is None else dloss) / number
-    return loss, _pulled(log.exp_(), counts, at, axis, label_smoothing, each)
+    given = 1 if dloss is None else dloss
+    return loss, _gradient(
+        log.exp_(), target, weight, given, axis, ignore_index, reduction, label_smoothing
+    )

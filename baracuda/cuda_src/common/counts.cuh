@@ -2,6 +2,7 @@
 #pragma once
 #include "index.cuh"
 #include "reduce.cuh"
+#include "vec.cuh"
 #ifdef __CUDACC__
 
 namespace baracuda {
@@ -29,6 +30,35 @@ struct Counts {
     }
     sum = block_total(sum);
     if (threadIdx.x == 0) args.counts[blockIdx.x] = sum;
+  }
+};
+
+// What the weights of their classes are in all; each block leaves the sum of its run.
+template <class T> struct Shares {
+  using A = Acc<T>;
+  static constexpr int RESIDENT = 1;
+
+  struct Args {
+    const void* target;
+    A* sums;
+    const T* weight;
+    i64 rows, run, classes, ignored, step;
+    u32 wide, wide_weight;
+    Walk<0, 1, i64> walk;
+  };
+
+  static DEVICE void run(const Args& args) {
+    const i64 first = i64(blockIdx.x) * args.run, end = first + args.run;
+    A sum = 0;
+    for (i64 row = first + threadIdx.x; row < end && row < args.rows; row += blockDim.x) {
+      i64 at[1];
+      args.walk.template offsets<1>(row, at);
+      const i64 target = entry_of(args.target, at[0], args.wide);
+      if (target == args.ignored || u64(target) >= u64(args.classes)) continue;
+      sum += widened(args.weight, target * args.step, args.wide_weight);
+    }
+    sum = block_total(sum);
+    if (threadIdx.x == 0) args.sums[blockIdx.x] = sum;
   }
 };
 

@@ -24,6 +24,16 @@ template <> struct Near<f32> {
   DEVICE f32 operator()(f32 x) const { return exponential2(fused(x, LOG2_E, -scaled)); }
 };
 
+// tanh x to a few units in the last place of x or, where that is more, of 1.
+HD f64 quick_hyperbolic_tangent(f64 x) { return tanh(x); }
+HD f32 quick_hyperbolic_tangent(f32 x) {
+  const f32 size = magnitude(x), square = x * x, e = quick_exponential(-2 * size);
+  f32 series = fused(square, 0.0218694885f, -0.0539682540f);
+  series = fused(fused(series, square, 0.1333333333f), square, -0.3333333333f);
+  const f32 far = (1 - e) * reciprocal(1 + e);
+  return size < 0.25f ? fused(x * square, series, x) : x < 0 ? -far : far;
+}
+
 // The largest of all, NaN if one of them is.
 template <class T, int V, int M> DEVICE Acc<T> largest(const Vec<T, V> (&v)[M]) {
   Acc<T> most = widen(v[0], 0);

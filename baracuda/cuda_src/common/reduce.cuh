@@ -138,6 +138,18 @@ template <class A> DEVICE A block_total(A x) {
   return x;
 }
 
+// What blocks left, in the order of their numbers: counts, or shares of rows.
+DEVICE i64 all_of(const i32* parts, i32 many) {
+  i64 sum = 0;
+  for (i32 i = 0; i < many; ++i) sum += parts[i];
+  return sum;
+}
+template <class A> DEVICE A all_of(const A* parts, i32 many) {
+  A sum = 0;
+  for (i32 i = 0; i < many; ++i) sum += parts[i];
+  return sum;
+}
+
 // The join that adds.
 template <class A, int M> struct Added {
   DEVICE Several<A, M> operator()(Several<A, M> a, const Several<A, M>& b) const {

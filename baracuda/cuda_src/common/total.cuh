@@ -80,14 +80,14 @@ template <template <class> class F, class T, int V, int DEPTH, int DIMS, class I
 };
 
 // The second stage: one block. A sum of nothing is 0, its mean 0 times NaN. What is shared by as
-// many as the `counts` say is divided by their sum.
-template <class T> struct Total {
+// many as the `counts` say, or by shares of rows (N), is divided by their sum.
+template <class T, class N = i32> struct Total {
   using A = Acc<T>;
   static constexpr int RESIDENT = 1;
 
   struct Args {
     const A* sums;
-    const i32* counts;
+    const N* counts;
     T* out;
     f64 share;
     i32 count, parts, wide, pad;
@@ -99,11 +99,7 @@ template <class T> struct Total {
     sum = block_total(sum);
     if (threadIdx.x != 0) return;
     f64 total = f64(sum) * args.share;
-    if (args.parts) {
-      i64 number = 0;
-      for (i32 i = 0; i < args.parts; ++i) number += args.counts[i];
-      total /= f64(number);
-    }
+    if (args.parts) total /= f64(all_of(args.counts, args.parts));
     deliver_one(A(total), args.out, 0, args.wide);
   }
 };

@@ -22,7 +22,15 @@ _SCALARS = 3
 # Bytes of shared memory that are not for logits.
 _FIXED = 4 << 10
 # Flags of cuda_src/cross_entropy.cu.
-_WIDE_TARGET, _REDUCED, _EQUAL_SHARES, _WIDE_LOSS, _GIVEN, _WIDE_DLOSS = 1, 2, 4, 8, 16, 32
+_WIDE_TARGET, _REDUCED, _EQUAL_SHARES, _WIDE_LOSS, _GIVEN, _WIDE_DLOSS, _WIDE_WEIGHT = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+)
 
 
 class Tuning(NamedTuple):
@@ -71,6 +79,8 @@ class Operands(NamedTuple):
         Along the axis of the classes; an index, or a row beside that of the logits.
     dloss, dlogits, loss : View or None
         The cotangent of the losses; the outputs along that axis, and not.
+    weight : View or None
+        Of the classes.
     """
 
     logits: View
@@ -78,6 +88,7 @@ class Operands(NamedTuple):
     dloss: View | None
     dlogits: View | None
     loss: View | None
+    weight: View | None
 
 
 def operands(call: Call) -> Operands:
@@ -86,11 +97,13 @@ def operands(call: Call) -> Operands:
     row = next(p for p in form.inputs if any(t.marker for t in p.terms))
     others = [p for p in form.inputs if p is not row]
     target = next(p.name for p in others if p.name in indices or p.names == row.names)
-    dloss = [call.view(p.name) for p in others if p.name != target]
+    along = [{call.problem.spec.role(name).below} for name in indices]
+    weight = [call.view(p.name) for p in others if p.names in along]
+    dloss = [call.view(p.name) for p in others if p.name != target and p.names not in along]
     outs = {p.names == row.names: call.out(i) for i, p in enumerate(form.outputs)}
     return Operands(
         call.view(row.name), call.view(target), dloss[0] if dloss else None,
-        outs.get(True), outs.get(False),
+        outs.get(True), outs.get(False), weight[0] if weight else None,
     )  # fmt: skip
 
 
@@ -131,7 +144,7 @@ def plan(call: Call) -> Steps:
     """One kernel over all rows; before it how many count, after it their sum, where asked for."""
     problem = call.problem
     of = operands(call)
-    logits, target, dloss, dlogits, loss = of
+    logits, target, dloss, dlogits, loss, weight = of
     small = loss or dloss
     n, count = logits.shape[problem.options["axis"]], _count(call, logits)
     soft = not problem.spec.integers
@@ -159,16 +172,17 @@ def plan(call: Call) -> Steps:
         workspaces.append(((max(blocks, 1),), call.accumulate_dtype))
     if parts:
         counts = (call.workspace(len(workspaces)), 0)
-        workspaces.append(((parts,), "int32"))
+        workspaces.append(((parts,), call.accumulate_dtype if weight else "int32"))
     steps = [_counts(call, of, parts, counts)] if parts else []
     if count:
         slots = [x.slot if x else logits.slot for x in (logits, target, dloss, dlogits, loss)]
         front = [*[(slot, 0) for slot in slots], sums, counts]
-        steps.append(_rows(call, logits, over, blocks, parts, front))
+        steps.append(_rows(call, of, over, blocks, parts, front))
     if reduced and loss is not None:
         share = 1.0 if parts or not mean else 1 / count if count else math.nan
         out = (loss.slot, 0)
-        steps.append(reduce.total(call, blocks, share, sums, counts, out, parts))
+        weighted = weight is not None and parts > 0
+        steps.append(reduce.total(call, blocks, share, sums, counts, out, parts, weighted))
     return Steps(tuple(steps), tuple(workspaces))
 
 
@@ -192,9 +206,10 @@ def _way(call: Call, of: Operands, strides: list[Shape]) -> Way:
     whole = slice(None, 3, None if soft else 2)
     numbers = [n, *[s for d in dims for s in d.strides[whole]]]
     wide = steps == (1, 1, 1) and divisor(numbers, call.elements()) == width
-    # Two rows are held where a target is one too; single elements take more registers.
+    # Two rows are held where a target is one too; weights and single elements take registers.
     tuning, single = call.facts.tuned(TUNINGS), call.itemsize == 2 and not wide
-    held = tuning.vectors[call.itemsize] // (1 + soft) // (1 + single)
+    fewer = 1 + (soft or of.weight is not None)
+    held = tuning.vectors[call.itemsize] // fewer // (1 + single)
     most = tuning.threads[call.itemsize] if wide else rows._SINGLE
     # Bytes of a vector that is kept, and of a probability beside each where the target is soft.
     keeps = of.dlogits is not None
@@ -237,45 +252,50 @@ def _spread(call: Call, n: int, held: int, most: int, size: int) -> tuple[int, i
 
 
 def _rows(
-    call: Call, logits: View, over: Way, blocks: int, parts: int, front: list[reduce.Place]
+    call: Call, of: Operands, over: Way, blocks: int, parts: int, front: list[reduce.Place]
 ) -> Step:
-    problem, how = call.problem, over.how
+    problem, how, logits, weight = call.problem, over.how, of.logits, of.weight
     options, count = problem.options, _count(call, logits)
     n = logits.shape[options["axis"]]
     scalars = problem.spec.codes
-    packer = Packer(True).pointers(len(front)).add("d", *[0.0] * _SCALARS)
-    packer.add("Q", call.listener).add("q", n, call.ignored, count, *over.steps)
+    weights = [(weight.slot, 0)] if weight else []
+    packer = Packer(True).pointers(len(weights) + len(front)).add("d", *[0.0] * _SCALARS)
+    packer.add("Q", call.listener).add("q", n, call.ignored, count)
+    packer.add("q", *over.steps[:2], weight.strides[0] if weight else over.steps[2])
     packer.add("i", n, how.lanes.bit_length() - 1, over.rounds, over.kept, parts)
     flags = _WIDE_TARGET * (problem.index_dtype == "int64")
     flags |= _REDUCED * (options["reduction"] != "none")
     dloss, loss = front[2][0], front[4][0]
     flags |= _WIDE_DLOSS * call.is_wide(dloss) | _WIDE_LOSS * call.is_wide(loss)
+    flags |= _WIDE_WEIGHT * (weight is not None and call.is_wide(weight.slot))
     flags |= _GIVEN * (dloss != front[0][0])
     if not problem.spec.integers and options["reduction"] == "mean":
         flags |= _EQUAL_SHARES
     arguments = packer.add("I", call.ticket, flags, 0).walk(over.dims, 4).done()
     schedule = (
         f"{call.functor}<{call.type}, {how.way}, {how.held}, {flag(over.wide)}, {flag(call.add)}, "
-        f"{over.cluster}>"
+        f"{over.cluster}{', true' if weight else ''}>"
     )
     tags = [how.way.lower(), "wide" if over.wide else "strided", *["add"] * call.add]
     tags += [f"clusters_of_{over.cluster}"] * (over.cluster > 1)
+    tags += ["weighted"] * (weight is not None)
     by_block = how.way in ("BLOCK", "LONG")
     bound = over.most if by_block else THREADS
     entry = call.entry(schedule, len(arguments), *tags, threads=bound, cluster=over.cluster)
     grid = (blocks * over.cluster, 1)
-    return Step(entry, grid, arguments, front, scalars, over.shared, how.threads)
+    return Step(entry, grid, arguments, [*weights, *front], scalars, over.shared, how.threads)
 
 
 def _counts(call: Call, of: Operands, parts: int, counts: reduce.Place) -> Step:
-    """How many rows count."""
-    problem, target = call.problem, of.target
-    count = prod(target.shape)
-    n = of.logits.shape[problem.options["axis"]]
-    packer = Packer(True).pointers(2).add("q", count, -(-count // parts), n)
-    packer.add("q", call.ignored)
-    packer.add("I", problem.index_dtype == "int64", 0)
-    dims = merged(target.shape, [target.strides])
-    arguments = packer.walk(dims, 1).done()
-    entry = call.entry("Counts", len(arguments), "counts", threads=1024)
-    return Step(entry, (parts, 1), arguments, [(target.slot, 0), counts])
+    """How many rows count, or what they count where classes have weights."""
+    problem, target, weight = call.problem, of.target, of.weight
+    count, n = prod(target.shape), of.logits.shape[problem.options["axis"]]
+    front = [(target.slot, 0), counts, *([(weight.slot, 0)] if weight else [])]
+    packer = Packer(True).pointers(len(front)).add("q", count, -(-count // parts), n, call.ignored)
+    packer.add("q", *([weight.strides[0]] if weight else []))
+    wide = weight is not None and call.is_wide(weight.slot)
+    packer.add("I", problem.index_dtype == "int64", wide)
+    arguments = packer.walk(merged(target.shape, [target.strides]), 1).done()
+    name, tag = (f"Shares<{call.type}>", "shares") if weight else ("Counts", "counts")
+    entry = call.entry(name, len(arguments), tag, threads=1024)
+    return Step(entry, (parts, 1), arguments, front)

@@ -65,13 +65,19 @@ def plan(call: Call) -> Steps:
 
 
 def total(
-    call: Call, count: int, share: float, sums: Place, counts: Place, out: Place, parts: int = 0
-) -> Step:
-    """Adds up what `count` blocks left: a share of that, or one by the number in `parts` counts."""
+    call: Call, count: int, share: float, sums: Place, counts: Place, out: Place, parts: int = 0,
+    weighted: bool = False,
+) -> Step:  # fmt: skip
+    """Adds up what `count` blocks left: a share of that, or one by the number in `parts` counts.
+
+    Rows that are weighted have sums of weights there.
+    """
     wide = call.is_wide(out[0])
     packer = Packer(False).pointers(3).add("d", share).add("i", count, parts, wide, 0)
     arguments = packer.done()
-    entry = call.entry(f"Total<{call.type}>", len(arguments), "total", threads=_ADDERS)
+    kind, tags = call.type, ("total", *["weighted"] * weighted)
+    kind = f"{kind}, {call.accumulate}" if weighted else kind
+    entry = call.entry(f"Total<{kind}>", len(arguments), *tags, threads=_ADDERS)
     return Step(entry, (1, 1), arguments, [sums, counts, out])
 
 
