@@ -264,11 +264,11 @@ def test_backward_passes_accumulate(backend: str | None, compiled: bool) -> None
 def test_vmap_is_a_loop(op: str) -> None:
     for call in calls(op, "float64"):
         arrays, run = call.given(), partial(call.run, backend=None)
-        batch = [torch.stack([x, torch.zeros_like(x), x.roll(1)]) for x in arrays]
-        places = range(len(arrays))
-        for at in (set(places), *({i} for i in places)):
-            given = [batch[i] if i in at else arrays[i] for i in places]
-            dims = tuple(0 if i in at else None for i in places)
+        there = {i: x for i, x in enumerate(arrays) if x is not None}
+        batch = {i: torch.stack([x, torch.zeros_like(x), x.roll(1)]) for i, x in there.items()}
+        for at in ({*there}, *({i} for i in there)):
+            given = [batch[i] if i in at else x for i, x in enumerate(arrays)]
+            dims = tuple(0 if i in at else None for i in range(len(arrays)))
             got = torch.func.vmap(lambda *some, run=run: run(some), in_dims=dims)(*given)
             each = [run([x[n] if i in at else x for i, x in enumerate(given)]) for n in range(3)]
             for x, y in zip(got, zip(*each, strict=True), strict=True):
