@@ -59,6 +59,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "logsumexp_backward_f16_columns_v8": (432, "the same, as softmax itself; sm_100 and sm_120"),
     "l2_normalize_backward_f16_columns_v8": (232, "the same, of two inputs; sm_100 and sm_120"),
     "softmax_backward_f16_columns_v8": (160, "the same, of two inputs; sm_100 and sm_120"),
+    "f16_block_wide": (104, "sm_120: as many threads as hold a row outweigh a few registers"),
     "_kept_c": (32, "sm_100: the next row in registers outweighs a few registers"),
     "_streamed_c": (96, "sums of all of a row outweigh a few registers of an output added to"),
     "_far_c": (288, "as many threads as hold the longest rows outweigh a few registers"),
