@@ -7,6 +7,21 @@
 
 namespace baracuda {
 
+// What targets count that are classes and not ignored; each block leaves the sum of its run.
+template <class Args, class N, class F>
+DEVICE void total_of_targets(const Args& args, N* sums, const F& counts_for) {
+  const i64 first = i64(blockIdx.x) * args.run, end = first + args.run;
+  N sum = 0;
+  for (i64 row = first + threadIdx.x; row < end && row < args.rows; row += blockDim.x) {
+    i64 at[1];
+    args.walk.template offsets<1>(row, at);
+    const i64 target = entry_of(args.target, at[0], args.wide);
+    if (target != args.ignored && u64(target) < u64(args.classes)) sum += counts_for(target);
+  }
+  sum = block_total(sum);
+  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
 // How many targets are classes and not ignored; each block leaves the number of its run.
 struct Counts {
   static constexpr int RESIDENT = 1;
@@ -20,16 +35,7 @@ struct Counts {
   };
 
   static DEVICE void run(const Args& args) {
-    const i64 first = i64(blockIdx.x) * args.run, end = first + args.run;
-    i32 sum = 0;
-    for (i64 row = first + threadIdx.x; row < end && row < args.rows; row += blockDim.x) {
-      i64 at[1];
-      args.walk.template offsets<1>(row, at);
-      const i64 target = entry_of(args.target, at[0], args.wide);
-      sum += target != args.ignored && u64(target) < u64(args.classes);
-    }
-    sum = block_total(sum);
-    if (threadIdx.x == 0) args.counts[blockIdx.x] = sum;
+    total_of_targets(args, args.counts, [](i64) { return 1; });
   }
 };
 
@@ -48,17 +54,9 @@ template <class T> struct Shares {
   };
 
   static DEVICE void run(const Args& args) {
-    const i64 first = i64(blockIdx.x) * args.run, end = first + args.run;
-    A sum = 0;
-    for (i64 row = first + threadIdx.x; row < end && row < args.rows; row += blockDim.x) {
-      i64 at[1];
-      args.walk.template offsets<1>(row, at);
-      const i64 target = entry_of(args.target, at[0], args.wide);
-      if (target == args.ignored || u64(target) >= u64(args.classes)) continue;
-      sum += widened(args.weight, target * args.step, args.wide_weight);
-    }
-    sum = block_total(sum);
-    if (threadIdx.x == 0) args.sums[blockIdx.x] = sum;
+    total_of_targets(args, args.sums, [&](i64 target) {
+      return widened(args.weight, target * args.step, args.wide_weight);
+    });
   }
 };
 

@@ -22,15 +22,8 @@ _SCALARS = 3
 # Bytes of shared memory that are not for logits.
 _FIXED = 4 << 10
 # Flags of cuda_src/cross_entropy.cu.
-_WIDE_TARGET, _REDUCED, _EQUAL_SHARES, _WIDE_LOSS, _GIVEN, _WIDE_DLOSS, _WIDE_WEIGHT = (
-    1,
-    2,
-    4,
-    8,
-    16,
-    32,
-    64,
-)
+_WIDE_TARGET, _REDUCED, _EQUAL_SHARES, _WIDE_LOSS = 1, 2, 4, 8
+_GIVEN, _WIDE_DLOSS, _WIDE_WEIGHT = 16, 32, 64
 
 
 class Tuning(NamedTuple):
