@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.special
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
+from torch_lists import torchs
 
 import baracuda as bc
 
@@ -23,7 +23,6 @@ ROWS = np.asarray([
 ])  # fmt: skip
 BACKENDS = ("numpy", "torch", "array_api")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-SAMPLES = next(op for op in op_db if op.name == "logsumexp")
 
 
 def given(x: Any, backend: str) -> Any:
@@ -90,8 +89,9 @@ def test_16_bits_are_rounded_once_and_not_where_a_wider_result_is_asked(
 
 
 def test_torchs_own_samples_have_its_values_and_gradients() -> None:
-    seen = 0
-    for sample in SAMPLES.sample_inputs("cpu", torch.float64, requires_grad=True):
+    ops, seen = torchs("common_methods_invocations", "op_db"), 0
+    theirs = next(op for op in ops if op.name == "logsumexp")
+    for sample in theirs.sample_inputs("cpu", torch.float64, requires_grad=True):
         (axis, *others), keepdims = sample.args
         x = sample.input
         # Several axes at once are not one row, and a number has none.

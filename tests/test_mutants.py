@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,6 +29,14 @@ def test_the_tests_of_every_mutant_are_there() -> None:
             file, _, name = test.partition("::")
             text = (TESTS / file).read_text(encoding="utf-8")
             assert f"def {name.partition('[')[0]}(" in text if name else "def test_" in text, test
+
+
+@pytest.mark.full
+def test_the_cases_that_mutants_name_are_collected() -> None:
+    named = sorted({test for one in every() for test in one.tests if "[" in test})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist", *named]
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stdout[-2000:]
 
 
 def test_no_name_stands_for_two_and_there_are_as_many_as_promised() -> None:

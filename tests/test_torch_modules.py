@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch_lists import torchs
 
 import baracuda.nn as bn
 from baracuda.nn.namesakes import Namesake
@@ -62,12 +63,7 @@ MORE: dict[str, list[tuple[dict[str, Any], tuple[int, ...]]]] = {
 @pytest.fixture(scope="module")
 def database() -> dict[type, Any]:
     """torch's list of modules and their test inputs, by class."""
-    # It forbids changes of backends' flags to the rest of the process.
-    free = torch.backends.__allow_nonbracketed_mutation_flag
-    from torch.testing._internal.common_modules import module_db
-
-    torch.backends.__allow_nonbracketed_mutation_flag = free
-    return {info.module_cls: info for info in module_db}
+    return {info.module_cls: info for info in torchs("common_modules", "module_db")}
 
 
 def made(name: str, *arguments: Any, **named: Any) -> tuple[nn.Module, nn.Module]:

@@ -1080,7 +1080,7 @@ _NAMESAKES = (
         "torch's losses drop classes out of range", "backends/torch/rows.py",
         "    if mode == \"drop\":\n",
         "    if False:\n",
-        "test_torch_namesakes.py::test_classes_out_of_range_are_dropped[0.0-mean-torch.int32--1]",
+        "test_torch_namesakes.py::test_classes_out_of_range_are_dropped[False-0.0-mean-torch.int32--1]",
     ),
     mutant(
         "torch's functions widen what they would round twice", "backends/torch/namesakes.py",
