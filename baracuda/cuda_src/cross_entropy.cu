@@ -220,12 +220,13 @@ struct Entropy {
       UNROLL for (int i = 0; i < V; ++i) x[i] = cap(row, x[i]);
     }
     UNROLL for (int i = 0; i < V; ++i) {
-      y[i] = (PLAIN ? slope.near(x[i]) : quick_exponential(x[i] - slope.most)) * slope.weight;
+      const A power = PLAIN ? slope.near(x[i]) : quick_exponential(x[i] - slope.most);
       A less = SOFT ? slope.hit * probability(row, t, i) : slope.spread;
       if constexpr (WEIGHTED) {
         if (row.smooth && there(row, e, i)) less *= weight_of(args, e + i) / slope.whole;
       }
-      y[i] -= less;
+      // Of two products a compiler would fuse either.
+      y[i] = fused(power, slope.weight, -less);
     }
     // One vector of a row has its target.
     if (!SOFT && u32(slope.target - e) < u32(V)) {

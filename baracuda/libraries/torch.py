@@ -17,6 +17,12 @@ from baracuda.layouts import Shape
 from baracuda.libraries import Array, Facts, Library, Region, State, adopt, alignment, near
 
 _any_autocast = torch._C._is_any_autocast_enabled
+# Asked once: torch.compile does not trace the question in every version.
+_REGIONS = frozenset(
+    kind
+    for kind in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "maia", "xla", "privateuseone")
+    if torch.amp.is_autocast_available(kind)
+)
 _AS_IT_IS = nullcontext()
 _compiling = torch.compiler.is_compiling
 _deterministic = torch._C._get_deterministic_algorithms
@@ -184,7 +190,7 @@ class Torch(Library):
         if not _any_autocast():
             return _AS_IT_IS
         kind = device.partition(":")[0]
-        narrows = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        narrows = kind in _REGIONS and torch.is_autocast_enabled(kind)
         return torch.autocast(kind, enabled=False) if narrows else _AS_IT_IS
 
     def sigmoid(self, x: Array) -> Array:
@@ -258,10 +264,9 @@ def region_of(arrays: Sequence[Array]) -> Region:
     """The autocast region for the device of the arrays."""
     device = getattr(arrays[0], "device", None) if arrays else None
     kind = device.type if isinstance(device, torch.device) else ""
-    if not kind or not torch.amp.is_autocast_available(kind):
+    if kind not in _REGIONS or not torch.is_autocast_enabled(kind):
         return ()
-    enabled = torch.is_autocast_enabled(kind)
-    return (name_of(torch.get_autocast_dtype(kind)), kind) if enabled else ()
+    return name_of(torch.get_autocast_dtype(kind)), kind
 
 
 def is_batch(x: Any) -> bool:

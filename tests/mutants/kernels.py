@@ -260,7 +260,7 @@ MUTANTS = (
     ),
     mutant(
         "a lane finds its part of a narrower streamed row", "cuda_src/common/streamed_rows.cuh",
-        "reinterpret_cast<const N*>(from - lane * V)", "reinterpret_cast<const N*>(from)", _MIXED,
+        "load<V>(all + lane * V + h * 32 * V)", "load<V>(all + h * 32 * V)", _MIXED,
     ),
     mutant(
         "eps is under the root", "cuda_src/norm.cu",
