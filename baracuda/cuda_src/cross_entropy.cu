@@ -223,7 +223,7 @@ struct Entropy {
       const A power = PLAIN ? slope.near(x[i]) : quick_exponential(x[i] - slope.most);
       A less = SOFT ? slope.hit * probability(row, t, i) : slope.spread;
       if constexpr (WEIGHTED) {
-        if (row.smooth && there(row, e, i)) less *= weight_of(args, e + i) / slope.whole;
+        if (!PLAIN && row.smooth && there(row, e, i)) less *= weight_of(args, e + i) / slope.whole;
       }
       // Of two products a compiler would fuse either.
       y[i] = fused(power, slope.weight, -less);
@@ -405,7 +405,7 @@ struct Entropy {
       if (WEIGHTED) pull = fused(s.at[TERMS - 1] / whole, row.spread, own * row.keep);
       if (z > 0) pull += WEIGHTED ? 2 * z * norm * own : 2 * z * norm;
       const Near<A> near(most);
-      const bool plain = !(row.cap > 0) && Near<A>::takes(most);
+      const bool plain = (WEIGHTED ? row.plain : !(row.cap > 0)) && Near<A>::takes(most);
       const A weight = share / s.at[1] * pull;
       const Slope slope{
           near, most, plain ? weight * near.rest : weight, share * row.spread,
