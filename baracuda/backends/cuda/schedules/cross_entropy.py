@@ -200,12 +200,13 @@ def _way(call: Call, of: Operands, strides: list[Shape]) -> Way:
     numbers = [n, *[s for d in dims for s in d.strides[whole]]]
     wide = steps == (1, 1, 1) and divisor(numbers, call.elements()) == width
     # Two rows are held where a target is one too; weights and single elements take registers.
+    keeps = of.dlogits is not None
+    weighs = of.weight is not None and (keeps or call.itemsize == 2)
     tuning, single = call.facts.tuned(TUNINGS), call.itemsize == 2 and not wide
-    fewer = 1 + (soft or of.weight is not None)
+    fewer = 1 + (soft or weighs)
     held = tuning.vectors[call.itemsize] // fewer // (1 + single)
     most = tuning.threads[call.itemsize] if wide else rows._SINGLE
     # Bytes of a vector that is kept, and of a probability beside each where the target is soft.
-    keeps = of.dlogits is not None
     size = WIDEST * (1 + soft) * keeps
     cluster, threads = _spread(call, n, held, most, size) if wide else (1, most)
     how = rows.shares(n, width, held, threads)
