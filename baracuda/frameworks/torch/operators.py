@@ -224,6 +224,9 @@ def called(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]
     In a program that torch.compile makes it may be that of the op ahead, whose gradients are kept.
     """
     spec, early = op.spec, op.early
+    # torch takes None for any tensor, so it would choose the overload of an array that is missing.
+    while arrays and arrays[-1] is None:
+        arrays = arrays[:-1]
     if spec.products:
         # Which operator it is depends on the dtypes that the region gives the arrays.
         arrays = autocast.taken(spec, arrays, region_of(arrays))
