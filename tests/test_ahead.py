@@ -18,18 +18,30 @@ from baracuda.libraries.torch import ADAPTER
 
 
 def drawn(*watched: bool, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
-    """Hidden states and weights, watched or not, and targets of which one is ignored."""
+    """Hidden states, weights, targets of which one is ignored, and a bias if three are watched."""
     torch.manual_seed(1)
-    hidden, weight = (torch.randn(n, 5, dtype=dtype) for n in (7, 11))
+    hidden, weight, bias = (torch.randn(*n, dtype=dtype) for n in ((7, 5), (11, 5), (11,)))
     target = torch.randint(0, 11, (7,))
     target[2] = -100
-    for x, wanted in zip((hidden, weight), watched, strict=True):
+    given = (hidden, weight, target, bias)[: len(watched) + 1]
+    for x, wanted in zip(floats(given), watched, strict=True):
         x.requires_grad_(wanted)
-    return hidden, weight, target
+    return given
 
 
-def plain(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(hidden @ weight.T, target)
+def floats(given: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    return [x for x in given if x.is_floating_point()]
+
+
+def plain(
+    hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, *bias: torch.Tensor
+) -> torch.Tensor:
+    logits = torch.nn.functional.linear(hidden, weight, *bias)
+    return torch.nn.functional.cross_entropy(logits, target)
+
+
+# Whether the layer has a bias.
+BIASED = pytest.mark.parametrize("all_watched", [(True,) * 2, (True,) * 3], ids=["", "bias"])
 
 
 @pytest.fixture
@@ -47,23 +59,24 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return taken
 
 
+@BIASED
 @pytest.mark.parametrize("chunk", [None, 3])
 @pytest.mark.parametrize("factor", [1.0, -2.5])
 def test_gradients_are_scaled_backward_and_may_be_asked_for_twice(
-    chunk: int | None, factor: float
+    chunk: int | None, factor: float, all_watched: tuple[bool, ...]
 ) -> None:
-    hidden, weight, target = drawn(True, True)
-    loss = bc.linear_cross_entropy(hidden, weight, target, chunk=chunk) * factor
-    want = torch.autograd.grad(plain(hidden, weight, target) * factor, (hidden, weight))
+    given = drawn(*all_watched)
+    loss = bc.linear_cross_entropy(*given, chunk=chunk) * factor
+    want = torch.autograd.grad(plain(*given) * factor, floats(given))
     for again in (True, False):
-        got = torch.autograd.grad(loss, (hidden, weight), retain_graph=again)
+        got = torch.autograd.grad(loss, floats(given), retain_graph=again)
         for x, y in zip(got, want, strict=True):
             torch.testing.assert_close(x, y)
 
 
-def test_there_are_three_products(products: list[str]) -> None:
-    hidden, weight, target = drawn(True, True)
-    loss = bc.linear_cross_entropy(hidden, weight, target)
+@BIASED
+def test_there_are_three_products(products: list[str], all_watched: tuple[bool, ...]) -> None:
+    loss = bc.linear_cross_entropy(*drawn(*all_watched))
     assert len(products) == 3
     loss.backward()
     assert len(products) == 3
@@ -75,15 +88,23 @@ def test_there_are_three_products(products: list[str]) -> None:
         ((False, False), torch.float64, "mean"),
         ((True, False), torch.float64, "mean"),
         ((False, True), torch.float64, "mean"),
+        ((True, True, False), torch.float64, "mean"),
+        ((False, False, True), torch.float64, "mean"),
         ((True, True), torch.float16, "mean"),
         ((True, True), torch.float64, "none"),
     ],
 )
 def test_nothing_is_made_that_may_not_be_asked_for(
-    products: list[str], watched: tuple[bool, bool], dtype: torch.dtype, reduction: Any
+    products: list[str], watched: tuple[bool, ...], dtype: torch.dtype, reduction: Any
 ) -> None:
-    bc.linear_cross_entropy(*drawn(*watched, dtype=dtype), reduction=reduction)
+    given = drawn(*watched, dtype=dtype)
+    loss = bc.linear_cross_entropy(*given, reduction=reduction)
     assert len(products) == 1
+    if dtype is torch.float64 and any(watched) and reduction == "mean":
+        asked = [x for x in given if x.requires_grad]
+        want = torch.autograd.grad(plain(*given), asked)
+        for x, y in zip(torch.autograd.grad(loss, asked), want, strict=True):
+            torch.testing.assert_close(x, y)
 
 
 def test_nothing_is_made_where_saved_tensors_are_taken_away(products: list[str]) -> None:
@@ -100,19 +121,36 @@ def test_nothing_is_made_where_saved_tensors_are_taken_away(products: list[str])
         torch.testing.assert_close(x.grad, y)
 
 
-def test_second_derivatives_are_those_of_the_loss() -> None:
-    hidden, weight, target = drawn(True, True)
+@BIASED
+def test_second_derivatives_are_those_of_the_loss(all_watched: tuple[bool, ...]) -> None:
+    given = drawn(*all_watched)
 
-    def loss(*some: torch.Tensor) -> torch.Tensor:
-        return bc.linear_cross_entropy(*some, target)
+    def loss(hidden: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+        return bc.linear_cross_entropy(hidden, weight, given[2], *bias)
 
     # Without a tolerance: what is asked for again has the same bits.
-    assert torch.autograd.gradcheck(loss, (hidden, weight))
-    assert torch.autograd.gradgradcheck(loss, (hidden, weight), nondet_tol=1e-12)
+    assert torch.autograd.gradcheck(loss, floats(given))
+    assert torch.autograd.gradgradcheck(loss, floats(given), nondet_tol=1e-12)
 
 
-def test_a_compiled_program_has_the_op_that_is_ahead() -> None:
-    hidden, weight, target = drawn(True, True)
+@BIASED
+def test_transforms_differentiate_along_batches(all_watched: tuple[bool, ...]) -> None:
+    """Of losses and of gradients: each array may have batches."""
+    given = tuple(x.detach() for x in drawn(*all_watched))
+    along = [i for i, x in enumerate(given) if x.is_floating_point()]
+    for batched in along:
+        some = [torch.stack([x, -x]) if i == batched else x for i, x in enumerate(given)]
+        dims = tuple([0 if i == batched else None for i in range(len(given))])
+        pair = [torch.func.grad(f, tuple(along)) for f in (bc.linear_cross_entropy, plain)]
+        got, want = (torch.func.vmap(f, dims)(*some) for f in pair)
+        for x, y in zip(got, want, strict=True):
+            torch.testing.assert_close(x, y)
+
+
+@BIASED
+def test_a_compiled_program_has_the_op_that_is_ahead(all_watched: tuple[bool, ...]) -> None:
+    hidden, weight, target, *bias = drawn(*all_watched)
+    given = hidden, weight, *bias
     graphs: list[list[str]] = []
 
     def keep(graph: Any, inputs: Any) -> Any:
@@ -121,45 +159,53 @@ def test_a_compiled_program_has_the_op_that_is_ahead() -> None:
 
     backend = aot_autograd(fw_compiler=keep)
 
-    def loss(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return bc.linear_cross_entropy(hidden * 1, weight, target) * 2
+    def loss(hidden: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+        return bc.linear_cross_entropy(hidden * 1, weight, target, *(bias or (None,))) * 2
 
     compiled = torch.compile(loss, fullgraph=True, backend=backend)
-    got = torch.autograd.grad(compiled(hidden, weight), (hidden, weight))
-    want = torch.autograd.grad(loss(hidden, weight), (hidden, weight))
+    got = torch.autograd.grad(compiled(*given), given)
+    want = torch.autograd.grad(loss(*given), given)
     for x, y in zip(got, want, strict=True):
         torch.testing.assert_close(x, y)
     name = "baracuda.linear_cross_entropy"
     forward, backward = graphs
-    assert f"{name}_with_gradient.default" in forward
+    assert f"{name}_with_gradient.{'bias' if bias else 'default'}" in forward
     assert not any("linear" in word for word in backward)
     graphs.clear()
-    compiled(hidden.detach(), weight.detach())
+    compiled(*[x.detach() for x in given])
     assert f"{name}.default" in graphs[0]
 
 
-def test_jax_takes_three_products_and_has_all_derivatives() -> None:
+@BIASED
+def test_jax_takes_three_products_and_has_all_derivatives(all_watched: tuple[bool, ...]) -> None:
     rng = np.random.default_rng(2)
-    hidden, weight = (jnp.asarray(rng.normal(size=(n, 5)), jnp.float32) for n in (7, 11))
-    target = jnp.asarray(rng.integers(0, 11, 7))
+    shapes = ((7, 5), (11, 5), (11,))[: len(all_watched)]
+    at = tuple(jnp.asarray(rng.normal(size=n), jnp.float32) for n in shapes)
+    target, places = jnp.asarray(rng.integers(0, 11, 7)), tuple(range(len(at)))
 
-    def loss(*some: Any) -> Any:
-        return 2.5 * bc.linear_cross_entropy(*some, target)
+    def loss(hidden: Any, weight: Any, *bias: Any) -> Any:
+        return 2.5 * bc.linear_cross_entropy(hidden, weight, target, *bias)
 
-    def formula(hidden: Any, weight: Any) -> Any:
-        logits = hidden @ weight.T
+    def formula(hidden: Any, weight: Any, *bias: Any) -> Any:
+        logits = hidden @ weight.T + sum(bias)
         hit = jnp.take_along_axis(logits, target[:, None], 1)[:, 0]
         return 2.5 * jnp.mean(jax.nn.logsumexp(logits, -1) - hit)
 
-    at, along = (hidden, weight), (hidden * 0.3, weight * 0.2)
-    program = str(jax.make_jaxpr(jax.grad(loss, (0, 1)))(*at))
+    along = tuple(x * (0.3 - 0.1 * i) for i, x in enumerate(at))
+    alone = (None,) * (len(at) - 1)
+    program = str(jax.make_jaxpr(jax.grad(loss, places))(*at))
     assert program.count("dot_general") == 3
     for transform in (
-        lambda f: jax.jit(jax.grad(f, (0, 1)))(*at),
+        lambda f: jax.jit(jax.grad(f, places))(*at),
         lambda f: jax.jit(lambda *some: jax.jvp(f, some, along))(*at),
-        lambda f: jax.jit(jax.hessian(f))(*at),
+        lambda f: jax.jit(jax.hessian(f, places))(*at),
         lambda f: jax.jit(jax.grad(jax.checkpoint(f)))(*at),
-        lambda f: jax.jit(jax.vmap(jax.grad(f), (0, None)))(jnp.stack([hidden, -hidden]), weight),
+        lambda f: jax.jit(jax.vmap(jax.grad(f, places), (0, *alone)))(
+            jnp.stack([at[0], -at[0]]), *at[1:]
+        ),
+        lambda f: jax.jit(jax.vmap(jax.grad(f), (*alone, 0)))(
+            *at[:-1], jnp.stack([at[-1], -at[-1]])
+        ),
     ):
         got, want = transform(loss), transform(formula)
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=1e-5), got, want)

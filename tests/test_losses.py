@@ -365,6 +365,95 @@ def test_linear_cross_entropy_is_a_product_and_a_cross_entropy(
     assert bc.linear_cross_entropy.plan(*own, target).sku.kernel == "composite"
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_layer_with_a_bias_is_torchs(reduction: str, smoothing: float) -> None:
+    hidden, weight = torch.randn(2, 5, 4).double(), torch.randn(7, 4).double()
+    bias, target = torch.randn(7).double(), torch.randint(0, 7, (2, 5))
+    target[0, 1] = -100
+    more = {"reduction": reduction, "label_smoothing": smoothing}
+    leaves = [v.clone().requires_grad_() for v in (hidden, weight, bias)]
+    logits = F.linear(leaves[0], *leaves[1:])
+    want = F.cross_entropy(logits.flatten(0, 1), target.flatten(), **more)
+    want = want.reshape(target.shape) if reduction == "none" else want
+    g = torch.randn_like(want)
+    grads = torch.autograd.grad(want, leaves, g, retain_graph=True)
+    unit = torch.autograd.grad(want.sum(), leaves)
+    forward, backward, both = LINEAR_OPS
+    for chunk in (None, 1, 3):
+        own = [v.clone().requires_grad_() for v in (hidden, weight, bias)]
+        got = forward(*own[:2], target, own[2], chunk=chunk, **more)
+        close(got, want.detach())
+        by_autograd = torch.autograd.grad(got, own, g)
+        for make in (torch.asarray, lambda x: x.numpy()):
+            arrays = [make(x) for x in (hidden, weight, target, bias)]
+            close(torch.asarray(forward(*arrays, chunk=chunk, **more)), want.detach())
+            explicit = backward(make(g), *arrays, chunk=chunk, **more)
+            loss, *ones = both(*arrays, chunk=chunk, **more)
+            close(torch.asarray(loss), want.detach())
+            for found, exact in ((explicit, grads), (by_autograd, grads), (ones, unit)):
+                for one, other in zip(found, exact, strict=True):
+                    close(torch.asarray(one), other)
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_a_layer_without_a_bias_has_the_bits_that_it_had(chunk: int | None) -> None:
+    """The ops beside a product of the library, which nothing is added to."""
+    hidden, weight = torch.randn(6, 16), torch.randn(50, 16)
+    target = torch.randint(0, 50, (6,))
+    for more in ({"reduction": "none"}, {"reduction": "sum"}):
+        for given in ((hidden, weight, target), (hidden, weight, target, None)):
+            loss, _, dweight = bc.linear_cross_entropy_with_gradient(*given, chunk=chunk, **more)
+            parts = [
+                bc.cross_entropy_with_gradient(torch.matmul(x, weight.T), t, **more)
+                for x, t in zip(hidden.split(chunk or 6), target.split(chunk or 6), strict=True)
+            ]
+            losses = [one for one, _ in parts]
+            want = torch.cat(losses) if losses[0].ndim else torch.stack(losses).sum()
+            assert torch.equal(loss, want)
+            pairs = zip(parts, hidden.split(chunk or 6), strict=True)
+            terms = [slopes.T @ x for (_, slopes), x in pairs]
+            assert torch.equal(dweight, sum(terms[1:], terms[0]))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_bias_in_16_bits_is_rounded_once_with_its_logits(dtype: str) -> None:
+    """A sum that is rounded before the bias and again after it leaves an eighth of them off."""
+    kind = getattr(torch, dtype)
+    hidden, weight = torch.randn(256, 16).to(kind), torch.randn(300, 16).to(kind)
+    bias, target = (30 * torch.randn(300)).to(kind), torch.randint(0, 300, (256,))
+    logits = F.linear(hidden.double(), weight.double(), bias.double()).to(kind)
+    want = F.cross_entropy(logits.double(), target, reduction="none").numpy()
+    given = [hidden, weight, target, bias]
+    in_jax = [jnp.asarray((x.float() if x is not target else x).numpy()) for x in given]
+    in_jax = [x.astype(dtype) if x.dtype == jnp.float32 else x for x in in_jax]
+    for arrays in (given, in_jax):
+        got = bc.linear_cross_entropy(*arrays, reduction="none")
+        assert str(got.dtype).endswith("float32")
+        # Sums in float32 round to another neighbour now and then.
+        assert np.mean(np.abs(np.asarray(got) - want) < 1e-3) > 0.97
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("chunk", [None, 512])
+def test_the_gradient_of_a_bias_is_added_up_in_float32(
+    dtype: torch.dtype, reduction: str, chunk: int | None
+) -> None:
+    """Of 4096 like rows: 16 bits would stop at 256 or 2048 times their slope."""
+    hidden, weight = torch.zeros(4096, 2).to(dtype), torch.zeros(3, 2).to(dtype)
+    bias = torch.tensor([0.0, 1.0, -0.5]).to(dtype)
+    target, count = torch.zeros(4096, dtype=torch.int64), 1 if reduction == "mean" else 4096
+    given = torch.ones(4096 if reduction == "none" else ()), hidden, weight, target, bias
+    plan = bc.linear_cross_entropy_backward.plan(*given, reduction=reduction, chunk=chunk)
+    dbias = torch.full((3,), 0.25)
+    plan(*given, out=(None, None, dbias), accumulate=(False, False, True))
+    want = count * (torch.softmax(bias.double(), 0) - torch.tensor([1.0, 0.0, 0.0]))
+    # Each slope is rounded.
+    room = torch.finfo(dtype).eps * count
+    assert float((dbias.double() - 0.25 - want).abs().max()) < room
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_gradients_of_one_chunk_are_those_of_many(dtype: torch.dtype, reduction: str) -> None:

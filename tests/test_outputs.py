@@ -39,9 +39,10 @@ SUMS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "gather_backward": (
         [*drawn((96, 8)), RNG.integers(0, 7, (96, 8))], {"axis": 0, "src_shape": (7, 8)}),
     "linear_cross_entropy_backward": (
-        [np.asarray(1.0), *drawn((96, 16), (24, 16)), TARGET], {"reduction": "sum", "chunk": 40}),
+        [np.asarray(1.0), *drawn((96, 16), (24, 16)), TARGET, *drawn((24,))],
+        {"reduction": "sum", "chunk": 40}),
     "linear_cross_entropy_with_gradient": (
-        [*drawn((96, 16), (24, 16)), TARGET], {"reduction": "sum", "chunk": 40}),
+        [*drawn((96, 16), (24, 16)), TARGET, *drawn((24,))], {"reduction": "sum", "chunk": 40}),
 }  # fmt: skip
 MADE = {"numpy": np.asarray, "torch": torch.asarray}
 

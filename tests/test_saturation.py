@@ -73,12 +73,12 @@ def test_gradients_of_targets_flow_beside_explicit_ones() -> None:
 @pytest.mark.parametrize("rows", [0, 3])
 def test_where_no_row_counts_the_gradients_of_a_linear_layer_are_0(rows: int) -> None:
     hidden, weight, target = np.ones((rows, 4)), np.ones((5, 4)), np.full(rows, -100)
-    one = np.asarray(1.0)
+    one, bias = np.asarray(1.0), np.ones(5)
     for found in (
-        bc.linear_cross_entropy_backward(one, hidden, weight, target),
-        bc.linear_cross_entropy_with_gradient(hidden, weight, target)[1:],
+        bc.linear_cross_entropy_backward(one, hidden, weight, target, bias),
+        bc.linear_cross_entropy_with_gradient(hidden, weight, target, bias)[1:],
     ):
-        for x, like in zip(found, (hidden, weight), strict=True):
+        for x, like in zip(found, (hidden, weight, bias), strict=True):
             assert np.array_equal(x, np.zeros_like(like))
     h = torch.ones(rows, 4, requires_grad=True)
     w = torch.ones(5, 4, requires_grad=True)
@@ -125,9 +125,11 @@ def test_sums_of_slopes_keep_their_digits_in_half_precision(state: float, slope:
         torch.full((rows, 8), state, dtype=torch.float16),
         torch.tensor([0.0, 0.03], dtype=torch.float16)[:, None].expand(2, 8),
     ]
-    target = torch.ones(rows, dtype=torch.int32)
-    want = bc.linear_cross_entropy_backward(*[x.double() for x in given], target, reduction="none")
-    found = bc.linear_cross_entropy_backward(*given, target, reduction="none")
+    target, bias = torch.ones(rows, dtype=torch.int32), torch.tensor([0.01, 0.0]).half()
+    wide = [x.double() for x in given]
+    want = bc.linear_cross_entropy_backward(*wide, target, bias.double(), reduction="none")
+    found = bc.linear_cross_entropy_backward(*given, target, bias, reduction="none")
+    np.testing.assert_allclose(found[2], want[2], rtol=4e-3)
     # In a row the gradients of states are as small as float16 has them.
     np.testing.assert_allclose(found[1], want[1], rtol=4e-3)
     np.testing.assert_allclose(found[0], want[0], rtol=4e-3, atol=np.finfo(np.float16).tiny)
@@ -136,9 +138,12 @@ def test_sums_of_slopes_keep_their_digits_in_half_precision(state: float, slope:
 def test_slopes_of_a_mean_keep_their_digits_in_half_precision() -> None:
     given = torch.ones(4096, 1).half(), torch.tensor([[-9.0], [0.0]]).half()
     target, one = torch.ones(4096, dtype=torch.int32), torch.tensor(1.0).half()
-    want = bc.linear_cross_entropy_with_gradient(*[x.double() for x in given], target)
-    for found in (
-        bc.linear_cross_entropy_with_gradient(*given, target)[1:],
-        bc.linear_cross_entropy_backward(one, *given, target),
-    ):
-        np.testing.assert_allclose(found[1], want[2], rtol=4e-3)
+    for bias in ((), (torch.tensor([0.25, 0.0]).half(),)):
+        wide = [x.double() for x in given]
+        want = bc.linear_cross_entropy_with_gradient(*wide, target, *[x.double() for x in bias])
+        for found in (
+            bc.linear_cross_entropy_with_gradient(*given, target, *bias)[1:],
+            bc.linear_cross_entropy_backward(one, *given, target, *bias),
+        ):
+            for x, y in zip(found[1:], want[2:], strict=True):
+                np.testing.assert_allclose(x, y, rtol=4e-3)

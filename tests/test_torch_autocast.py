@@ -185,33 +185,42 @@ def test_a_norm_takes_a_narrow_weight_in_a_region_as_torch_does() -> None:
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize(
-    "kinds", [("float32", "float32"), ("float32", "own"), ("own", "float32"), ("own", "own")]
-)
+    "kinds",
+    [
+        ("float32", "float32"), ("float32", "own"), ("own", "float32"), ("own", "own"),
+        ("float32", "float32", "float32"), ("own", "own", "float32"), ("own", "float32", "own"),
+    ],
+)  # fmt: skip
 def test_the_head_multiplies_in_the_dtype_of_the_region(
-    kinds: tuple[str, str], dtype: torch.dtype
+    kinds: tuple[str, ...], dtype: torch.dtype
 ) -> None:
+    """Also where the third is a bias."""
     torch.manual_seed(2)
-    hidden, weight = [
-        torch.randn(n, 16, dtype=dtype if kind == "own" else torch.float32, requires_grad=True)
-        for n, kind in zip((6, 11), kinds, strict=True)
+    leaves = [
+        torch.randn(*n, dtype=dtype if kind == "own" else torch.float32, requires_grad=True)
+        for n, kind in zip(((6, 16), (11, 16), (11,)), kinds, strict=False)
     ]
+
+    def loss(hidden: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+        return bc.linear_cross_entropy(hidden, weight, TARGET, *bias)
+
     with region(dtype):
-        have = bc.linear_cross_entropy(hidden, weight, TARGET)
-        want = functional.cross_entropy(functional.linear(hidden, weight), TARGET)
-        narrow = bc.linear_cross_entropy(hidden.to(dtype), weight.to(dtype), TARGET)
+        have = loss(*leaves)
+        want = functional.cross_entropy(functional.linear(*leaves), TARGET)
+        narrow = loss(*[x.to(dtype) for x in leaves])
     assert have.dtype == torch.float32
     assert torch.equal(have, narrow)
     torch.testing.assert_close(have, want, rtol=1e-3, atol=1e-3)
-    found = torch.autograd.grad(have, (hidden, weight))
-    exact = torch.autograd.grad(want, (hidden, weight))
-    for x, g, w in zip((hidden, weight), found, exact, strict=True):
+    found = torch.autograd.grad(have, leaves)
+    exact = torch.autograd.grad(want, leaves)
+    for x, g, w in zip(leaves, found, exact, strict=True):
         assert g.dtype == x.dtype
         torch.testing.assert_close(g, w, rtol=0.02, atol=2e-3)
-    whole = [x.detach().float() for x in (hidden, weight)]
+    whole = [x.detach().float() for x in leaves]
     with region(dtype if dtype == torch.float16 else torch.bfloat16):
-        other = bc.linear_cross_entropy(*whole, TARGET)
+        other = loss(*whole)
     assert torch.equal(other, have.detach())
-    assert not torch.equal(bc.linear_cross_entropy(*whole, TARGET), other)
+    assert not torch.equal(loss(*whole), other)
 
 
 def test_two_regions_of_one_device_are_told_apart() -> None:

@@ -343,7 +343,11 @@ def test_matrix_products_are_counted() -> None:
     assert counted(loss) == product
     assert counted(lambda: loss(reduction="none", chunk=3)) == product
     assert counted(lambda: loss().backward()) == 4 * product
+    bias = torch.randn(7, requires_grad=True)
+    assert counted(lambda: bc.linear_cross_entropy(x, w, target, bias)) == product
+    assert counted(lambda: bc.linear_cross_entropy(x, w, target, bias).backward()) == 4 * product
     once = registry["linear_cross_entropy_with_gradient"]
+    assert counted(lambda: once(x.detach(), w.detach(), target, bias.detach())) == 3 * product
     assert counted(lambda: once(x.detach(), w.detach(), target)) == 3 * product
     assert counted(lambda: bc.swiglu(x)) == 0
 

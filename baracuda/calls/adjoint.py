@@ -50,6 +50,13 @@ def ahead(problem: Problem) -> OpSpec | None:
     return early.spec if early is not None else None
 
 
+def made_ahead(spec: OpSpec, problem: Problem) -> list[str]:
+    """The gradients that the op ahead of `problem` returns behind its results, in their order."""
+    there = {x.name for x in problem.given}
+    form = next(form for form in spec.forms(problem.options) if form.takes(there))
+    return [p.name for p in form.outputs[len(problem.outputs) :]]
+
+
 def summed(spec: OpSpec, form: Signature) -> frozenset[str]:
     """The axes over which gradients add up: the forward takes each place by itself.
 

@@ -30,18 +30,21 @@ class Rows:
         hidden: Array,
         weight: Array,
         target: Array,
+        bias: Array | None,
         chunk: int | None,
         gradients: bool = False,
     ) -> None:
         self.library: Library = library_of(hidden)
-        self.xp, self.weight, self.shape = self.library.xp, weight, hidden.shape
+        self.xp, self.shape = self.library.xp, hidden.shape
+        self.weight, self.bias = weight, bias
         self.count, few = prod(target.shape), _LOGITS // max(weight.shape[0], 1)
         few = max(few // _ROWS * _ROWS, few, 1)
         # Several chunks keep the weight's gradient in float32: all logits take no more than that.
         if gradients and self.count <= 2 * hidden.shape[-1] + few:
             few = max(self.count, 1)
         self.chunk = chunk or few
-        self.plain = self.may_write(hidden, weight, target)
+        given = (hidden, weight, target) if bias is None else (hidden, weight, target, bias)
+        self.plain = self.may_write(*given)
         # Axes that XLA may have spread over devices would be gathered to be one.
         apart = target.ndim > 1 and self.count <= self.chunk and not self.library.writable
         self.hidden, self.target = hidden, target
@@ -63,14 +66,17 @@ class Rows:
 
     def logits(self) -> Array:
         """Of all rows."""
-        return self.library.product(self.hidden, self.xp.matrix_transpose(self.weight))
+        return self._outputs(self.hidden)
+
+    def _outputs(self, hidden: Array) -> Array:
+        """The layer's outputs of some rows."""
+        return self.library.product(hidden, self.xp.matrix_transpose(self.weight), self.bias)
 
     def chunks(self) -> Iterator[Chunk]:
-        product, across = self.library.product, self.xp.matrix_transpose(self.weight)
         for first in range(0, max(self.count, 1), self.chunk):
             rows = slice(first, min(first + self.chunk, self.count))
             hidden = self.hidden[rows, ...]
-            yield Chunk(first, hidden, product(hidden, across), self.target[rows, ...])
+            yield Chunk(first, hidden, self._outputs(hidden), self.target[rows, ...])
 
     def added(self, dweight: Array | None, slopes: Array, hidden: Array) -> Array:
         """The gradient of the weight, and what a chunk has of it."""
@@ -78,6 +84,23 @@ class Rows:
             return self.library.add_product(dweight, self.xp.matrix_transpose(slopes), hidden)
         axes = tuple(range(slopes.ndim - 1))
         return self.xp.tensordot(self.widened(slopes), self.widened(hidden), axes=(axes, axes))
+
+    def summed(
+        self, dbias: Array | None, slopes: Array, share: Array | None = None
+    ) -> Array | None:
+        """The gradient of the bias, and what a chunk has of it; None where there is no bias.
+
+        `share`, where it is given, is what the slopes of each row are multiplied by.
+        """
+        if self.bias is None:
+            return None
+        if share is None:
+            # Without a widened copy of the slopes.
+            axes = tuple(range(slopes.ndim - 1))
+            part = self.xp.sum(slopes, axis=axes, dtype=self.wide)
+        else:
+            part = self.xp.reshape(self.added(None, slopes, share), (-1,))
+        return part if dbias is None else dbias + part
 
     def widened(self, x: Array) -> Array:
         return self.xp.astype(x, self.wide, copy=False)

@@ -236,9 +236,15 @@ class Library:
         astype = self.xp.astype
         return astype(astype(x, self.dtype(dtype)), x.dtype)
 
-    def product(self, a: Array, b: Array) -> Array:
-        """The matrix product in the dtype of both, its sums in the accumulate dtype."""
-        return self.xp.astype(self._widely(a, b), a.dtype, copy=False)
+    def product(self, a: Array, b: Array, bias: Array | None = None) -> Array:
+        """The matrix product, with `bias` added to each row, in the dtype of all of them.
+
+        Sums are in the accumulate dtype, and are rounded once.
+        """
+        product = self._widely(a, b)
+        if bias is not None:
+            product = product + self.xp.astype(bias, product.dtype, copy=False)
+        return self.xp.astype(product, a.dtype, copy=False)
 
     def add_product(self, total: Array | None, a: Array, b: Array) -> Array:
         """The matrix product in the accumulate dtype, added to `total` where there is one."""

@@ -231,8 +231,9 @@ class Torch(Library):
         # A stride of 0 along the axis itself may leave as many entries along another one.
         return once.reshape(-1) if once.shape[axis] == once.numel() == extent else None
 
-    def product(self, a: Array, b: Array) -> Array:
-        return torch.matmul(a, b)
+    def product(self, a: Array, b: Array, bias: Array | None = None) -> Array:
+        # The sums begin with the bias: one pass, and one rounding.
+        return torch.matmul(a, b) if bias is None else torch.addmm(bias, a, b)
 
     def add_product(self, total: Array | None, a: Array, b: Array) -> Array:
         if not _plain(a):

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _ROLES = {"target": roles.index("v", ignored="ignore_index")}
-_SUMMED = {**_ROLES, "dweight": roles.total()}
+_SUMMED = {**_ROLES, "dweight": roles.total(), "dbias": roles.total()}
 
 _linear = partial(
     op,
@@ -99,7 +99,7 @@ def _in_place(
 
 def _at_once(
     rows: Rows, dloss: Array | None, reduction: str, options: dict[str, Any]
-) -> tuple[Any, Array, Array]:
+) -> tuple[Any, ...]:
     """As `_all`, of a reduced loss: what it is multiplied with is already in the slopes."""
     xp, number, share = rows.xp, None, dloss
     if reduction == "mean" and not rows.whole:
@@ -108,7 +108,7 @@ def _at_once(
         # Where none counts the loss is NaN and the gradients are 0.
         share = xp.asarray(1 / xp.where(number > 0, number, 1))
         share = share if dloss is None else xp.asarray(rows.widened(dloss) * share)
-    losses, dhidden, dweight = [], [], None
+    losses, dhidden, dweight, dbias = [], [], None, None
     for chunk in rows.chunks():
         slopes = chunk.logits
         if dloss is None:
@@ -123,20 +123,22 @@ def _at_once(
             dweight = rows.library.product(xp.matrix_transpose(slopes), chunk.hidden)
         else:
             dweight = rows.added(dweight, slopes, chunk.hidden)
+        dbias = rows.summed(dbias, slopes)
         # Before there are logits of another chunk.
         del chunk, slopes
     back = xp.concat(dhidden) if len(dhidden) > 1 else dhidden[0]
     total = xp.sum(xp.stack(losses)) if len(losses) > 1 else losses[0] if losses else None
     loss = total if number is None or total is None else total / number
-    return loss, xp.reshape(back, rows.shape), dweight
+    found = loss, xp.reshape(back, rows.shape), dweight
+    return found if dbias is None else (*found, dbias)
 
 
 def _all(
     rows: Rows, dloss: Array | None, reduction: str, options: dict[str, Any]
-) -> tuple[Any, Array, Array]:
-    """The loss, and both gradients for a cotangent, of 1 if there is none.
+) -> tuple[Any, ...]:
+    """The loss, and the gradients for a cotangent, of 1 if there is none.
 
-    That of the weight is not rounded yet: a given output may keep it as it is.
+    Those of the weight and the bias are not rounded yet: a given output may keep them as they are.
     """
     # float16 has no room for slopes of a mean, nor for those of a loss that is scaled up.
     wide = reduction != "none" and name_of(rows.weight.dtype) != "float16"
@@ -151,38 +153,45 @@ def _all(
         scale = 1 / number if scale is None else scale / number
     elif reduction == "none" and scale is not None:
         each, scale = xp.reshape(scale, (*rows.target.shape, 1)), rows.largest(scale)
-    losses, dhidden, dweight = [], [], None
+    losses, dhidden, dweight, dbias = [], [], None, None
     for chunk in rows.chunks():
         loss, slopes = _in_place(rows, chunk.logits, chunk.target, None, "none", options)
         losses.append(loss)
-        back, hidden = library.product(slopes, rows.weight), chunk.hidden
+        back, hidden, share = library.product(slopes, rows.weight), chunk.hidden, None
         if each is not None:
             part = each[chunk.first : chunk.first + hidden.shape[0], ...]
             back = rows.narrowed(rows.widened(back) * part)
             # By 1 and less, which keeps float16 in its range.
-            hidden = rows.narrowed(rows.widened(hidden) * (part / scale))
+            share = part / scale
+            hidden, share = rows.narrowed(rows.widened(hidden) * share), rows.narrowed(share)
         elif scale is not None:
             back = rows.narrowed(rows.widened(back) * scale)
         dhidden.append(back)
         dweight = rows.added(dweight, slopes, hidden)
+        dbias = rows.summed(dbias, slopes, share)
         # Before there are logits of another chunk, or a rounded gradient.
         del chunk, slopes, hidden
     if scale is not None:
         dweight = library.scaled(dweight, scale)
+        dbias = None if dbias is None else library.scaled(dbias, scale)
     every = xp.concat(dhidden) if len(dhidden) > 1 else dhidden[0]
     loss = rows.reduced(losses, reduction, options["ignore_index"])
-    return loss, xp.reshape(every, rows.shape), dweight
+    found = loss, xp.reshape(every, rows.shape), dweight
+    return found if dbias is None else (*found, dbias)
 
 
 @_linear(
     "hidden[*b d], weight[v d], target[*b] -> loss[*b] if reduction=none",
     "hidden[*b d], weight[v d], target[*b] -> loss[] if reduction!=none",
+    "hidden[*b d], weight[v d], target[*b], bias[v] -> loss[*b] if reduction=none",
+    "hidden[*b d], weight[v d], target[*b], bias[v] -> loss[] if reduction!=none",
     roles={**_ROLES, **LOSS},
 )
 def linear_cross_entropy(
     hidden: A,
     weight: Array,
     target: Array,
+    bias: Array | None = None,
     /,
     *,
     ignore_index: int = -100,
@@ -194,16 +203,18 @@ def linear_cross_entropy(
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
 ) -> A:
-    """Cross entropy of ``hidden @ weight.T``, a chunk of rows at a time.
+    """Cross entropy of ``hidden @ weight.T + bias``, a chunk of rows at a time.
 
     Parameters
     ----------
     hidden : array of shape [*b, d]
         What a language model has before its last layer. Any floating dtype.
     weight : array of shape [v, d]
-        That layer, without a bias.
+        That layer: dtype of `hidden`.
     target : array of shape [*b]
         The right class of each row: int32 or int64, ``0 <= target < v``.
+    bias : array of shape [v], optional
+        Added to the logits of each row, 0 by default: dtype of `hidden`.
     ignore_index, label_smoothing, z_loss, softcap, reduction, mode
         As in `cross_entropy`.
     chunk : int, optional
@@ -228,7 +239,8 @@ def linear_cross_entropy(
     Takes the memory of a chunk's logits, in the dtype of `hidden`, beside its operands. Products
     are those of the caller's library, at its settings, with sums in float32 where it has them for
     16 bits (torch, JAX); NumPy, CuPy and others compute them in float32 from widened copies.
-    float16 and bfloat16 logits are rounded once; losses and sums are kept in float32.
+    float16 and bfloat16 logits are rounded once, after the bias; losses and sums are kept in
+    float32. Agrees with `torch.nn.functional.cross_entropy` of `torch.nn.functional.linear`.
     Deterministic where those products are, but not bit-stable.
 
     Examples
@@ -238,7 +250,7 @@ def linear_cross_entropy(
     >>> bc.linear_cross_entropy(hidden, weight, np.asarray([0, 1, 1]))
     array(0.69314718)
     """
-    rows, name = Rows(hidden, weight, target, chunk), "cross_entropy"
+    rows, name = Rows(hidden, weight, target, bias, chunk), "cross_entropy"
     options = {
         "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
         "softcap": softcap, "mode": mode, "reduction": reduction if rows.whole else "none",
@@ -262,6 +274,10 @@ def linear_cross_entropy(
     " if reduction=none",
     "dloss[], hidden[*b d], weight[v d], target[*b] -> dhidden[*b d], dweight[v d]"
     " if reduction!=none",
+    "dloss[*b], hidden[*b d], weight[v d], target[*b], bias[v]"
+    " -> dhidden[*b d], dweight[v d], dbias[v] if reduction=none",
+    "dloss[], hidden[*b d], weight[v d], target[*b], bias[v]"
+    " -> dhidden[*b d], dweight[v d], dbias[v] if reduction!=none",
     adjoint_of="linear_cross_entropy",
     roles={**_SUMMED, **COTANGENT},
 )
@@ -270,6 +286,7 @@ def linear_cross_entropy_backward(
     hidden: A,
     weight: Array,
     target: Array,
+    bias: Array | None = None,
     /,
     *,
     ignore_index: int = -100,
@@ -280,20 +297,20 @@ def linear_cross_entropy_backward(
     chunk: int | None = None,
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
-) -> tuple[A, A]:
+) -> tuple[A, ...]:
     """Gradients of `linear_cross_entropy`, from logits that are computed again.
 
     Parameters
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    hidden, weight, target, ignore_index, label_smoothing, z_loss, softcap, reduction, chunk, mode,
-    **dispatch
+    hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap, reduction, chunk,
+    mode, **dispatch
         As in `linear_cross_entropy`.
 
     Returns
     -------
-    dhidden, dweight : arrays of shape [*b, d] and [v, d]
+    dhidden, dweight, and dbias where `bias` was given : arrays of shape [*b, d], [v, d] and [v]
         dtype of `hidden`.
 
     Raises
@@ -306,7 +323,8 @@ def linear_cross_entropy_backward(
     Takes the memory of a chunk's logits, whose gradients take their place, and, of several chunks,
     that of `weight` in float32, where its gradient is added up. In float16 and bfloat16 the
     gradients of logits are rounded once, `dhidden` at most twice, `dweight` once, and not at all
-    into a float32 `out`. Deterministic as `linear_cross_entropy`.
+    into a float32 `out`; so is `dbias`, their sum over all rows, chunk after chunk. Deterministic
+    as `linear_cross_entropy`.
 
     Examples
     --------
@@ -320,7 +338,7 @@ def linear_cross_entropy_backward(
         "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
         "softcap": softcap, "mode": mode,
     }  # fmt: skip
-    rows = Rows(hidden, weight, target, chunk, gradients=True)
+    rows = Rows(hidden, weight, target, bias, chunk, gradients=True)
     return _all(rows, dloss, reduction, options)[1:]
 
 
@@ -329,6 +347,10 @@ def linear_cross_entropy_backward(
     " if reduction=none",
     "hidden[*b d], weight[v d], target[*b] -> loss[], dhidden[*b d], dweight[v d]"
     " if reduction!=none",
+    "hidden[*b d], weight[v d], target[*b], bias[v]"
+    " -> loss[*b], dhidden[*b d], dweight[v d], dbias[v] if reduction=none",
+    "hidden[*b d], weight[v d], target[*b], bias[v]"
+    " -> loss[], dhidden[*b d], dweight[v d], dbias[v] if reduction!=none",
     ahead_of="linear_cross_entropy",
     roles={**_SUMMED, **LOSS},
 )
@@ -336,6 +358,7 @@ def linear_cross_entropy_with_gradient(
     hidden: A,
     weight: Array,
     target: Array,
+    bias: Array | None = None,
     /,
     *,
     ignore_index: int = -100,
@@ -346,19 +369,20 @@ def linear_cross_entropy_with_gradient(
     chunk: int | None = None,
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
-) -> tuple[A, A, A]:
+) -> tuple[A, ...]:
     """`linear_cross_entropy` and its gradients for a cotangent of 1, each logit computed once.
 
     Parameters
     ----------
-    hidden, weight, target, ignore_index, label_smoothing, z_loss, softcap, reduction, chunk, mode,
-    **dispatch
+    hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap, reduction, chunk,
+    mode, **dispatch
         As in `linear_cross_entropy`.
 
     Returns
     -------
     loss : array of shape [] or, with ``reduction="none"``, [*b]
-    dhidden, dweight : arrays of shape [*b, d] and [v, d]
+    dhidden, dweight, and dbias where `bias` was given : arrays of shape [*b, d], [v, d] and [v]
+        dtype of `hidden`.
 
     Raises
     ------
@@ -384,6 +408,5 @@ def linear_cross_entropy_with_gradient(
         "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
         "softcap": softcap, "mode": mode,
     }  # fmt: skip
-    rows = Rows(hidden, weight, target, chunk, gradients=True)
-    loss, dhidden, dweight = _all(rows, None, reduction, options)
-    return loss, dhidden, dweight
+    rows = Rows(hidden, weight, target, bias, chunk, gradients=True)
+    return _all(rows, None, reduction, options)

@@ -150,16 +150,16 @@ def cross_entropy(t: Any, o: Any) -> Any:
 
 @formula("linear_cross_entropy")
 def linear_cross_entropy(t: Any, o: Any) -> Any:
-    logits = t["hidden"] @ t["weight"].mT
+    logits = F.linear(t["hidden"], t["weight"], t.get("bias"))
     return (_cross_entropy(*_rows({**t, "logits": logits}, o, "logits"), o),)
 
 
 def _with_gradient(forward: Any, names: tuple[str, ...]) -> Any:
     def both(t: Any, o: Any) -> Any:
-        inputs = {**t, **{n: t[n].clone().requires_grad_() for n in names}}
-        (loss,) = forward(inputs, o)
+        moved = {n: t[n].clone().requires_grad_() for n in names if n in t}
+        (loss,) = forward({**t, **moved}, o)
         slopes = torch.autograd.grad(
-            loss.sum(), [inputs[n] for n in names], allow_unused=True, materialize_grads=True
+            loss.sum(), [*moved.values()], allow_unused=True, materialize_grads=True
         )
         return loss, *[slope * t.get("dloss", 1) for slope in slopes]
 
@@ -168,7 +168,7 @@ def _with_gradient(forward: Any, names: tuple[str, ...]) -> Any:
 
 formula("cross_entropy_with_gradient")(_with_gradient(cross_entropy, ("logits",)))
 formula("linear_cross_entropy_with_gradient")(
-    _with_gradient(linear_cross_entropy, ("hidden", "weight"))
+    _with_gradient(linear_cross_entropy, ("hidden", "weight", "bias"))
 )
 
 

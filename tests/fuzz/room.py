@@ -171,10 +171,13 @@ def _cotangent(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     g = _finite(t["dloss"]) if "dloss" in t else 1.0
     if options.get("z_loss"):
         g = g * (1 + 2 * options["z_loss"] * 1e2)
-    more = {"dhidden": "weight", "dweight": "hidden"}
-    names = [p.name for p in drawn.form.outputs]
-    return [np.asarray(rows if n == "loss" else g * (_finite(t[more[n]]) if n in more else 1.0))
-            for n in names]  # fmt: skip
+    # Like rows are rounded alike, so sums over rows are off by all of them.
+    many = 1.0 if options.get("reduction", "mean") == "mean" else t["target"].size
+    scales: dict[str, Any] = {"loss": rows, "dlogits": g}
+    if "hidden" in t:
+        scales["dhidden"] = g * _finite(t["weight"])
+        scales["dweight"], scales["dbias"] = many * g * _finite(t["hidden"]), many * g
+    return [np.asarray(scales[p.name]) for p in drawn.form.outputs]
 
 
 def _softmax(drawn: Drawn, t: Any, want: Any) -> list[Any]:

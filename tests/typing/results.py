@@ -36,6 +36,11 @@ assert_type(bc.cross_entropy_with_gradient(a, target), tuple[Floats, Floats])
 loss, *gradients = bc.cross_entropy_with_gradient(a, target)
 assert_type(loss, Floats)
 
+# as many as there are parameters, each of the type of the primal
+dhidden, dweight = bc.linear_cross_entropy_backward(t[0, 0], t, t, w)
+dhidden, dweight, dbias = bc.linear_cross_entropy_backward(t[0, 0], t, t, w, w)
+assert_type(dbias, torch.Tensor)
+
 # one for packed arrays, two for split ones: which of them no type says
 assert_type(bc.swiglu_backward(t[:, :4], t), torch.Tensor | tuple[torch.Tensor, torch.Tensor])
 dx, dgate = bc.swiglu_backward(t, t, t)

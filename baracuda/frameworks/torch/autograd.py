@@ -217,10 +217,12 @@ class Early:
         For each array that the op takes, which of the gradients is its cotangent.
     """
 
-    __slots__ = ("_run", "apply", "link", "places")
+    __slots__ = ("_count", "_run", "apply", "link", "places")
 
     def __init__(self, link: Link, run: Planned, places: tuple[int | None, ...]) -> None:
         self.link, self.places, self.apply, self._run = link, places, _apply_early, run
+        # A plan is for calls that write None for a missing array, and for those that do not.
+        self._count = max(link.inputs) + 1
 
     def pays(self, arrays: Sequence[Array]) -> bool:
         """Whether all gradients will be asked for, and what is kept for them stays."""
@@ -229,7 +231,7 @@ class Early:
 
     def __call__(self, arrays: Sequence[Array], scalars: Mapping[str, Any]) -> Any:
         """The result, and the gradients for a cotangent of 1."""
-        return self._run(arrays, scalars)
+        return self._run(arrays[: self._count], scalars)
 
 
 def _early(problem: Problem, link: Link) -> Early | None:
@@ -237,7 +239,7 @@ def _early(problem: Problem, link: Link) -> Early | None:
     # The plan that is kept is for numbers.
     if spec is None or problem.reads:
         return None
-    results = [x.name for x in spec.signatures[0].outputs][len(problem.outputs) :]
+    results = adjoint.made_ahead(spec, problem)
     names = [None if x is None else adjoint.dual(problem.spec, x.name) for x in problem.inputs]
     places = tuple([results.index(n) if n in results else None for n in names])
     run = Planned(registry[spec.name], {**problem.options, **_choices(problem)})

@@ -14,6 +14,7 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import baracuda.frameworks.torch.operators  # noqa: F401  (it defines them)
+from baracuda.calls.op import registry
 from baracuda.layouts import Shape
 
 # How many products of rows x d x v each takes: logits, and the gradients of both factors.
@@ -24,15 +25,16 @@ PRODUCTS = {
 }
 
 
-def _formula(products: int, *shapes: Shape, **_: Any) -> int:
-    """Two for each multiplication and addition; `hidden` and `weight` stand before the target."""
-    hidden, weight = shapes[-3:-1]
+def _formula(products: int, first: int, *shapes: Shape, **_: Any) -> int:
+    """Two for each multiplication and addition; both factors stand from the place `first` on."""
+    hidden, weight = shapes[first : first + 2]
     return 2 * products * prod(hidden) * weight[0]
 
 
 for _name, _products in PRODUCTS.items():
     flop_counter.register_flop_formula(getattr(torch.ops.baracuda, _name))(
-        partial(_formula, _products)
+        # Cotangents come before them.
+        partial(_formula, _products, int(registry[_name].spec.adjoint_of is not None))
     )
 
 
