@@ -395,5 +395,8 @@ def quack(row: Row, arrays: list[Array]) -> dict[str, Task]:
     layer = row.op.startswith("layer_norm")
     given = [x.float() if layer and x.ndim == 1 else x for x in arrays]
     if row.op.startswith("linear"):
+        if len(given) > 3:
+            # It has no bias.
+            return {}
         given = [x.detach().requires_grad_(x.is_floating_point()) for x in given]
     return {"quack": lambda: function(*given)}

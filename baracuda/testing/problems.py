@@ -136,6 +136,7 @@ def host_rows(n: int) -> list[Row]:
     rows += _losses((n, n)) + _rowwise((n, n)) + _entropies(n // 4, 8 * n, ENTROPIES[:3])
     rows += _likelihoods((n // 4, 8 * n)) + _soft_targets((n // 4, 2 * n))
     rows += _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16)
+    rows += _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16, bias=True)
     square, table = (n, n), (4 * n, n)
     for axis in (1, 0):
         label = f"[{n}, {n}] uniform, axis {axis}"
@@ -191,7 +192,9 @@ def device_rows(dtype: str) -> list[Row]:
         rows += _entropies(8192, v, ENTROPIES[:3]) + _likelihoods((8192, v))
     rows += _likelihoods((32, 21, 512, 512), 1) + _soft_targets((8192, 32000))
     large = dtype == "bfloat16"
-    rows += _entropies(*((16384, 128256) if large else (4096, 32000)), ENTROPIES[3:], 4096)
+    head = (16384, 128256) if large else (4096, 32000)
+    rows += _entropies(*head, ENTROPIES[3:], 4096)
+    rows += _entropies(*head, ENTROPIES[5:], 4096, bias=True)
     for row in _scatters():
         rows.append(row)
         label = f"{row.label}, deterministic"
@@ -285,10 +288,11 @@ def _rowwise(x: Shape) -> list[Row]:
     return out
 
 
-def _entropies(rows: int, v: int, ops: Sequence[str], d: int = 0) -> list[Row]:
+def _entropies(rows: int, v: int, ops: Sequence[str], d: int = 0, bias: bool = False) -> list[Row]:
     """Mean cross entropies of rows of logits or, with `d`, of hidden states and a layer."""
     label = f"[{rows}, {d}] x [{v}, {d}]" if d else f"[{rows}, {v}]"
     shapes: Shapes = ((rows, d), (v, d), (rows,)) if d else ((rows, v), (rows,))
+    label, shapes = (f"{label} and bias", (*shapes, (v,))) if bias else (label, shapes)
     return [Row(op, label, ((), *shapes) if op.endswith("_backward") else shapes, {}) for op in ops]
 
 

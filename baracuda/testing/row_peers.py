@@ -283,22 +283,35 @@ def nll_loss_backward(
     return dx
 
 
-def linear_cross_entropy(xp: Any, hidden: Array, weight: Array, target: Array) -> Array:
-    return cross_entropy(xp, hidden @ weight.T, target)
+def linear_cross_entropy(
+    xp: Any, hidden: Array, weight: Array, target: Array, bias: Array | None = None
+) -> Array:
+    return cross_entropy(xp, _linear(xp, hidden, weight, bias), target)
 
 
 def linear_cross_entropy_backward(
-    xp: Any, dloss: Array, hidden: Array, weight: Array, target: Array
-) -> tuple[Array, Array]:
-    d = cross_entropy_backward(xp, dloss, hidden @ weight.T, target)
-    return d @ weight, d.T @ hidden
+    xp: Any,
+    dloss: Array,
+    hidden: Array,
+    weight: Array,
+    target: Array,
+    bias: Array | None = None,
+) -> tuple[Array, ...]:
+    d = cross_entropy_backward(xp, dloss, _linear(xp, hidden, weight, bias), target)
+    return d @ weight, d.T @ hidden, *(() if bias is None else (d.sum(0),))
 
 
 def linear_cross_entropy_with_gradient(
-    xp: Any, hidden: Array, weight: Array, target: Array
-) -> tuple[Array, Array, Array]:
-    loss, d = cross_entropy_with_gradient(xp, hidden @ weight.T, target)
-    return loss, d @ weight, d.T @ hidden
+    xp: Any, hidden: Array, weight: Array, target: Array, bias: Array | None = None
+) -> tuple[Array, ...]:
+    loss, d = cross_entropy_with_gradient(xp, _linear(xp, hidden, weight, bias), target)
+    return loss, d @ weight, d.T @ hidden, *(() if bias is None else (d.sum(0),))
+
+
+def _linear(xp: Any, hidden: Array, weight: Array, bias: Array | None) -> Array:
+    if bias is None:
+        return hidden @ weight.T
+    return xp.addmm(bias, hidden, weight.T) if hasattr(xp, "addmm") else hidden @ weight.T + bias
 
 
 EXPRESSIONS = (
