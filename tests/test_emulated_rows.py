@@ -221,9 +221,13 @@ def softmax_trials(op: str, dtype: str) -> Iterator[Trial]:
         elif n > 1:
             yield trial(op, shapes, dtype, causal=True)
             yield trial(op, {**shapes, "mask": (*rows[:-1], 1, n)}, dtype)
+            yield from biased_trials(op, (*rows, n), dtype)
     if not spec.accumulates:
         yield odd(trial(op, {"x": (2, 3, 80)}, dtype))
+        yield odd(trial(op, {"x": (2, 3, 80), "bias": (1, 3, 80)}, dtype))
         yield odd(trial(op, {"x": (2, 3, 80)}, dtype, axis=1))
+        yield trial(op, {"x": (2, 30, 8), "bias": (1, 30, 1)}, dtype, axis=1)
+        yield trial(op, {"x": (2, 30, 8), "bias": (2, 1, 8)}, dtype, axis=1)
         # More queries than keys: rows of which nothing counts.
         yield trial(op, {"x": (2, 11, 6), "mask": (1, 11, 6)}, dtype, "odd", causal=True)
     # Columns: held, of odd length, more than a block holds; others that lie apart.
@@ -235,10 +239,35 @@ def softmax_trials(op: str, dtype: str) -> Iterator[Trial]:
     yield trial(op, {p.name: (3, 5, 9) for p in forms[0].inputs}, dtype, "stepped", axis=1)
 
 
+def biased_trials(op: str, shape: Shape, dtype: str, /, **options: Any) -> Iterator[Trial]:
+    """A bias of rows, as ALiBi has one, beside a mask, and of all elements, some of them -inf."""
+    *rows, n = shape
+    for number, bias in enumerate([(*rows[:-1], 1, n), (*[1] * len(rows), n), shape]):
+        hows = ("dense", "padded", "odd", "stepped") if n == 64 else ("dense",)
+        shapes = {"x": shape, "bias": bias}
+        yield from (hidden(trial(op, shapes, dtype, how, **options)) for how in hows)
+        if n < 5000 or number == 0:
+            shapes = {**shapes, "mask": (1, *rows[1:], n)}
+            yield hidden(trial(op, shapes, dtype, causal=number == 0, **options))
+        if named(dtype).accumulate != dtype:
+            shapes.pop("mask", None)
+            one = trial(op, shapes, dtype, mixed=("parameter",), **options)
+            yield hidden(one)
+
+
+def hidden(one: Trial) -> Trial:
+    """With entries of the bias that are -inf, in one row all of them."""
+    bias = one.arrays[2]
+    assert bias is not None
+    bias[..., 1::3] = -np.inf
+    bias[..., -1, :] = bias[..., -1, :] if bias.shape[-2] == 1 else -np.inf
+    return one
+
+
 def wide_trials(op: str, dtype: str) -> Iterator[Trial]:
     """A result in float32 of 16 bits, and back from one: in every way of sharing a row."""
     spec = registry[op].spec
-    form = spec.signatures[-1]
+    form = spec.signatures[0 if spec.category == "softmax" else -1]
     if spec.accumulates:
         dtype, options = "float32", {"x_dtype": dtype}
     else:
@@ -255,6 +284,7 @@ def wide_trials(op: str, dtype: str) -> Iterator[Trial]:
         elif spec.category == "softmax":
             yield trial(op, shapes, dtype, causal=n > 1, **options)
             yield trial(op, {**shapes, "mask": (*rows[:-1], 1, n)}, dtype, **options)
+            yield from biased_trials(op, (*rows, n), dtype, **options)
     if spec.category == "softmax":
         yield trial(op, dict.fromkeys(shapes, (3, 40, 8)), dtype, axis=1, **options)
 

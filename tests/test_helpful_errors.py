@@ -40,7 +40,7 @@ INDEX = np.zeros((2, 3), np.int32)
          "arrays are positional: rms_norm(x, weight); "
          "options are keywords: casting=, dtype=, eps=, offset="),
         (lambda: bc.relu(X, True), "arrays are positional: relu(x)"),
-        (lambda: bc.softmax(X, -1), "arrays are positional: softmax(x, mask); "
+        (lambda: bc.softmax(X, -1), "arrays are positional: softmax(x, mask, bias); "
          "options are keywords: axis=, causal=, dtype=, scale="),
         (lambda: bc.rms_norm.plan(X, W)(X, weight=W),
          "arrays are positional: rms_norm(x, weight)"),

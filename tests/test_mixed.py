@@ -215,7 +215,7 @@ def test_a_backend_that_mixes_nothing_is_passed_over(monkeypatch: pytest.MonkeyP
     assert backends.mixes(registry["rms_norm"].spec, "cuda", "bfloat16")
     assert backends.mixes(registry["group_norm"].spec, "cuda", "bfloat16")
     assert not backends.mixes(registry["rms_norm"].spec, "cuda", "float32")
-    assert not backends.mixes(registry["softmax"].spec, "cuda", "bfloat16")
+    assert not backends.mixes(registry["l2_normalize"].spec, "cuda", "bfloat16")
     monkeypatch.setattr(type(backends.load("cuda")), "mixes", lambda self, spec: False)
     arrays = [torch.ones(2, 4, 3).bfloat16(), torch.ones(4)]
     problem = check.problem(bc.group_norm.spec, arrays, {"num_groups": 2}, DEFAULT)

@@ -78,8 +78,8 @@ template <class A, bool LOGARITHM, class SCALE = Scaled> struct Exponentials : S
   }
 };
 
-template <class A, int> struct Softmax : Exponentials<A, false> {
-  using typename Exponentials<A, false>::Known;
+template <class A, class SCALE = Scaled> struct Shares : Exponentials<A, false, SCALE> {
+  using typename Exponentials<A, false, SCALE>::Known;
   template <int N>
   HD void finish(
       const Known& known, const A (&x)[1][N], const A (&)[1][N], u32 keep, A (&y)[1][N]) const {
@@ -91,8 +91,8 @@ template <class A, int> struct Softmax : Exponentials<A, false> {
   }
 };
 
-template <class A, int> struct LogSoftmax : Exponentials<A, true> {
-  using typename Exponentials<A, true>::Known;
+template <class A, class SCALE = Scaled> struct LogShares : Exponentials<A, true, SCALE> {
+  using typename Exponentials<A, true, SCALE>::Known;
   template <int N>
   HD void finish(
       const Known& known, const A (&x)[1][N], const A (&)[1][N], u32 keep, A (&y)[1][N]) const {
@@ -103,6 +103,44 @@ template <class A, int> struct LogSoftmax : Exponentials<A, true> {
     }
   }
 };
+
+// Of products with a column added, which is -inf where an element does not count.
+template <class A, class F> struct Biased : F {
+  static constexpr int columns = 1;
+  using typename F::Known;
+  using typename F::State;
+  f64 factor;
+
+  template <int N>
+  HD u32 add(const A (&x)[1][N], const A (&bias)[2][N], u32 keep, A (&z)[1][N]) const {
+    UNROLL for (int i = 0; i < N; ++i) {
+      z[0][i] = fused(x[0][i], A(factor), bias[0][i]);
+      keep &= ~(u32(bias[0][i] == this->nothing()) << i);
+    }
+    return keep;
+  }
+  template <int S, int N>
+  HD void take(
+      State& s, const Known& known, const A (&x)[1][N], const A (&bias)[2][N], u32 keep) const {
+    A z[1][N];
+    keep = add(x, bias, keep, z);
+    F::template take<S>(s, known, z, z, keep);
+  }
+  template <int N>
+  HD void finish(
+      const Known& known, const A (&x)[1][N], const A (&bias)[2][N], u32 keep,
+      A (&y)[1][N]) const {
+    A z[1][N];
+    keep = add(x, bias, keep, z);
+    F::finish(known, z, z, keep, y);
+  }
+};
+
+// By the number of columns.
+template <class A, int> struct Softmax : Shares<A> {};
+template <class A> struct Softmax<A, 1> : Biased<A, Shares<A, Unscaled>> {};
+template <class A, int> struct LogSoftmax : LogShares<A> {};
+template <class A> struct LogSoftmax<A, 1> : Biased<A, LogShares<A, Unscaled>> {};
 
 // A row has one result, as a loss does, and its cotangent. The largest is not replaced where it is
 // infinite: then it is the result.

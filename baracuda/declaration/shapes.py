@@ -79,6 +79,11 @@ class Pattern:
         return tuple(t for t in self.terms if t.group)
 
     @cached_property
+    def broadcasts(self) -> bool:
+        """Whether an axis may be of extent 1 in the place of its own."""
+        return any(t.or_one for t in self.terms)
+
+    @cached_property
     def fixed(self) -> int:
         """How many terms stand for one axis."""
         return len(self.terms) - len(self.groups)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from typing import Any, Unpack
 
 from baracuda.calls.op import op
@@ -47,7 +48,10 @@ _forward = partial(
     _softmax,
     "x[*b n@axis *c] -> y[*b n *c]",
     "x[*b n@axis *c], mask[*b? n? *c?] -> y[*b n *c]",
-    roles={"mask": roles.mask(), "y": roles.chosen("dtype")},
+    "x[*b n@axis *c], bias[*b? n? *c?] -> y[*b n *c]",
+    "x[*b n@axis *c], mask[*b? n? *c?], bias[*b? n? *c?] -> y[*b n *c]",
+    roles={"mask": roles.mask(), "bias": roles.parameter(), "y": roles.chosen("dtype")},
+    hints={"bias": "it has as many axes as x, each of its extent or 1: write bias[None]"},
     located={"causal": "b"},
     resolve=_diagonal,
 )
@@ -63,21 +67,30 @@ def _kernel(functor: str) -> Kernel:
     return Kernel("softmax.cu", functor, schedule="rows")
 
 
-def _kept(x: Array, mask: Array | None, causal: bool) -> Array | None:
-    """Where an element counts, None where all do."""
-    if not causal:
-        return mask
-    library = library_of(x)
-    arange, device = library.xp.arange, library.device_of(x)
-    queries, keys = x.shape[-2:]
-    keep = arange(keys, device=device) <= arange(queries, device=device)[:, None] + (keys - queries)
-    return keep if mask is None else keep & mask
+def _exponents(
+    x: Array, mask: Array | None, bias: Array | None, scale: float, causal: bool
+) -> tuple[Array, Array | None]:
+    """What exponentials are of, in new memory, and where it counts: None where all of it does."""
+    library, z, hides = library_of(x), x * scale, []
+    if mask is not None:
+        hides.append(mask)
+    if bias is not None:
+        # Where it is -inf, x does not matter: a sum alone would keep its NaN.
+        hides.append(bias != -library.xp.inf)
+        z = z + bias
+    if causal:
+        arange, device = library.xp.arange, library.device_of(x)
+        queries, keys = x.shape[-2:]
+        last = arange(queries, device=device)[:, None] + (keys - queries)
+        hides.append(arange(keys, device=device) <= last)
+    return z, reduce(and_, hides) if hides else None
 
 
 @_forward(kernel=_kernel("Softmax"))
 def softmax(
     x: A,
     mask: Array | None = None,
+    bias: Array | None = None,
     /,
     *,
     axis: int = -1,
@@ -86,7 +99,7 @@ def softmax(
     dtype: DTypeLike | None = None,
     **dispatch: Unpack[Dispatch],
 ) -> A:
-    """Exponentials of ``scale * x`` as parts of their sum along an axis.
+    """Exponentials of ``scale * x + bias`` as parts of their sum along an axis.
 
     Parameters
     ----------
@@ -94,6 +107,10 @@ def softmax(
         Any floating dtype.
     mask : boolean array of the rank of `x`, optional
         True where an element counts; its extents are those of `x`, or 1.
+    bias : array of the rank of `x`, optional
+        Added to ``scale * x``, as slopes of ALiBi, relative positions or a mask of floats are; -inf
+        where an element does not count, whatever `x` is there. Its extents are those of `x`, or 1,
+        its dtype is that of `x`, or float32 beside 16 bits.
     axis : int
         Where rows lie; negative counts from the end.
     scale : float
@@ -117,13 +134,16 @@ def softmax(
         A dtype that is not floating, a mask that is not boolean; mixed libraries, devices or
         dtypes; `scale` not a number, or above 1e30 in size.
     ValueError
-        No such axis; `causal` with an axis other than the last; a mask that does not broadcast;
-        another `dtype`.
+        No such axis; `causal` with an axis other than the last; a mask or bias that does not
+        broadcast; another `dtype`.
 
     Notes
     -----
     Agrees with `torch.nn.functional.softmax`, but a row of which nothing counts, or that is -inf
     throughout, gives 0 where torch gives NaN. A NaN that counts makes its row NaN. Bit-stable.
+
+    The gradient of `x` does not depend on `bias`: it is that of `softmax_backward`. Where an
+    autograd engine asks for the gradient of `bias` too, it differentiates the definition.
 
     Examples
     --------
@@ -131,8 +151,11 @@ def softmax(
     >>> bc.softmax(np.log([[1.0, 3.0], [2.0, 2.0]]), causal=True).round(4)
     array([[1. , 0. ],
            [0.5, 0.5]])
+    >>> bc.softmax(np.zeros((1, 3)), None, np.asarray([[np.log(3.0), 0.0, -np.inf]])).round(4)
+    array([[0.75, 0.25, 0.  ]])
     """
-    return library_of(x).softmax(x * scale, axis, _kept(x, mask, causal))
+    z, keep = _exponents(x, mask, bias, scale, causal)
+    return library_of(x).softmax(z, axis, keep)
 
 
 @_backward(adjoint_of="softmax", kernel=_kernel("SoftmaxBackward"))
@@ -188,6 +211,7 @@ def softmax_backward(
 def log_softmax(
     x: A,
     mask: Array | None = None,
+    bias: Array | None = None,
     /,
     *,
     axis: int = -1,
@@ -196,11 +220,11 @@ def log_softmax(
     dtype: DTypeLike | None = None,
     **dispatch: Unpack[Dispatch],
 ) -> A:
-    """Logarithm of `softmax`: ``scale * x - log(sum(exp(scale * x)))``.
+    """Logarithm of `softmax`: ``z - log(sum(exp(z)))`` of ``z = scale * x + bias``.
 
     Parameters
     ----------
-    x, mask, axis, scale, causal, dtype, **dispatch
+    x, mask, bias, axis, scale, causal, dtype, **dispatch
         As in `softmax`.
 
     Returns
@@ -217,7 +241,7 @@ def log_softmax(
     -----
     Agrees with `torch.nn.functional.log_softmax`, but a row of which nothing counts, or that is
     -inf throughout, gives -inf where torch gives NaN. A NaN that counts makes its row NaN.
-    Bit-stable.
+    Bit-stable. Gradients are as those of `softmax`.
 
     Examples
     --------
@@ -225,7 +249,8 @@ def log_softmax(
     >>> bc.log_softmax(np.asarray([1e4, 1e4])).round(4)
     array([-0.6931, -0.6931])
     """
-    library, keep, z = library_of(x), _kept(x, mask, causal), x * scale
+    z, keep = _exponents(x, mask, bias, scale, causal)
+    library = library_of(x)
     xp = library.xp
     shifted = library.less_largest(z if keep is None else xp.where(keep, z, -xp.inf), axis)
     total = xp.sum(xp.exp(shifted), axis=axis, keepdims=True)

@@ -251,10 +251,13 @@ def _by_autograd(
         return {}
     # The row's own arrays but those of results; what a gradient does not take is drawn.
     like, known = arrays[0], dict(zip(spec.arrays, arrays, strict=False))
-    outputs = [f"d{p.name}" for p in registry[spec.adjoint_of].spec.signatures[0].outputs]
+    whole = registry[spec.adjoint_of].spec
+    outputs = [f"d{p.name}" for p in whole.signatures[0].outputs]
+    # Masks and biases, which broadcast to rows, are left out.
+    beside = {p.name for form in whole.signatures for p in form.inputs if p.broadcasts}
     leaves, axis = [], 1 if spec.category == "channel_norm" else -1
-    for array in registry[spec.adjoint_of].spec.arrays:
-        if array != "mask":
+    for array in whole.arrays:
+        if array not in beside:
             shape = (like.shape[axis],) if array in ("weight", "bias") else like.shape
             x = known.get(array)
             if x is None:

@@ -190,8 +190,9 @@ def _softmax(drawn: Drawn, t: Any, want: Any) -> list[Any]:
 
 
 def _log_softmax(drawn: Drawn, t: Any, want: Any) -> list[Any]:
-    """The scaled input, off which the largest of its row is taken."""
-    return [_finite(t["x"]) * abs(drawn.options.get("scale", 1.0))]
+    """The scaled input and its bias, off which the largest of their row is taken."""
+    bias = _finite(t["bias"]) if "bias" in t else 0.0
+    return [_finite(t["x"]) * abs(drawn.options.get("scale", 1.0)) + bias]
 
 
 def _act(drawn: Drawn, t: Any, want: Any) -> list[Any]:

@@ -120,6 +120,8 @@ def _hidden(x: Any, t: Any, o: Any) -> Any:
     kept = torch.ones(x.shape, dtype=torch.bool)
     if "mask" in t:
         kept = kept & t["mask"]
+    if "bias" in t:
+        kept = kept & (t["bias"] != -math.inf)
     if o["causal"]:
         q, k = x.shape[-2:]
         kept = kept & (torch.arange(k) <= torch.arange(q)[:, None] + k - q)
@@ -129,7 +131,7 @@ def _hidden(x: Any, t: Any, o: Any) -> Any:
 def _softmax(act: Any, nothing: float) -> Any:
     def forward(t: Any, o: Any) -> Any:
         kept = _hidden(t["x"], t, o)
-        x = torch.where(kept, t["x"] * o["scale"], -math.inf)
+        x = torch.where(kept, t["x"] * o["scale"] + t.get("bias", 0.0), -math.inf)
         # Rows of nothing are zeros here, where torch has NaN.
         empty = (x == -math.inf).all(o["axis"], keepdim=True) if x.numel() else x == 0
         y = act(torch.where(empty, 0.0, x), o["axis"])

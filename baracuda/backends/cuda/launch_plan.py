@@ -249,10 +249,11 @@ class Call(NamedTuple):
 
     @property
     def row_arrays(self) -> tuple[Operand, ...]:
-        """The inputs and outputs that have whole rows, but for a mask."""
+        """The inputs and outputs that have whole rows, but for what broadcasts to them."""
         problem = self.problem
         form, discrete, row = problem.signature, problem.spec.discrete, self.row.names
-        whole = {p.name for p in (*form.inputs, *form.outputs) if p.names == row} - discrete
+        every = [p for p in (*form.inputs, *form.outputs) if not p.broadcasts]
+        whole = {p.name for p in every if p.names == row} - discrete
         return tuple([x for x in (*problem.given, *problem.outputs) if x.name in whole])
 
     @property

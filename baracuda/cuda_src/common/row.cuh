@@ -12,9 +12,10 @@ enum Access { VECTORS, ELEMENTS, STEPS };
 // Of elements that a row may leave out: those behind the diagonal, and what a mask says.
 enum Left { NONE = 0, CAUSAL = 1, MASKED = 2 };
 
-// What columns belong to: elements of a row; the planes that make it up, vectors then lying within
-// one (PLANES) or not.
-enum Columned { BY_ELEMENTS, BY_PLANES, BY_MIXED_PLANES };
+// What columns belong to: elements of all rows; the planes that make a row up, vectors then lying
+// within one (PLANES) or not; elements of each row by itself, which has a column of its own (ROWS).
+enum Columned { BY_ELEMENTS, BY_PLANES, BY_MIXED_PLANES, BY_ROWS };
+HD constexpr bool of_planes(int by) { return by == BY_PLANES || by == BY_MIXED_PLANES; }
 
 // Elements of a plane, rows of one member of a batch, planes of a row;
 // lanes that join a plane's sums.

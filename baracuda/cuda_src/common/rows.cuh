@@ -37,11 +37,11 @@ struct Rows {
                                typename Either<(F::sums > 0), A, void>::type>::type;
   static constexpr int V = 16 / sizeof(T);
   static constexpr bool WIDE = ACCESS == VECTORS;
-  static constexpr int LOADS = F::loads, IN = F::inputs, OUT = F::outputs;
-  static constexpr int COLUMNS = F::columns;
+  static constexpr int LOADS = F::loads, IN = F::inputs, OUT = F::outputs, COLUMNS = F::columns;
   // Over rows, and of each row's planes.
   static constexpr int SUMS = BY == BY_ELEMENTS ? F::sums : 0, SHARES = F::sums - SUMS;
-  static constexpr int K = LOADS + OUT + ((LEFT & MASKED) != 0), WALKED = K + 2 * LOSSES;
+  static constexpr int K = LOADS + OUT + ((LEFT & MASKED) != 0);
+  static constexpr int WALKED = K + 2 * LOSSES + (BY == BY_ROWS);
   static constexpr bool COSTS = LOSSES && OUT == 0;
   static_assert(!NARROW || !LOSSES, "what rows cost is of T");
   // All elements of a vector that is read are kept.
@@ -60,9 +60,8 @@ struct Rows {
   static constexpr int RESIDENT =
       WAY != LANES                              ? 1
       : !WIDE || (LOSSES && F::stages == TWICE) ? 2
-      : F::sums || (LEFT & MASKED)              ? 3
-      : BY != BY_PLANES                         ? 4
-                                                : 5;
+      : F::sums || (LEFT & MASKED) || BY == BY_ROWS ? 3
+      : BY != BY_PLANES ? 4 : 5;
   using Adder =
       typename Either<SUMS == 0, NoSums, SumsOnChip<A, greater(SUMS, 1), HELD, V>>::type;
 
@@ -71,7 +70,7 @@ struct Rows {
                 Each<LOSSES>,
                 F,
                 Together<LOSSES>,
-                Planes<BY != BY_ELEMENTS> {
+                Planes<of_planes(BY)> {
     i64 rows, ahead;  // and how many rows later is one that the L2 is asked for, 0 for none
     i32 n, log_lanes;
     i32 passing, pad;  // whether outputs are for nobody who comes soon
@@ -115,11 +114,12 @@ struct Rows {
 
   // What a vector has of the k-th column.
   static DEVICE Vec<C, OWN> column(const Args& args, const Row& row, i32 e, int k) {
-    if constexpr (BY == BY_ELEMENTS) {
-      return fetch_column<C, V, ACCESS>(args.in[LOADS + k], args.step[K + k], e, args.n);
+    const C* const each = reinterpret_cast<const C*>(args.in[LOADS + k]);
+    if constexpr (!of_planes(BY)) {
+      const i64 at = BY == BY_ROWS ? row.at[WALKED - 1] : 0;
+      return fetch_column<C, V, ACCESS>(each + at, args.step[K + k], e, args.n);
     } else {
       Vec<C, OWN> own;
-      const C* const each = reinterpret_cast<const C*>(args.in[LOADS + k]);
       UNROLL for (int i = 0; i < OWN; ++i) {
         const i32 place = e + i < args.n ? e + i : args.n - 1;
         const i64 channel = row.channel + args.plane.divide(u32(place));
@@ -268,7 +268,7 @@ struct Rows {
     args.walk.template offsets<1>(there ? number : 0, row.at);
     row.written = row.end = there ? args.n : 0;
     row.channel = 0;
-    if constexpr (BY != BY_ELEMENTS) {
+    if constexpr (of_planes(BY)) {
       const u32 group = there ? u32(number) : 0;
       row.channel = (group - args.groups.divide(group) * args.groups.size) * args.channels;
     }

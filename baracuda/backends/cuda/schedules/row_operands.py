@@ -22,6 +22,8 @@ class Operands(NamedTuple):
         result or its cotangent. Neither has the axis.
     reduced : bool
         There is one loss of all.
+    biases : sequence of View
+        What is added to rows and broadcasts to them: a column of each row's own.
     """
 
     axis: int
@@ -33,11 +35,17 @@ class Operands(NamedTuple):
     labels: Sequence[View] = ()
     costs: Sequence[View] = ()
     reduced: bool = False
+    biases: Sequence[View] = ()
 
     @property
     def added(self) -> bool:
         """Whether blocks leave sums of losses."""
         return self.reduced and not self.outs
+
+    @property
+    def crowded(self) -> bool:
+        """Whether each element has a mask beside a bias."""
+        return bool(self.masks and self.biases)
 
     @property
     def pulls(self) -> bool:
@@ -50,9 +58,11 @@ def operands(call: Call) -> Operands:
     problem = call.problem
     form, hides, integers = problem.signature, problem.spec.masks, problem.spec.integers
     row = call.row
+    added = [p for p in form.inputs if p.broadcasts and p.name not in hides]
     along = {t.name for t in row.terms if not t.group}
-    whole = [p for p in form.inputs if p.names == row.names and p.name not in hides]
-    others = [p for p in form.inputs if p not in whole and p.name not in hides]
+    own = [p for p in form.inputs if p.name not in hides and p not in added]
+    whole = [p for p in own if p.names == row.names]
+    others = [p for p in own if p not in whole]
     outs = [(call.out(i), p.names) for i, p in enumerate(form.outputs)]
     each = [p for p in others if not p.names & along]
     loads = [call.view(p.name) for p in whole]
@@ -70,6 +80,7 @@ def operands(call: Call) -> Operands:
         [call.view(p.name) for p in each if p.name in integers],
         [_less(x, axis) if len(x.shape) == rank else x for x in costs],
         problem.options.get("reduction", "none") != "none",
+        [call.view(p.name) for p in added],
     )
 
 
@@ -106,7 +117,7 @@ class Kind(NamedTuple):
 
 def kind_of(call: Call, of: Operands) -> Kind:
     """That of a problem."""
-    options, many = call.problem.options, len(of.columns)
+    options, many = call.problem.options, len(of.columns) + len(of.biases)
     if (p := options.get("p")) is not None:
         return Kind(2, "p2") if p == 2 else Kind(0, "preal", (p, 1 / p))
     if many and options.get("casting") == "before_weight" and call.type != call.accumulate:

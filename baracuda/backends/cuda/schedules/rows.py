@@ -37,7 +37,8 @@ from baracuda.declaration.dtypes import named
 
 # common/rows.cuh: lanes of a warp, and threads of the largest block.
 _WARP, _MOST = 32, 1024
-# Threads beyond which there are no registers for single elements, or for sums of the longest rows.
+# Threads beyond which there are no registers for single elements, for a mask beside a bias, or for
+# sums of the longest rows.
 _SINGLE = 512
 # Bytes on chip beside the sums.
 _JOINS = 3 << 10
@@ -157,7 +158,7 @@ def shares(n: int, width: int, held: int, most: int = _MOST) -> Shares:
 def holds(call: Call, of: Operands) -> int:
     """Vectors of each input in a thread."""
     tuning = call.facts.tuned(TUNINGS)
-    less = call.itemsize == 8 or of.masks
+    less = call.itemsize == 8 or of.masks or of.biases
     return (tuning.vectors_less if less else tuning.vectors)[len(of.loads)]
 
 
@@ -180,7 +181,7 @@ def plan(call: Call) -> Steps:
         raise Refusal(f"counts at most {_LONGEST} elements along an axis")
     if of.costs and call.mixed_rows:
         raise Refusal("has no kernel for losses of rows that are wider than the primal")
-    if of.axis < len(shape) - 1 and not (of.masks or of.columns or call.mixed_rows):
+    if of.axis < len(shape) - 1 and not (of.masks or of.columns or of.biases or call.mixed_rows):
         beside = columns.plan(call, of)
         if beside is not None:
             return beside
@@ -188,7 +189,7 @@ def plan(call: Call) -> Steps:
     lie, size = _lie(call, of), named(call.accumulate_dtype).itemsize
     held = 1 if lie.access == "STEPS" else _vectors(call, of, n)
     kind = kind_of(call, of)
-    if lie.access != "VECTORS" or kind.numbers:
+    if lie.access != "VECTORS" or kind.numbers or of.crowded:
         most = _SINGLE
     room = size * width * held * len(of.sums)
     if room:
@@ -292,7 +293,7 @@ class Lie(NamedTuple):
     Attributes
     ----------
     walked : list of View
-        What has rows: loads, outputs, the mask; then what belongs to rows that are losses.
+        What has rows: loads, outputs, mask, bias; then what belongs to rows that are losses.
     steps : list of int
         From one element of a row to the next, of these and of the columns.
     dims : list of Dim
@@ -309,8 +310,9 @@ class Lie(NamedTuple):
 
 def _lie(call: Call, of: Operands) -> Lie:
     shape, axis = of.loads[0].shape, of.axis
-    walked, outer = [*of.loads, *of.outs, *of.masks], without(of.loads[0].shape, of.axis)
-    # A mask of extent 1 is that of all.
+    outer = without(shape, axis)
+    walked = [*of.loads, *of.outs, *of.masks, *of.biases]
+    # A mask or bias of extent 1 is that of all.
     strides = [
         tuple([s if x == y else 0 for s, x, y in zip(v.strides, v.shape, shape, strict=True)])
         for v in walked
@@ -324,8 +326,11 @@ def _lie(call: Call, of: Operands) -> Lie:
         raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
     steps = [s[axis] for s in strides] + [v.strides[0] for v in of.columns]
     arrays = len(of.loads) + len(of.outs)
-    beside = all(s == 1 for s in (*steps[:arrays], *steps[len(walked) :]))
-    numbers = [shape[axis], *(s for d in dims for s in d.strides[:arrays])]
+    hidden = arrays + len(of.masks)
+    beside = all(s == 1 for s in (*steps[:arrays], *steps[hidden:]))
+    # A mask is read one by one.
+    vectors = [*range(arrays), *range(hidden, len(walked))]
+    numbers = [shape[axis], *(d.strides[k] for d in dims for k in vectors)]
     # Of the narrowest arrays too: copies in bulk are of 16 bytes.
     wide = beside and divisor(numbers, call.elements()) == WIDEST // call.itemsize
     access = "VECTORS" if wide else "ELEMENTS" if beside else "STEPS"
@@ -352,7 +357,7 @@ def _rows(
     queries = outer[-1] if causal else 1
     if causal and prod(outer) > _LONGEST:
         raise Refusal(f"counts at most {_LONGEST} rows where there is a diagonal")
-    pointers = [v.slot for v in (*of.loads, *of.columns, *of.outs, *of.masks)]
+    pointers = [v.slot for v in (*of.loads, *of.columns, *of.biases, *of.outs, *of.masks)]
     pointers += [call.workspace()] * bool(of.sums)
     if of.costs:
         pointers.append((of.labels or of.loads)[0].slot)
@@ -363,7 +368,7 @@ def _rows(
         flags = _WIDE_LABELS * (problem.index_dtype == "int64") + _REDUCED * of.reduced
         flags += _WIDE_LOSS * call.is_wide(of.costs[0].slot)
         packer.add("d", part).add("I", flags, 0)
-    width, by = WIDEST // call.itemsize, "BY_ELEMENTS"
+    width, by = WIDEST // call.itemsize, "BY_ROWS" if of.biases else "BY_ELEMENTS"
     if planes and of.columns:
         by = "BY_MIXED_PLANES" if planes.size % width else "BY_PLANES"
         packer.extents(planes.size, planes.groups, code="I")
@@ -381,7 +386,7 @@ def _rows(
     )
     tags = (how.way.lower(), kind.label, access.lower())
     left_out = [name for bit, name in ((_CAUSAL, "causal"), (_MASKED, "masked")) if left & bit]
-    single = access != "VECTORS" or kind.numbers or (how.way == "LONG" and of.sums)
+    single = access != "VECTORS" or kind.numbers or of.crowded or (how.way == "LONG" and of.sums)
     bound = THREADS if how.way == "LANES" else _SINGLE if single else _MOST
     entry = call.entry(
         schedule,
