@@ -232,7 +232,7 @@ _GEOMETRY = (
     ),
     mutant(
         "columns are of one type", "backends/cuda/schedules/rows.py",
-        "not (of.masks or of.columns or call.mixed_rows):",
+        "not (of.masks or of.columns or of.biases or call.mixed_rows):",
         "not (of.masks or of.columns):",
         "test_mixed.py::test_schedules_say_which_wider_values_they_take",
     ),
