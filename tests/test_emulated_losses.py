@@ -39,7 +39,8 @@ CASES = (
 def steps_of(trial: Trial, arrays: list[NDArray[Any]], add: bool = False) -> Steps:
     spec = trial.subject.spec
     options = {k: v for k, v in trial.options.items() if k not in spec.scalars}
-    problem = check.problem(spec, arrays, options, DEFAULT)
+    given = dict(zip(trial.form.names, arrays, strict=True))
+    problem = check.problem(spec, [given.get(n) for n in spec.arrays], options, DEFAULT)
     outs = tuple(strides_of(x) for x in problem.outputs)
     return plan(Call(problem, FACTS, outs, add, alignment=16))
 
@@ -74,6 +75,7 @@ def entries(file: str, dtype: str) -> tuple[Entry, ...]:
     return tuple({s.entry.symbol: s.entry for steps in every for s in steps.kernels}.values())
 
 
+@pytest.mark.slow("the first of a file compiles all of its kernels")
 @pytest.mark.parametrize(("name", "dtype"), lanes.cases(KINDS, lambda kind: lanes.common(kind[1])))
 def test_losses_are_those_of_the_body(
     name: str, dtype: str, monkeypatch: pytest.MonkeyPatch

@@ -47,12 +47,19 @@ each_type = pytest.mark.parametrize("kind", list(TYPES))
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+def optional(spec: OpSpec) -> list[tuple[str, ...]]:
+    """Each choice of optional arrays that a form takes, none first."""
+    some = [tuple(n for n in spec.optional if n in form.names) for form in spec.signatures]
+    return list(dict.fromkeys(some))
+
+
 @dataclass(frozen=True)
 class Elementwise:
     """An elementwise op and one of its functors."""
 
     op: str
     options: Mapping[str, Any]
+    given: tuple[str, ...] = ()
 
     @property
     def spec(self) -> OpSpec:
@@ -60,29 +67,34 @@ class Elementwise:
 
     @property
     def functor(self) -> str:
-        kernel, ends = self.spec.kernel, self.options.values()
+        kernel = self.spec.kernel
         assert kernel is not None
-        return kernel.functor + "".join(end.title() for end in ends if end != "none")
+        ends = [end.title() for end in self.options.values() if end != "none"]
+        return kernel.functor + "".join(ends) + self.spec.given_end(self.given)
 
     def __str__(self) -> str:
         return self.functor
 
 
 ELEMENTWISE = [
-    Elementwise(name, options)
+    Elementwise(name, options, given)
     for name, op in registry.items()
     if op.spec.kernel and op.spec.kernel.schedule in ("elementwise", "reduce")
     for options in kernels.functors(op.spec)
+    for given in optional(op.spec)
 ]
 
 
 # Losses of pairs, each with values of its run-time value: their bodies hold in extended precision.
 _OWN = {"beta": (0.0, 0.7), "delta": (0.7,), "log_target": (0.0, 1.0)}
-LOSSES: dict[str, tuple[float | None, ...]] = {
-    name: _OWN.get(next(iter(op.spec.scalars), ""), (None,))
-    for name, op in registry.items()
-    if op.spec.category == "loss" and op.spec.elementwise and "reduction" in op.spec.options
-}
+LOSSES: list[tuple[Elementwise, float | None]] = [
+    (one, value)
+    for one in ELEMENTWISE
+    if one.spec.category == "loss" and "reduction" in one.spec.options
+    for value in _OWN.get(next(iter(one.spec.scalars), ""), (None,))
+]
+# What a weight of an element, or of a positive target, is beside all that the others are.
+_WEIGHTS = (0.0, 0.3, 2.5)
 
 
 def elementwise() -> str:
@@ -273,22 +285,29 @@ def test_sixteen_bits_lose_thousandths_of_a_unit(
 
 @each_narrow
 @pytest.mark.parametrize(
-    "op", ["binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"]
-)
-def test_losses_of_sixteen_bits(functors: ctypes.CDLL, op: str, dtype: str) -> None:
-    every, rng, spec = everything(dtype), np.random.default_rng(5), registry[op].spec
+    "one", [e for e in ELEMENTWISE
+            if e.op in ("binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div")],
+    ids=str,
+)  # fmt: skip
+def test_losses_of_sixteen_bits(functors: ctypes.CDLL, one: Elementwise, dtype: str) -> None:
+    every, rng, spec, op = everything(dtype), np.random.default_rng(5), one.spec, one.op
     share = every[(every >= 0) & (every <= 1)]
     first = every[np.abs(every) < 80] if "logits" in op else -every[every > 0]
     first = share if op == "binary_cross_entropy" else first
     x, t = rng.choice(first, 200_000), rng.choice([0.0, 1.0, 0.5], 200_000)
     t = np.where(rng.random(len(t)) < 0.5, t, rng.choice(share, len(t)))
     calm = normal(x, "f32") & normal(t, "f32")
+    more = {n: rng.choice([0.5, 1.75, 4.0], calm.sum()) for n in one.given}
     x, t = x[calm], t[calm]
     with np.errstate(all="ignore"):
-        want = np.asarray(spec.body(x, t, reduction="none", **dict.fromkeys(spec.scalars, 0.0)))
-    got = call(functors, spec.kernel.functor, "quick", [x, t], 1, 0.0)[0].astype(np.float64)  # type: ignore[union-attr]
+        options = {"reduction": "none", **dict.fromkeys(spec.scalars, 0.0)}
+        arrays = [more.get(n) for n in spec.optional]
+        want = np.asarray(spec.body(x, t, *arrays, **options))
+    inputs = [x, t, *more.values()]
+    got = call(functors, one.functor, "quick", inputs, 1, 0.0)[0].astype(np.float64)
     # What cancels does so in any precision.
-    scale = np.abs(want) + (0 if op == "binary_cross_entropy" else np.abs(t * x))
+    size = np.prod([x, t, *more.values()], axis=0)
+    scale = np.abs(want) + (0 if op == "binary_cross_entropy" else np.abs(size))
     error = off(got, want, scale, dtype)
     i = int(np.argmax(error))
     assert error[i] < 0.003, (x[i], t[i], got[i], want[i])
@@ -397,25 +416,29 @@ def test_lerp(functors: ctypes.CDLL, weight: float, kind: str) -> None:
 
 @each_type
 @pytest.mark.parametrize(
-    ("op", "value"), [(op, v) for op, values in LOSSES.items() for v in values]
+    ("one", "value"), LOSSES, ids=lambda x: str(x) if isinstance(x, Elementwise) else repr(x)
 )
-def test_losses(functors: ctypes.CDLL, op: str, value: float | None, kind: str) -> None:
-    spec = registry[op].spec
+def test_losses(functors: ctypes.CDLL, one: Elementwise, value: float | None, kind: str) -> None:
+    spec = one.spec
     more = dict.fromkeys(spec.scalars, value)
     inner = (*EDGES, 0.125, 0.999, 1e-3, 1 - 1e-6)
-    points = list(product(*((1.0, -0.7) if n == "dloss" else inner for n in spec.arrays)))
+    few = {"dloss": (1.0, -0.7), **dict.fromkeys(spec.optional, _WEIGHTS)}
+    names = [n for n in spec.arrays if n not in spec.optional or n in one.given]
+    points = list(product(*(few.get(n, inner) for n in names)))
     x = [exactly(column, kind) for column in zip(*points, strict=True)]
 
     def body(scale: float = 0.0, seed: int = 0) -> NDArray[Any]:
         rng = np.random.default_rng(seed)
         moved = [v * (1 + scale * rng.choice([-1, 1], v.shape)) for v in x]
-        return np.asarray(spec.body(*moved, reduction="none", **more), WIDE)
+        given = dict(zip(names, moved, strict=True))
+        arrays = [given.get(n) for n in spec.arrays]
+        return np.asarray(spec.body(*arrays, reduction="none", **more), WIDE)
 
     want = body()
     # An eps above 1 is no probability.
     moved = [np.nan_to_num(np.abs(body(EPS[kind], seed) - want)) for seed in range(4)]
     shift = np.max(moved, axis=0)
-    got = call(functors, spec.kernel.functor, kind, x, 1, *more.values())[0]  # type: ignore[union-attr]
+    got = call(functors, one.functor, kind, x, 1, *more.values())[0]
     calm = normal(want, kind) & (np.abs(want) < 1e30)
     for v in x:
         calm &= normal(v, kind) & (np.abs(v) < (80 if more.get("log_target") else 1e19))

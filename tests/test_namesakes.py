@@ -90,12 +90,12 @@ def test_an_op_and_its_gradient_are_those_of_torch(name: str, backend: str) -> N
                 for n, x in theirs.items()
                 if x.is_floating_point() and adjoint.dual(op.spec, n) in results
             ]
-            want = namesake(op.spec)(*theirs.values(), **options)
-            y = op(*there.values(), **options, backend=backend)
+            want = namesake(op.spec)(*map(theirs.get, op.spec.arrays), **options)
+            y = op(*arrays, **options, backend=backend)
             same(y, want, size)
             dy = torch.cos(torch.arange(want.numel(), dtype=want.dtype)).reshape(want.shape)
             slopes = torch.autograd.grad(want, watched, dy)
-            problem = check.problem(op.spec, list(there.values()), structural, DEFAULT)
+            problem = check.problem(op.spec, arrays, structural, DEFAULT)
             outputs = {p.name: y for p in op.spec.signatures[0].outputs}
             known = {**there, **outputs, **{f"d{n}": dy for n in outputs}}
             ask = adjoint.request(backward, problem, known.keys())

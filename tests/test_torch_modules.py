@@ -39,8 +39,6 @@ OWN = {
     "InstanceNorm2d": TRACKED,
     "InstanceNorm3d": TRACKED,
     "KLDivLoss": {"scalar_reduction_batchmean"},
-    "BCELoss": {"weights", "scalar_weight"},
-    "BCEWithLogitsLoss": {"weights", "scalar_weights"},
     "CrossEntropyLoss": WEIGHTED,
     "Softmax": {"scalar"},
     "Softmin": {"scalar"},

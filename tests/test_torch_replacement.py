@@ -166,7 +166,7 @@ def test_what_is_left_has_a_reason() -> None:
         "synchronised": nn.SyncBatchNorm(4), "ours": bn.GLU(),
     })  # fmt: skip
     report = bn.replace(model)
-    assert report.replaced == {"even": "LPPool1d"}
+    assert report.replaced == {"even": "LPPool1d", "weighed": "BCELoss"}
     assert report.left == {
         "own": "Own is a subclass of torch.nn.LayerNorm",
         "in place": "inplace=True is torch's own function",
@@ -175,11 +175,10 @@ def test_what_is_left_has_a_reason() -> None:
         "parametrised": "ParametrizedLayerNorm is a subclass of torch.nn.LayerNorm",
         "odd": "the results differ from torch's unless norm_type is even and ceil_mode False",
         "cut": "the results differ from torch's unless norm_type is even and ceil_mode False",
-        "weighed": "the op has no weights of elements",
         "scripted": "it is compiled by torch.jit",
         "softmax": "dim=None is torch's to choose",
     }
-    assert repr(report) == "Replacement(replaced: 1 LPPool1d; left: 10)"
+    assert repr(report) == "Replacement(replaced: 1 BCELoss, 1 LPPool1d; left: 9)"
     back = bn.restore(nn.ModuleList([bn.GLU(gate_first=True), bn.GLU(), bn.SwiGLU(), nn.ReLU()]))
     assert (list(back.replaced), list(back.left)) == (["1"], ["0"])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -237,6 +237,21 @@ class OpSpec:
     def arrays(self) -> tuple[str, ...]:
         """All array parameters, in order."""
         return max((s.names for s in self.signatures), key=len)
+
+    @cached_property
+    def optional(self) -> tuple[str, ...]:
+        """The arrays that some forms do without, but for the second half of a packed one.
+
+        Functors of elementwise schedules differ by which of these are given (`given_end`).
+        """
+        half = self.packed.other if self.packed else ""
+        always = set[str].intersection(*[{*form.names} for form in self.signatures])
+        return tuple([name for name in self.arrays if name != half and name not in always])
+
+    def given_end(self, names: Collection[str]) -> str:
+        """The end of a functor's name beside these arrays: bits for the optional ones."""
+        bits = sum([(name in names) << k for k, name in enumerate(self.optional)])
+        return f"Given{bits}" if bits else ""
 
     @cached_property
     def conditions(self) -> frozenset[str]:

@@ -43,7 +43,7 @@ def _mistakes(
     yield from _of_roles(spec)
     yield from _of_axes(spec)
     if spec.kernel is not None:
-        yield from _of_kernel(spec.kernel)
+        yield from _of_kernel(spec, spec.kernel)
     if spec.adjoint_of is not None:
         yield from _of_adjoint(spec, ops)
 
@@ -140,11 +140,14 @@ def _structs(file: str) -> frozenset[str]:
     return frozenset(_STRUCT.findall((_SOURCES / file).read_text(encoding="utf-8")))
 
 
-def _of_kernel(kernel: Kernel) -> Iterator[tuple[str, str]]:
+def _of_kernel(spec: OpSpec, kernel: Kernel) -> Iterator[tuple[str, str]]:
+    one_by_one = kernel.schedule in ("elementwise", "reduce")
+    ends = {spec.given_end(form.names) for form in spec.signatures} if one_by_one else {""}
+    names = [kernel.functor + end for end in ends if kernel.functor]
     if not (_SOURCES / kernel.file).is_file():
         yield "kernel", f"there is no cuda_src/{kernel.file}"
-    elif kernel.functor and kernel.functor not in _structs(kernel.file):
-        yield "kernel", f"cuda_src/{kernel.file} has no {kernel.functor}"
+    elif missing := [name for name in names if name not in _structs(kernel.file)]:
+        yield "kernel", f"cuda_src/{kernel.file} has no {_listed(missing)}"
     if kernel.schedule not in get_args(Schedule):
         yield "kernel", f"{kernel.schedule!r} is none of {_listed(get_args(Schedule))}"
 

@@ -6,9 +6,12 @@ framework differentiates a target too, it does so through the body.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import combinations
+from typing import Any
 
-from baracuda.calls.op import op
+from baracuda.calls.op import Op, P, R, op
 from baracuda.declaration import roles
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case
@@ -27,17 +30,22 @@ _loss = partial(
     op, category="loss", dtypes=FLOATS, options={"reduction": choice("mean", "sum", "none")},
     elementwise=True, inplace=True, cases=CASES,
 )  # fmt: skip
-forward = partial(
-    _loss,
-    "x[*s], target[*s] -> loss[*s] if reduction=none",
-    "x[*s], target[*s] -> loss[] if reduction!=none",
-    roles=LOSS,
-)
-"""Declares a loss of pairs of elements."""
-backward = partial(
-    _loss,
-    "dloss[*s], x[*s], target[*s] -> dx[*s] if reduction=none",
-    "dloss[], x[*s], target[*s] -> dx[*s] if reduction!=none",
-    roles=COTANGENT,
-)
-"""Declares its gradient."""
+
+
+def _forms(before: str, result: str, optional: Sequence[str]) -> Iterator[str]:
+    """The forms with each choice of optional arrays; braces stand for the axes of the loss."""
+    for many in range(len(optional) + 1):
+        for some in combinations(optional, many):
+            arrays = ", ".join(f"{name}[*s]" for name in ("x", "target", *some))
+            for axes, sign in (("*s", "="), ("", "!=")):
+                yield f"{before}{arrays} -> {result} if reduction{sign}none".format(axes)
+
+
+def forward(*optional: str, **declared: Any) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Declares a loss of pairs of elements; `optional` names more arrays of their shape."""
+    return _loss(*_forms("", "loss[{}]", optional), **{"roles": LOSS, **declared})
+
+
+def backward(*optional: str, **declared: Any) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Declares its gradient."""
+    return _loss(*_forms("dloss[{}], ", "dx[*s]", optional), **{"roles": COTANGENT, **declared})

@@ -5,9 +5,8 @@ Each has the constructor, attributes, buffers and ``repr`` of torch's class, the
 one shape; those that broadcast, mix dtypes or have another layout run torch's own forward. Classes
 are along the second axis, or the first of a single row, as in torch.
 
-What the ops do not have runs torch's own forward too: weights of elements (`BCELoss`,
-`BCEWithLogitsLoss` and its ``pos_weight``), and in `CrossEntropyLoss` weights of classes beside
-probabilities.
+What the ops do not have runs torch's own forward too: in `CrossEntropyLoss` weights of classes
+beside probabilities.
 """
 
 from __future__ import annotations
@@ -44,22 +43,27 @@ __all__ = [
 ]
 
 
+def _spreads(weight: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether `weight` broadcasts to the shape of `x`."""
+    axes = zip(reversed(weight.shape), reversed(x.shape), strict=False)
+    return weight.ndim <= x.ndim and all(n in (1, most) for n, most in axes)
+
+
 class _Pairs(Namesake):
-    """An op of an input and a target, and the attributes that are options of the op."""
+    """An op of an input, a target and weights, and the attributes that are options of the op."""
 
     _op: ClassVar[Op[..., Any]]
     _options: ClassVar[tuple[str, ...]] = ("reduction",)
 
-    def _kept(self) -> str:
-        weights = ("weight", "pos_weight")
-        there = any(getattr(self, name, None) is not None for name in weights)
-        return "the op has no weights of elements" if there else ""
-
     def _computed(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:
-        if input.shape != target.shape or not taken(input, target):
+        weights = [getattr(self, name) for name in self._op.spec.optional]
+        if input.shape != target.shape or not taken(input, target, *weights):
             return None
+        if not all(w is None or _spreads(w, input) for w in weights):
+            return None
+        beside = [None if w is None else w.expand(input.shape) for w in weights]
         options = {name: getattr(self, name) for name in self._options}
-        return self._op(input, target, **options)  # type: ignore[no-any-return]
+        return self._op(input, target, *beside, **options)  # type: ignore[no-any-return]
 
 
 class L1Loss(_Pairs, torch.nn.L1Loss):
@@ -91,7 +95,8 @@ class HuberLoss(_Pairs, torch.nn.HuberLoss):
 class BCELoss(_Pairs, torch.nn.BCELoss):
     """`torch.nn.BCELoss` by `baracuda.binary_cross_entropy`.
 
-    An input that is no probability gives NaN, where torch raises. A `weight` runs torch's own.
+    An input that is no probability gives NaN, where torch raises. A `weight` that does not
+    broadcast to the input runs torch's own.
     """
 
     _op = binary_cross_entropy
@@ -100,7 +105,7 @@ class BCELoss(_Pairs, torch.nn.BCELoss):
 class BCEWithLogitsLoss(_Pairs, torch.nn.BCEWithLogitsLoss):
     """`torch.nn.BCEWithLogitsLoss` by `baracuda.binary_cross_entropy_with_logits`.
 
-    A `weight` or `pos_weight` runs torch's own.
+    A `weight` or `pos_weight` that does not broadcast to the input runs torch's own.
     """
 
     _op = binary_cross_entropy_with_logits

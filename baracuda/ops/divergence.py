@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, Unpack
 
+from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import choice, flag
@@ -27,19 +28,31 @@ DIVERGENCES = (
     *CASES[1:],
     Case({"s": (4, 9)}, reduction="batchmean", log_target=True),
 )
+# Beside `x`, in its shape: what each element counts, and a positive target of it.
+WEIGHT = {"weight": roles.value(0.5, 2)}
+WEIGHTS = {**WEIGHT, "pos_weight": roles.value(0.5, 2)}
+HINT = "broadcast it to the shape of x, which copies nothing"
 # What has a logarithm of -100, times so much: float32 has the product, but not all bits of that.
 _LARGER = 2.0**24
 _LEAST = math.exp(-100) * _LARGER
 
 
+def weighted(terms: Array, weight: Array | None) -> Array:
+    """Terms of a loss or a slope, times the weights of their elements."""
+    return terms if weight is None else terms * weight
+
+
 @forward(
+    *WEIGHT,
     namesake="nn.functional.binary_cross_entropy",
-    roles={**LOSS, "x": PROBABILITY, "target": PROBABILITY},
+    roles={**LOSS, **WEIGHT, "x": PROBABILITY, "target": PROBABILITY},
+    hints=dict.fromkeys(WEIGHT, HINT),
     kernel=Kernel("divergence.cu", "BinaryCrossEntropy", schedule="reduce"),
 )
 def binary_cross_entropy(
     x: A,
     target: Array,
+    weight: Array | None = None,
     /,
     *,
     reduction: Literal["mean", "sum", "none"] = "mean",
@@ -47,10 +60,15 @@ def binary_cross_entropy(
 ) -> A:
     """Cross entropy of probabilities: ``-target * log(x) - (1 - target) * log(1 - x)``.
 
+    Each is multiplied by the `weight` of its element, where that is given.
+
     Parameters
     ----------
     x, target : array of shape [*s]
         Probabilities, 0 to 1, of any floating dtype; of one shape. NaN comes of others.
+    weight : array of shape [*s], optional
+        What the loss of each element is multiplied by; of the dtype of `x`. One for each row or
+        class is broadcast to that shape first: ``xp.broadcast_to(weight, x.shape)`` copies nothing.
     reduction : {"mean", "sum", "none"}
         What becomes of the losses: their mean, NaN where there are none, their sum, or all of them.
     **dispatch
@@ -70,8 +88,9 @@ def binary_cross_entropy(
 
     Notes
     -----
-    As `torch.nn.functional.binary_cross_entropy`: a logarithm below -100 counts as -100. Sums are
-    taken in a fixed order, in float32 (float64 for float64), and rounded once. Bit-stable.
+    As `torch.nn.functional.binary_cross_entropy`: a logarithm below -100 counts as -100, and a mean
+    is divided by the number of elements, whatever their weights. Sums are taken in a fixed order,
+    in float32 (float64 for float64), and rounded once. Bit-stable.
 
     Examples
     --------
@@ -89,11 +108,13 @@ def binary_cross_entropy(
     off = xp.where(small, xp.log1p(-xp.where(small, x, 0)), 0) + xp.where(
         one, -100, xp.log(xp.where(one | small, 1, 1 - x))
     )
-    return reduced((target - 1) * off - target * on, reduction)
+    return reduced(weighted((target - 1) * off - target * on, weight), reduction)
 
 
 @backward(
-    roles={**COTANGENT, "x": PROBABILITY, "target": PROBABILITY},
+    *WEIGHT,
+    roles={**COTANGENT, **WEIGHT, "x": PROBABILITY, "target": PROBABILITY},
+    hints=dict.fromkeys(WEIGHT, HINT),
     adjoint_of="binary_cross_entropy",
     kernel=Kernel("divergence.cu", "BinaryCrossEntropyBackward", schedule="elementwise"),
 )
@@ -101,6 +122,7 @@ def binary_cross_entropy_backward(
     dloss: Array,
     x: A,
     target: Array,
+    weight: Array | None = None,
     /,
     *,
     reduction: Literal["mean", "sum", "none"] = "mean",
@@ -108,11 +130,13 @@ def binary_cross_entropy_backward(
 ) -> A:
     """Gradient of `binary_cross_entropy`: ``dloss * (x - target) / (x * (1 - x))``.
 
+    It is multiplied by the `weight` of the element, where that is given.
+
     Parameters
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    x, target, reduction, **dispatch
+    x, target, weight, reduction, **dispatch
         As in `binary_cross_entropy`.
 
     Returns
@@ -136,17 +160,21 @@ def binary_cross_entropy_backward(
     array([-2.])
     """
     spread = library_of(x).clip((1 - x) * x, 1e-12, None)
-    return share(dloss, x, reduction) * ((x - target) / spread)
+    return weighted(share(dloss, x, reduction) * ((x - target) / spread), weight)
 
 
 @forward(
+    *WEIGHTS,
     namesake="nn.functional.binary_cross_entropy_with_logits",
-    roles={**LOSS, "target": PROBABILITY},
+    roles={**LOSS, **WEIGHTS, "target": PROBABILITY},
+    hints=dict.fromkeys(WEIGHTS, HINT),
     kernel=Kernel("divergence.cu", "BinaryCrossEntropyWithLogits", schedule="reduce"),
 )
 def binary_cross_entropy_with_logits(
     x: A,
     target: Array,
+    weight: Array | None = None,
+    pos_weight: Array | None = None,
     /,
     *,
     reduction: Literal["mean", "sum", "none"] = "mean",
@@ -154,10 +182,18 @@ def binary_cross_entropy_with_logits(
 ) -> A:
     """Cross entropy of `sigmoid(x)`: ``log(1 + exp(x)) - target * x``.
 
+    With weights ``weight * ((1 - target) * softplus(x) + pos_weight * target * softplus(-x))``.
+
     Parameters
     ----------
     x, target : array of shape [*s]
         Logits, and probabilities or labels 0 and 1. Any floating dtype; one shape.
+    weight : array of shape [*s], optional
+        What the loss of each element is multiplied by; of the dtype of `x`. One for each row or
+        class is broadcast to that shape first: ``xp.broadcast_to(weight, x.shape)`` copies nothing.
+    pos_weight : array of shape [*s], optional
+        What the term of `target` is multiplied by, as a rule one for each class, broadcast to that
+        shape likewise: above 1 it favours recall, below 1 precision. Of the dtype of `x`.
     reduction : {"mean", "sum", "none"}
         What becomes of the losses: their mean, NaN where there are none, their sum, or all of them.
     **dispatch
@@ -177,10 +213,11 @@ def binary_cross_entropy_with_logits(
 
     Notes
     -----
-    As `torch.nn.functional.binary_cross_entropy_with_logits` without weights, but that a small
-    loss keeps its digits for targets of 0 as of 1. No exponential overflows. An infinite logit
-    gives NaN where it is right, infinity where it is wrong. Sums are taken in a fixed order, in
-    float32 (float64 for float64), and rounded once. Bit-stable.
+    As `torch.nn.functional.binary_cross_entropy_with_logits`, but that a small loss keeps its
+    digits for targets of 0 as of 1. No exponential overflows. An infinite logit gives NaN where it
+    is right, infinity where it is wrong. A mean is divided by the number of elements, whatever
+    their weights. Sums are taken in a fixed order, in float32 (float64 for float64), and rounded
+    once. Bit-stable.
 
     Examples
     --------
@@ -190,13 +227,21 @@ def binary_cross_entropy_with_logits(
     array([6.931e-01, 1.000e+03])
     """
     (above, below), xp = parts(x), library_of(x).xp
+    curve = xp.log1p(xp.exp(below - above))
+    if pos_weight is not None:
+        curve = curve * (1 - target + pos_weight * target)
+        target_below = pos_weight * target * below
+    else:
+        target_below = target * below
     # Of one sign both, or one of them 0: nothing cancels where the logit is right.
-    linear = (1 - target) * above - target * below
-    return reduced(linear + xp.log1p(xp.exp(below - above)), reduction)
+    linear = (1 - target) * above - target_below
+    return reduced(weighted(linear + curve, weight), reduction)
 
 
 @backward(
-    roles={**COTANGENT, "target": PROBABILITY},
+    *WEIGHTS,
+    roles={**COTANGENT, **WEIGHTS, "target": PROBABILITY},
+    hints=dict.fromkeys(WEIGHTS, HINT),
     adjoint_of="binary_cross_entropy_with_logits",
     kernel=Kernel("divergence.cu", "BinaryCrossEntropyWithLogitsBackward", schedule="elementwise"),
 )
@@ -204,6 +249,8 @@ def binary_cross_entropy_with_logits_backward(
     dloss: Array,
     x: A,
     target: Array,
+    weight: Array | None = None,
+    pos_weight: Array | None = None,
     /,
     *,
     reduction: Literal["mean", "sum", "none"] = "mean",
@@ -211,11 +258,14 @@ def binary_cross_entropy_with_logits_backward(
 ) -> A:
     """Gradient of `binary_cross_entropy_with_logits`: ``dloss * (sigmoid(x) - target)``.
 
+    With weights
+    ``dloss * weight * ((1 - target) * sigmoid(x) - pos_weight * target * sigmoid(-x))``.
+
     Parameters
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    x, target, reduction, **dispatch
+    x, target, weight, pos_weight, reduction, **dispatch
         As in `binary_cross_entropy_with_logits`.
 
     Returns
@@ -238,7 +288,11 @@ def binary_cross_entropy_with_logits_backward(
     >>> bc.binary_cross_entropy_with_logits_backward(np.asarray(1.0), np.zeros(1), np.ones(1))
     array([-0.5])
     """
-    return share(dloss, x, reduction) * (sigmoid(x) - target)
+    if pos_weight is None:
+        slope = sigmoid(x) - target
+    else:
+        slope = (1 - target) * sigmoid(x) - pos_weight * target * sigmoid(-x)
+    return weighted(share(dloss, x, reduction) * slope, weight)
 
 
 @forward(

@@ -200,8 +200,16 @@ EXPRESSIONS: dict[str, Expression] = {
 
 
 def namesake(spec: OpSpec) -> Expression:
-    """torch's function that is the same as an op."""
-    return attrgetter(spec.namesake or "")(import_module("torch"))  # type: ignore[no-any-return]
+    """torch's function that is the same as an op; optional arrays go by their names."""
+    function = attrgetter(spec.namesake or "")(import_module("torch"))
+    always = len(spec.arrays) - len(spec.optional)
+
+    def call(*arrays: Array | None, **options: Any) -> Any:
+        named = zip(spec.optional, arrays[always:], strict=False)
+        more = {name: x for name, x in named if x is not None}
+        return function(*arrays[:always], **more, **options)
+
+    return call if spec.optional else function
 
 
 def expression_of(op: str) -> Expression:

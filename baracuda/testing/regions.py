@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from importlib import import_module
-from operator import attrgetter
 from typing import Any
 
 from baracuda.calls import check
@@ -23,6 +22,7 @@ from baracuda.declaration.dtypes import name_of, named
 from baracuda.declaration.spec import OpSpec
 from baracuda.libraries import Region, library
 from baracuda.testing.cases import draw, options_of, to_library, tried
+from baracuda.testing.peers import namesake
 
 NARROW = ("bfloat16", "float16")
 KINDS = ("cpu", "cuda")
@@ -47,7 +47,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "soft_target_cross_entropy": lambda f, x, t: f.cross_entropy(x, t),
     "nll_loss": lambda f, x, t, *_: f.nll_loss(x, t),
     "linear_cross_entropy": lambda f, h, w, t, *b: f.cross_entropy(f.linear(h, w, *b), t),
-    "binary_cross_entropy": lambda f, x, t: f.binary_cross_entropy(x, t),
+    "binary_cross_entropy": lambda f, x, t, *_: f.binary_cross_entropy(x, t),
     "gather": lambda f, x, i: x.gather(-1, i.long()),
 }
 
@@ -136,7 +136,7 @@ def _function(spec: OpSpec) -> Callable[..., Any] | None:
         return lambda *arrays: FUNCTIONS[spec.name](torch.nn.functional, *arrays)
     if not spec.namesake:
         return None
-    return partial(attrgetter(spec.namesake)(torch), **options_of(spec, _tried(spec)[0]))
+    return partial(namesake(spec), **options_of(spec, _tried(spec)[0]))
 
 
 def row(spec: OpSpec) -> list[str]:

@@ -45,13 +45,14 @@ def binary_cross_entropy(t: Any, o: Any) -> Any:
     # torch's own refuses NaN and what is no probability.
     x, target = t["x"], t["target"]
     on, off = torch.log(x).clamp(min=-100), torch.log1p(-x).clamp(min=-100)
-    return (reduced((target - 1) * off - target * on, o["reduction"]),)
+    each = ((target - 1) * off - target * on) * t.get("weight", 1)
+    return (reduced(each, o["reduction"]),)
 
 
 @formula("binary_cross_entropy_backward")
 def binary_cross_entropy_backward(t: Any, o: Any) -> Any:
-    x = t["x"]
-    return (share(t, o) * ((x - t["target"]) / ((1 - x) * x).clamp(min=1e-12)),)
+    x, each = t["x"], share(t, o) * t.get("weight", 1)
+    return (each * ((x - t["target"]) / ((1 - x) * x).clamp(min=1e-12)),)
 
 
 def _soft(x: Any) -> Any:
@@ -61,12 +62,19 @@ def _soft(x: Any) -> Any:
 @formula("binary_cross_entropy_with_logits")
 def binary_cross_entropy_with_logits(t: Any, o: Any) -> Any:
     x, target = t["x"], t["target"]
-    return (reduced(target * _soft(-x) + (1 - target) * _soft(x), o["reduction"]),)
+    on = target * t.get("pos_weight", 1)
+    each = (on * _soft(-x) + (1 - target) * _soft(x)) * t.get("weight", 1)
+    return (reduced(each, o["reduction"]),)
 
 
 @formula("binary_cross_entropy_with_logits_backward")
 def binary_cross_entropy_with_logits_backward(t: Any, o: Any) -> Any:
-    return (share(t, o) * (torch.sigmoid(t["x"]) - t["target"]),)
+    x, target = t["x"], t["target"]
+    if "pos_weight" not in t:
+        slope = torch.sigmoid(x) - target
+    else:
+        slope = (1 - target) * torch.sigmoid(x) - target * t["pos_weight"] * torch.sigmoid(-x)
+    return (share(t, o) * t.get("weight", 1) * slope,)
 
 
 @formula("kl_div")

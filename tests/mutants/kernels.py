@@ -225,6 +225,17 @@ MUTANTS = (
         "test_emulated_losses.py::test_losses_are_those_of_the_body[binary_cross_entropy-bfloat16]",
     ),
     mutant(
+        "the loss of an element has its weight", "cuda_src/divergence.cu",
+        "y[0] *= x[AT];", "y[0] *= x[AT - 1];",
+        "test_emulated_losses.py::test_losses_are_those_of_the_body[binary_cross_entropy-float32]",
+    ),
+    mutant(
+        "a weight of positive targets bends the curve too", "cuda_src/divergence.cu",
+        "fused(off + on, logarithm_1p_exponential", "fused(A(1), logarithm_1p_exponential",
+        "test_emulated_losses.py::test_losses_are_those_of_the_body"
+        "[binary_cross_entropy_with_logits-float32]",
+    ),
+    mutant(
         "the end of a row is its end", "cuda_src/common/row.cuh",
         "if (e + i < end) v.set(i, p[offset<ACCESS>(e + i, step)]);",
         "if (e + i <= end) v.set(i, p[offset<ACCESS>(e + i, step)]);",

@@ -211,6 +211,11 @@ class Call(NamedTuple):
         return kernel.functor if kernel else ""
 
     @property
+    def given_end(self) -> str:
+        """The end of the functor's name on an elementwise schedule."""
+        return self.problem.spec.given_end(self.problem.signature.names)
+
+    @property
     def schedule(self) -> str:
         """The schedule that maps the functor."""
         kernel = self.problem.spec.kernel

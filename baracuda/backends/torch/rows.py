@@ -206,10 +206,10 @@ def glu(x: Array, *_: None, axis: int, gate_first: bool) -> Any:
 
 
 def binary_cross_entropy_backward(
-    dloss: Array, x: Array, target: Array, /, *, reduction: str
+    dloss: Array, x: Array, target: Array, weight: Any = None, /, *, reduction: str
 ) -> Any:
-    """Without weights."""
-    return _entropy_backward(dloss, x, target, None, REDUCTIONS[reduction])
+    """With the weights of elements."""
+    return _entropy_backward(dloss, x, target, weight, REDUCTIONS[reduction])
 
 
 def nll_loss(

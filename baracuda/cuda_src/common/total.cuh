@@ -15,7 +15,8 @@ template <template <class> class F, class T, int V, int DEPTH, int DIMS, class I
   using Functor = F<A>;
   static constexpr int IN = Functor::inputs;
   static constexpr bool FEW = sizeof(T) == 8 || sizeof(I) == 8 || DIMS == 0;
-  static constexpr int RESIDENT = FEW ? 4 : DIMS > 1 ? 5 : 6;
+  // More inputs in flight take more registers.
+  static constexpr int RESIDENT = IN > 2 ? (FEW ? 3 : 8 - IN) : FEW ? 4 : DIMS > 1 ? 5 : 6;
 
   struct Sources {
     const T* in[IN];

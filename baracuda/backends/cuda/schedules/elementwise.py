@@ -133,7 +133,7 @@ class _Form(NamedTuple):
     """What tells apart the kernels of an op."""
 
     functor: str
-    options: tuple[str, ...]
+    ends: tuple[str, ...]
     dtype: str
     width: int
     depth: int
@@ -171,14 +171,16 @@ def plan(call: Call) -> Steps:
     arguments = over.pack(packer)
     given = call.problem.options.items()
     chosen = call.problem.spec.conditions
-    options = tuple([v for k, v in given if isinstance(v, str) and k not in chosen])
+    named_options = [v for k, v in given if isinstance(v, str) and k not in chosen]
     threads = tuning.threads_of_several if len(inputs) > 1 else THREADS
     # The halves of a packed output are its own.
     adds = call.adds if len(outputs) == len(call.outs) else call.adds * len(outputs)
+    # The options that choose among functors are named ones other than "none".
+    ends = tuple([name.title() for name in named_options if name != "none"])
+    ends += (call.given_end,) if call.given_end else ()
     form = _Form(
-        call.functor, options, call.type, width, depth, kind, packer.type, adds, ones,
-        wider, threads,
-    )  # fmt: skip
+        call.functor, ends, call.type, width, depth, kind, packer.type, adds, ones, wider, threads
+    )
     entry = _entry(call.problem.spec, form, len(arguments))
     front = [(o.slot, o.offset * named(every[o.slot].dtype).itemsize) for o in operands]
     grid = blocks(items + tail, depth, threads), 1
@@ -188,16 +190,13 @@ def plan(call: Call) -> Steps:
 @lru_cache(maxsize=4096)
 def _entry(spec: OpSpec, form: _Form, nbytes: int) -> Entry:
     """The kernel of a form; new shapes ask for the same ones again and again."""
-    # The options that choose among functors are named ones other than "none".
-    functor, options, dtype, width, depth, kind, integer, adds, ones, wider, threads = form
-    names = [name.title() for name in options if name != "none"]
+    functor, ends, dtype, width, depth, kind, integer, adds, ones, wider, threads = form
     more = [ones, wider, flag(spec.numbered)]
     while more and more[-1] in (0, "false"):
         more.pop()
-    functor += "".join(names)
-    arguments = (functor, dtype, width, depth, kind, integer, bits(adds), *more)
+    arguments = (functor + "".join(ends), dtype, width, depth, kind, integer, bits(adds), *more)
     schedule = f"Elementwise<{', '.join(map(str, arguments))}>"
-    tags = (*names, LAYOUTS[kind], f"v{width}", f"d{depth}", integer, *added(adds))
+    tags = (*ends, LAYOUTS[kind], f"v{width}", f"d{depth}", integer, *added(adds))
     if ones:
         tags += ("one",)
     if wider:

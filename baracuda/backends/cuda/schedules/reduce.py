@@ -53,10 +53,11 @@ def plan(call: Call) -> Steps:
     packer = over.packer().pointers(len(inputs) + 1).scalars(scalars)
     packer.indices(over.items, over.tail, rounds, 0)
     arguments, integer = over.pack(packer), packer.type
-    schedule = f"Totals<{call.functor}, {call.type}, {over.width}, {depth}, {over.kind}, {integer}>"
-    entry = call.entry(
-        schedule, len(arguments), "totals", LAYOUTS[over.kind], f"v{over.width}", integer
-    )
+    functor = call.functor + call.given_end
+    schedule = f"Totals<{functor}, {call.type}, {over.width}, {depth}, {over.kind}, {integer}>"
+    ends = (call.given_end,) if call.given_end else ()
+    tags = ("totals", *ends, LAYOUTS[over.kind], f"v{over.width}", integer)
+    entry = call.entry(schedule, len(arguments), *tags)
     sums = (call.workspace(), 0)
     front = [*[(x.slot, x.offset * itemsize) for x in inputs], sums]
     first = [Step(entry, (blocks, 1), arguments, front, scalars)] if blocks else []
