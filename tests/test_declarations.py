@@ -106,6 +106,10 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[str, ...], dict[str, Any], str]
     "a functor that is not there": (
         plain, (FORM,), {"options": AXIS, "kernel": Kernel("softmax.cu", "Sofmax", "rows")},
         "kernel: cuda_src/softmax.cu has no Sofmax"),
+    "no functor for an optional array": (
+        two, ("x[*b] -> y[*b]", "x[*b], ids[*b] -> y[*b]"),
+        {"options": MODE, "kernel": Kernel("loss.cu", "MseLoss", "reduce")},
+        "kernel: cuda_src/loss.cu has no MseLossGiven1"),
     "a schedule that is not there": (
         plain, (FORM,),
         {"options": AXIS, "kernel": Kernel("softmax.cu", "Softmax", "row")},  # type: ignore[arg-type]

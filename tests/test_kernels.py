@@ -213,13 +213,21 @@ def test_new_lengths_ask_for_the_same_kernels(name: str) -> None:
 
 
 def renamed(spec: OpSpec) -> OpSpec:
-    """The declaration with other names of arrays, which stand in the same places."""
+    """The declaration with other names of arrays, which stand in the same places.
+
+    A gradient is still called after its input, as the contract has it.
+    """
+
+    def called(name: str) -> str:
+        own = name not in spec.arrays and name.startswith("d") and name[1:] in spec.arrays
+        return f"dother_{name[1:]}" if own else f"other_{name}"
 
     def other(form: Signature) -> Signature:
-        return parse(re.sub(r"(\w+)\[", r"other_\1[", form.text), sorted(form.derived))
+        text = re.sub(r"(\w+)\[", lambda found: f"{called(found[1])}[", form.text)
+        return parse(text, sorted(form.derived))
 
     forms = tuple(map(other, spec.signatures))
-    roles = {f"other_{name}": role for name, role in spec.roles.items()}
+    roles = {called(name): role for name, role in spec.roles.items()}
     return replace(spec, signatures=forms, roles=roles)
 
 
