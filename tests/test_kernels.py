@@ -25,6 +25,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from baracuda.calls import check
@@ -248,6 +249,16 @@ def test_allowances_are_for_kernels_that_exist() -> None:
     for part, (_, reason) in ALLOWED.items():
         assert reason, part
         assert any(part in name for name in names), part
+
+
+def test_weights_of_classes_are_read_in_vectors() -> None:
+    x = kernels.phantom((4096, 512), "dense", "bfloat16")
+    weight = np.broadcast_to(kernels.phantom((512,), "dense", "bfloat16"), x.shape)
+    spec = registry["binary_cross_entropy"].spec
+    for reduction in ("mean", "none"):
+        problem = check.problem(spec, [x, x, weight], {"reduction": reduction}, DEFAULT)
+        first, *_ = kernels.steps(kernels.call(problem)).kernels
+        assert "_rows_v8_" in first.entry.symbol
 
 
 @pytest.mark.parametrize(("n", "prefetches"), [(1 << 20, False), (1 << 27, True)])

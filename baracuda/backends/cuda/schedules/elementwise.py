@@ -120,7 +120,9 @@ class Way(NamedTuple):
 def way(call: Call, shape: Shape, operands: Sequence[Operand]) -> Way:
     """The fewest dimensions, in the widest accesses that all allow."""
     strides = [o.strides for o in operands]
-    dims = merged(shape, strides, by_stride(shape, strides))
+    # The last operand decides, but for one that is broadcast: it has no order of its own.
+    leading = min(reversed(strides), key=lambda along: along.count(0), default=())
+    dims = merged(shape, strides, by_stride(shape, [*strides, leading]))
     # Side by side along the innermost dimension, so that vectors can be loaded.
     inner = dims[0].strides if dims else ()
     beside = all(s == 1 for s, o in zip(inner, operands, strict=False) if not o.one)
