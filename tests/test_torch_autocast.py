@@ -37,8 +37,9 @@ def region(
 def arguments(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
     """An input that watches, and float32 parameters where the op has some."""
     torch.manual_seed(3)
-    some = registry[name].spec.signatures[-1].names[1:]
-    weights = [torch.randn(8, requires_grad=True) for n in some if n in ("weight", "bias")]
+    # What broadcasts to the input is no parameter.
+    others = [p for p in registry[name].spec.signatures[-1].inputs[1:] if not p.broadcasts]
+    weights = [torch.randn(8, requires_grad=True) for _ in others]
     return [torch.randn(4, 8, dtype=dtype, requires_grad=True), *weights]
 
 
