@@ -126,7 +126,10 @@ def formula_of(op: str, arrays: list[Any], reduction: str) -> Any:
 @each_given
 def test_second_derivatives_by_finite_differences(op: str, given: str) -> None:
     x, target, *weights = [a if a is None else a[:2, :3].clone() for a in drawn(op, given)]
-    loss = lambda x: getattr(bc, op)(x, target, *weights)  # noqa: E731
+
+    def loss(x: Any) -> Any:
+        return getattr(bc, op)(x, target, *weights)
+
     assert torch.autograd.gradgradcheck(loss, x.requires_grad_())
 
 

@@ -445,3 +445,23 @@ def test_a_region_on_a_gpu_does_as_torch_does(dtype: torch.dtype) -> None:
     for a, b in zip(*[torch.autograd.grad(x, (hidden, weight)) for x in (have, want)], strict=True):
         assert a.dtype == torch.float32
         torch.testing.assert_close(a, b, rtol=0.02, atol=2e-3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_no_call_asks_whether_a_device_has_regions(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.compile does not trace the question in every version."""
+
+    def asked(kind: str) -> bool:
+        raise AssertionError(f"a call asked about {kind}")
+
+    def loss(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return bc.linear_cross_entropy(hidden, weight, TARGET)
+
+    hidden, weight = torch.randn(6, 8), torch.randn(6, 8)
+    run = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiled else loss
+    with region():
+        want = loss(hidden, weight)
+        monkeypatch.setattr(torch.amp, "is_autocast_available", asked)
+        assert torch.equal(run(hidden, weight), want)

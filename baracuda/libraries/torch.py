@@ -20,9 +20,12 @@ _any_autocast = torch._C._is_any_autocast_enabled
 # Asked once: torch.compile does not trace the question in every version.
 _REGIONS = frozenset(
     kind
-    for kind in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "maia", "xla", "privateuseone")
+    for kind in (
+        "cpu", "cuda", "xpu", "mps", "hpu", "mtia", "maia", "xla",
+        torch._C._get_privateuse1_backend_name(),
+    )
     if torch.amp.is_autocast_available(kind)
-)
+)  # fmt: skip
 _AS_IT_IS = nullcontext()
 _compiling = torch.compiler.is_compiling
 _deterministic = torch._C._get_deterministic_algorithms
