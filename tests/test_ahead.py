@@ -41,7 +41,7 @@ def plain(
 
 
 # Whether the layer has a bias.
-BIASED = pytest.mark.parametrize("all_watched", [(True,) * 2, (True,) * 3], ids=["", "bias"])
+BIASED = pytest.mark.parametrize("all_watched", [(True,) * 2, (True,) * 3], ids=["plain", "bias"])
 
 
 @pytest.fixture

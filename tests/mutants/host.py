@@ -757,7 +757,7 @@ _FRAMEWORKS = (
     mutant(
         "gradients that were made forward are handed out once", "frameworks/torch/autograd.py",
         "made, ctx.made = ctx.call, ctx.made, None", "made = ctx.call, ctx.made",
-        "test_ahead.py::test_gradients_are_scaled_backward_and_may_be_asked_for_twice[-2.5-None]",
+        "test_ahead.py::test_gradients_are_scaled_backward_and_may_be_asked_for_twice[-2.5-None-plain]",
     ),
     mutant(
         "gradients are made forward where all are asked for", "frameworks/torch/autograd.py",
