@@ -21,6 +21,11 @@ class Chunk(NamedTuple):
     logits: Array
     target: Array
 
+    @property
+    def rows(self) -> slice:
+        """Which rows these are."""
+        return slice(self.first, self.first + self.hidden.shape[0])
+
 
 class Rows:
     """The rows of a problem, cut into chunks; `plain` where results may be written to."""
@@ -130,3 +135,60 @@ class Rows:
             return self.xp.reshape(every, self.shape[:-1])
         total = self.xp.sum(self.widened(every))
         return total / self.number(ignore_index) if reduction == "mean" else total
+
+
+class Gradients:
+    """The gradients of a linear layer, from those of its outputs, chunk after chunk.
+
+    Those of the weight and the bias are added up unrounded. Rows may have `units`: what the
+    gradients of their outputs were divided by, along an axis of extent 1 in the place of the
+    outputs. `scale` is the largest unit, or without units what all were divided by. `narrow` says
+    that nobody asks for an unrounded sum.
+    """
+
+    def __init__(
+        self, rows: Rows, units: Array | None = None, scale: Any = None, narrow: bool = False
+    ) -> None:
+        self._rows, self._units, self._scale = rows, units, scale
+        self._rounds = rows.whole and narrow and scale is None
+        self._dhidden: list[Array] = []
+        self._dweight: Array | None = None
+        self._dbias: Array | None = None
+
+    def add(self, chunk: Chunk, slopes: Array, live: Array | None = None) -> None:
+        """Add what a chunk has, of which `slopes` are the gradients of outputs.
+
+        Where a row is not `live` its slopes are 0, and 0 of NaN and infinities is 0 too.
+        """
+        rows, hidden, share = self._rows, chunk.hidden, None
+        back = rows.library.product(slopes, rows.weight)
+        if live is not None:
+            hidden, back = (self._held(x, live) for x in (hidden, back))
+        if self._units is not None:
+            part = self._units[chunk.rows, ...]
+            back = rows.narrowed(rows.widened(back) * part)
+            # By 1 and less, which keeps float16 in its range.
+            share = part / self._scale
+            hidden, share = rows.narrowed(rows.widened(hidden) * share), rows.narrowed(share)
+        elif self._scale is not None:
+            back = rows.narrowed(rows.widened(back) * self._scale)
+        self._dhidden.append(back)
+        if self._rounds:
+            self._dweight = rows.library.product(rows.xp.matrix_transpose(slopes), hidden)
+        else:
+            self._dweight = rows.added(self._dweight, slopes, hidden)
+        self._dbias = rows.summed(self._dbias, slopes, share)
+
+    def _held(self, x: Array, live: Array) -> Array:
+        # Finite elements stay, so that derivatives along cotangents of 0 are right.
+        return self._rows.xp.where(live | self._rows.xp.isfinite(x), x, 0)
+
+    def found(self) -> tuple[Array, ...]:
+        """Those of the hidden states, of the weight and, where there is one, of the bias."""
+        rows, dweight, dbias = self._rows, self._dweight, self._dbias
+        if self._scale is not None:
+            dweight = rows.library.scaled(dweight, self._scale)
+            dbias = None if dbias is None else rows.library.scaled(dbias, self._scale)
+        every = self._dhidden
+        back = rows.xp.reshape(rows.xp.concat(every) if len(every) > 1 else every[0], rows.shape)
+        return (back, dweight) if dbias is None else (back, dweight, dbias)

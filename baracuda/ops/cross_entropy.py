@@ -11,7 +11,7 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import between, choice, integer, positive
-from baracuda.families.losses import COTANGENT, LOSS
+from baracuda.families.losses import COTANGENT, LOSS, capped
 from baracuda.families.numerics import has_slopes, traced
 from baracuda.families.reductions import classes, hits, largest, picked, shares
 from baracuda.libraries import A, Array, library_of
@@ -120,15 +120,7 @@ def _rows(
     if has_slopes(logits):
         # Infinities in rows that do not count are not to meet a slope of 0.
         logits = xp.where(counts, logits, 0)
-    slope: Any = 1
-    if traced(softcap):
-        none = softcap == 0
-        curve = xp.tanh(logits / xp.where(none, 1, softcap))
-        logits = xp.where(none, logits, curve * softcap)
-        slope = xp.where(none, 1, 1 - curve * curve)
-    elif softcap:
-        curve = xp.tanh(logits / softcap)
-        logits, slope = curve * softcap, 1 - curve * curve
+    logits, slope = capped(logits, softcap)
     most = largest(logits, axis)
     shifted = logits - most
     powers = xp.exp(shifted)

@@ -10,14 +10,13 @@ from functools import partial
 from typing import Any, Literal, Unpack
 
 from baracuda.calls.op import op, registry
-from baracuda.calls.recent import Recent
 from baracuda.declaration import roles
-from baracuda.declaration.backend import Misfit
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS, name_of, named
 from baracuda.declaration.spec import Case
 from baracuda.declaration.values import between, choice, integer, optional, positive, sizes
-from baracuda.families.chunks import Rows
+from baracuda.families.chunks import Gradients, Rows
+from baracuda.families.composites import run
 from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.families.numerics import are_narrow
 from baracuda.libraries import A, Array
@@ -55,29 +54,6 @@ _linear = partial(
 )
 
 
-_recent = {
-    name: Recent()
-    for name in ("cross_entropy", "cross_entropy_with_gradient", "cross_entropy_backward")
-}
-
-
-def _run(
-    name: str, arrays: tuple[Array, ...], outs: tuple[Array, ...] | None, options: dict[str, Any]
-) -> Any:
-    """An op on plain arrays, and into others, that are ours: they fit and are checked by none."""
-    fused, recent = registry[name], _recent[name]
-    scalars = {key: options[key] for key in fused.spec.scalars}
-    # A plan takes numbers, or arrays of some dtypes.
-    kinds = tuple([str(getattr(x, "dtype", "")) for x in scalars.values()])
-    structural = [(key, value) for key, value in options.items() if key not in scalars]
-    written = (*structural, ("dtypes", kinds))
-    plan = partial(recent.plan, fused.plan, arrays, written, options)
-    try:
-        return plan().run(arrays, outs, False, scalars)
-    except Misfit:
-        return plan(narrow=True).run(arrays, outs, False, scalars)
-
-
 def _in_place(
     rows: Rows,
     logits: Array,
@@ -94,7 +70,7 @@ def _in_place(
     shape = target.shape if reduction == "none" else ()
     kind = named(name_of(logits.dtype)).accumulate
     loss = rows.library.empty(shape, kind, logits, None)
-    return _run(name, given, (loss, logits), options)
+    return run(name, given, (loss, logits), options)
 
 
 def _at_once(
@@ -108,7 +84,7 @@ def _at_once(
         # Where none counts the loss is NaN and the gradients are 0.
         share = xp.asarray(1 / xp.where(number > 0, number, 1))
         share = share if dloss is None else xp.asarray(rows.widened(dloss) * share)
-    losses, dhidden, dweight, dbias = [], [], None, None
+    losses, gradients = [], Gradients(rows, narrow=are_narrow())
     for chunk in rows.chunks():
         slopes = chunk.logits
         if dloss is None:
@@ -117,20 +93,13 @@ def _at_once(
         else:
             more = {**options, "reduction": reduction}
             given = share, slopes, chunk.target
-            slopes = _run("cross_entropy_backward", given, (slopes,), more)
-        dhidden.append(rows.library.product(slopes, rows.weight))
-        if rows.whole and are_narrow():
-            dweight = rows.library.product(xp.matrix_transpose(slopes), chunk.hidden)
-        else:
-            dweight = rows.added(dweight, slopes, chunk.hidden)
-        dbias = rows.summed(dbias, slopes)
+            slopes = run("cross_entropy_backward", given, (slopes,), more)
+        gradients.add(chunk, slopes)
         # Before there are logits of another chunk.
         del chunk, slopes
-    back = xp.concat(dhidden) if len(dhidden) > 1 else dhidden[0]
     total = xp.sum(xp.stack(losses)) if len(losses) > 1 else losses[0] if losses else None
     loss = total if number is None or total is None else total / number
-    found = loss, xp.reshape(back, rows.shape), dweight
-    return found if dbias is None else (*found, dbias)
+    return loss, *gradients.found()
 
 
 def _all(
@@ -144,7 +113,7 @@ def _all(
     wide = reduction != "none" and name_of(rows.weight.dtype) != "float16"
     if rows.plain and wide and (dloss is None or rows.may_write(dloss)):
         return _at_once(rows, dloss, reduction, options)
-    xp, library, each = rows.xp, rows.library, None
+    xp, each = rows.xp, None
     scale = None if dloss is None else rows.widened(dloss)
     if reduction == "mean":
         number = rows.number(options["ignore_index"])
@@ -153,31 +122,14 @@ def _all(
         scale = 1 / number if scale is None else scale / number
     elif reduction == "none" and scale is not None:
         each, scale = xp.reshape(scale, (*rows.target.shape, 1)), rows.largest(scale)
-    losses, dhidden, dweight, dbias = [], [], None, None
+    losses, gradients = [], Gradients(rows, each, scale)
     for chunk in rows.chunks():
         loss, slopes = _in_place(rows, chunk.logits, chunk.target, None, "none", options)
         losses.append(loss)
-        back, hidden, share = library.product(slopes, rows.weight), chunk.hidden, None
-        if each is not None:
-            part = each[chunk.first : chunk.first + hidden.shape[0], ...]
-            back = rows.narrowed(rows.widened(back) * part)
-            # By 1 and less, which keeps float16 in its range.
-            share = part / scale
-            hidden, share = rows.narrowed(rows.widened(hidden) * share), rows.narrowed(share)
-        elif scale is not None:
-            back = rows.narrowed(rows.widened(back) * scale)
-        dhidden.append(back)
-        dweight = rows.added(dweight, slopes, hidden)
-        dbias = rows.summed(dbias, slopes, share)
+        gradients.add(chunk, slopes)
         # Before there are logits of another chunk, or a rounded gradient.
-        del chunk, slopes, hidden
-    if scale is not None:
-        dweight = library.scaled(dweight, scale)
-        dbias = None if dbias is None else library.scaled(dbias, scale)
-    every = xp.concat(dhidden) if len(dhidden) > 1 else dhidden[0]
-    loss = rows.reduced(losses, reduction, options["ignore_index"])
-    found = loss, xp.reshape(every, rows.shape), dweight
-    return found if dbias is None else (*found, dbias)
+        del chunk, slopes
+    return rows.reduced(losses, reduction, options["ignore_index"]), *gradients.found()
 
 
 @_linear(
@@ -256,12 +208,12 @@ def linear_cross_entropy(
         "softcap": softcap, "mode": mode, "reduction": reduction if rows.whole else "none",
     }  # fmt: skip
     if rows.whole:
-        loss = _run(name, (rows.logits(), rows.target), None, options)
+        loss = run(name, (rows.logits(), rows.target), None, options)
         return rows.xp.reshape(loss, rows.shape[:-1]) if reduction == "none" else loss
     losses = []
     for part in rows.chunks():
         if rows.plain:
-            losses.append(_run(name, (part.logits, part.target), None, options))
+            losses.append(run(name, (part.logits, part.target), None, options))
         else:
             losses.append(registry[name](part.logits, part.target, **options))
         # Before there are logits of another.

@@ -210,9 +210,9 @@ _PLANS = (
     ),
     mutant(
         "the sum of a linear layer's weight is not rounded before it is stored",
-        "ops/linear_cross_entropy.py",
-        "xp.reshape(back, rows.shape), dweight",
-        "xp.reshape(back, rows.shape), rows.narrowed(dweight)",
+        "families/chunks.py",
+        "self._rows, self._dweight, self._dbias",
+        "self._rows, self._rows.narrowed(self._dweight), self._dbias",
         "test_outputs.py::test_a_float32_buffer_has_digits_that_16_bits_have_not"
         "[linear_cross_entropy_backward-bfloat16-torch]",
     ),
@@ -364,7 +364,7 @@ _PLANS = (
         "test_turns.py::test_chunks_aligned_less_find_their_plan_at_once",
     ),
     mutant(
-        "a chunk aligned less runs by a plan of its own", "ops/linear_cross_entropy.py",
+        "a chunk aligned less runs by a plan of its own", "families/composites.py",
         "plan(narrow=True).run", "plan().run",
         "test_turns.py::test_chunks_aligned_less_find_their_plan_at_once",
     ),
