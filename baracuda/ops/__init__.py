@@ -16,6 +16,8 @@ from baracuda.ops.gated import *
 from baracuda.ops.indexing import *
 from baracuda.ops.l2_normalize import *
 from baracuda.ops.linear_cross_entropy import *
+from baracuda.ops.linear_log_prob import *
+from baracuda.ops.log_prob import *
 from baracuda.ops.logsumexp import *
 from baracuda.ops.loss import *
 from baracuda.ops.nll_loss import *

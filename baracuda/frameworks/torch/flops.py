@@ -15,17 +15,19 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import baracuda.frameworks.torch.operators  # noqa: F401  (it defines them)
 from baracuda.calls.op import registry
-from baracuda.layouts import Shape
 
 # How many products of rows x d x v each takes: logits, and the gradients of both factors.
 PRODUCTS = {
     "linear_cross_entropy": 1,
     "linear_cross_entropy_backward": 3,
     "linear_cross_entropy_with_gradient": 3,
+    "linear_log_prob": 1,
+    "linear_log_prob_backward": 3,
+    "linear_log_prob_with_gradient": 3,
 }
 
 
-def _formula(products: int, first: int, *shapes: Shape, **_: Any) -> int:
+def _formula(products: int, first: int, *shapes: Any, **_: Any) -> int:
     """Two for each multiplication and addition; both factors stand from the place `first` on."""
     hidden, weight = shapes[first : first + 2]
     return 2 * products * prod(hidden) * weight[0]
@@ -34,7 +36,7 @@ def _formula(products: int, first: int, *shapes: Shape, **_: Any) -> int:
 for _name, _products in PRODUCTS.items():
     flop_counter.register_flop_formula(getattr(torch.ops.baracuda, _name))(
         # Cotangents come before them.
-        partial(_formula, _products, int(registry[_name].spec.adjoint_of is not None))
+        partial(_formula, _products, registry[_name].spec.arrays.index("hidden"))
     )
 
 

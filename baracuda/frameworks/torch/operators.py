@@ -21,7 +21,7 @@ from baracuda.calls.routes import graphs
 from baracuda.declaration import autocast
 from baracuda.declaration.dispatch import DEFAULT, NAMES
 from baracuda.declaration.dtypes import FLOATS, name_of
-from baracuda.declaration.shapes import Signature
+from baracuda.declaration.shapes import Condition, Signature
 from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.forks import Guard
 from baracuda.libraries import Array
@@ -48,12 +48,15 @@ _DISPATCH = (
     "bool autotune=False, str? sku=None"
 )
 library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
+# Of operators with several overloads: the arrays of each form, its condition, its overload.
+_several: dict[str, list[tuple[list[str], Condition | None, str]]] = {}
 
 
 def overloads(op: Op[Any, Any]) -> dict[str, list[Signature]]:
     """The forms of an op by the operator's name, with an overload for other numbers of results.
 
-    An overload is named after what its form has beyond the first one.
+    An overload is named after the arrays that its form has beyond the first one, or after the
+    option that decides how many results there are.
     """
     forms = op.spec.signatures
     first = forms[0]
@@ -61,6 +64,9 @@ def overloads(op: Op[Any, Any]) -> dict[str, list[Signature]]:
     for form in forms:
         same = len(form.outputs) == len(first.outputs)
         more = [name for name in form.names if name not in first.names]
+        alike = next(other for other in forms if other.names == form.names)
+        if form.condition is not None and len(alike.outputs) != len(form.outputs):
+            more = [form.condition.option]
         name = op.spec.name if same else f"{op.spec.name}.{'_'.join(more)}"
         out.setdefault(name, []).append(form)
     return out
@@ -69,10 +75,12 @@ def overloads(op: Op[Any, Any]) -> dict[str, list[Signature]]:
 def schema(op: Op[Any, Any], forms: Sequence[Signature]) -> str:
     """What torch calls the arguments and results of some forms of an op."""
     parameters = inspect.signature(op.spec.body).parameters
-    arrays = []
-    for name in max((form.names for form in forms), key=len):
+    arrays, last = list[str](), max((form.names for form in forms), key=len)[-1]
+    for name in reversed(op.spec.arrays[: op.spec.arrays.index(last) + 1]):
         optional = not all(name in form.names for form in forms)
-        arrays.append(f"Tensor? {name}=None" if optional else f"Tensor {name}")
+        # One that is needed may follow: then None has to be written.
+        default = "=None" if all("=" in array for array in arrays) else ""
+        arrays.insert(0, f"Tensor? {name}{default}" if optional else f"Tensor {name}")
     options = []
     for name, p in parameters.items():
         if p.kind is p.KEYWORD_ONLY:
@@ -86,6 +94,19 @@ def schema(op: Op[Any, Any], forms: Sequence[Signature]) -> str:
 
 def _literal(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def operator(spec: OpSpec, arrays: Sequence[Array | None], options: Mapping[str, Any]) -> Any:
+    """The operator of a call, of several overloads the one of its form.
+
+    torch would take None for any tensor, and does not look at options.
+    """
+    packet = getattr(torch.ops.baracuda, spec.name)
+    there = [name for name, x in zip(spec.arrays, arrays, strict=False) if x is not None]
+    for names, condition, suffix in _several.get(spec.name, ()):
+        if names == there and (condition is None or condition.holds({**spec.defaults, **options})):
+            return getattr(packet, suffix)
+    return packet
 
 
 def problem_of(op: Op[Any, Any], arrays: Sequence[Array], keywords: Mapping[str, Any]) -> Problem:
@@ -119,7 +140,8 @@ def _in_region(op: Op[Any, Any], kind: str, *arrays: Array, **keywords: Any) -> 
         spec, name_of(arrays[0].dtype), {**spec.defaults, **keywords}, ("", False, *region)
     )
     with torch.autocast(kind, enabled=False):
-        return getattr(torch.ops.baracuda, spec.name)(*arrays, **{**keywords, **more})
+        options = {**keywords, **more}
+        return operator(spec, arrays, options)(*arrays, **options)
 
 
 def _fake(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
@@ -178,7 +200,8 @@ def _gradient(op: Op[Any, Any], ctx: Any, *cotangents: Array) -> Any:
         # A record says how to run this op, not its partner.
         dispatch = NAMES - {"sku"}
         more = {k: v for k, v in keywords.items() if k in spec.scalars or k in dispatch}
-        by_dual = asked.call(getattr(torch.ops.baracuda, partner.name), known, more)
+        given = [None if name is None else known[name] for name in asked.arrays]
+        by_dual = asked.call(operator(partner, given, asked.options), known, more)
         found = {x.name: by_dual.get(adjoint.dual(spec, x.name)) for x in problem.given}
     names = spec.arrays[: ctx.count]
     return tuple([None if name in spec.discrete else found.get(name) for name in names])
@@ -224,7 +247,7 @@ def called(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]
     In a program that torch.compile makes it may be that of the op ahead, whose gradients are kept.
     """
     spec, early = op.spec, op.early
-    # torch takes None for any tensor, so it would choose the overload of an array that is missing.
+    # An overload has no place for an array that none of its forms takes.
     while arrays and arrays[-1] is None:
         arrays = arrays[:-1]
     if spec.products:
@@ -236,16 +259,23 @@ def called(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]
         one = len(spec.forms(options)[0].outputs[0].terms) == 0 and floats[0].dtype != torch.float16
         if one and all(x.requires_grad for x in floats):
             below = [x.detach() for x in arrays]
-            loss, *made = getattr(torch.ops.baracuda, early.spec.name)(*below, **options)
+            loss, *made = operator(early.spec, below, options)(*below, **options)
             return Ahead.apply(loss, len(made), *made, *floats)  # type: ignore[no-untyped-call]
-    return getattr(torch.ops.baracuda, spec.name)(*arrays, **options)
+    return operator(spec, arrays, options)(*arrays, **options)
 
 
 graphs["torch"] = called
 
 
 def _define(op: Op[Any, Any]) -> None:
-    for name, forms in overloads(op).items():
+    every = overloads(op)
+    if len(every) > 1:
+        _several[op.spec.name] = [
+            (list(form.names), form.condition, name.partition(".")[2] or "default")
+            for name, forms in every.items()
+            for form in forms
+        ]
+    for name, forms in every.items():
         declared, tags = name + schema(op, forms), (torch.Tag.pt2_compliant_tag,)
         library.define(declared, tags=tags)  # type: ignore[no-untyped-call]
         library.impl(name, partial(_run, op), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
