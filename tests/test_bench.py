@@ -65,6 +65,10 @@ def small(op: str) -> Row:
         if op.startswith("nll"):
             shapes = {"dloss": (), "x": (3, 4), "target": (3,)}
             options = {"x_shape": (3, 4)} if op.endswith("backward") else {}
+    elif spec.category == "log_prob":
+        shapes = dict.fromkeys(("dlog_prob", "dentropy", "target"), (3,))
+        shapes |= {"logits": (3, 4), "hidden": (3, 5), "weight": (4, 5)}
+        options = {"entropy": True} if "entropy" in spec.options else {}
     elif spec.category == "loss":
         shapes = dict.fromkeys(spec.arrays, (3, 4)) | {"dloss": (), "target": (3,)}
     elif spec.category == "rope":

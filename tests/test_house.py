@@ -40,7 +40,7 @@ FLOORS = [
     {"calls/cache"},
     {"calls/recent", "calls/records", "calls/routes"},
     {"calls/op"},
-    {"families/composites", "families/losses", "families/norms"},
+    {"families/composites", "families/log_probs", "families/losses", "families/norms"},
     {"calls/adjoint", "ops"},
     {"frameworks"},
     {"__init__"},

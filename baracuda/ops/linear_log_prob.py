@@ -17,13 +17,13 @@ from baracuda.declaration.spec import Case
 from baracuda.declaration.values import flag, optional, sizes
 from baracuda.families.chunks import Chunk, Gradients, Rows
 from baracuda.families.composites import run
+from baracuda.families.log_probs import COTANGENTS, OPTIONS, RESULTS, SCALARS, TARGET
 from baracuda.families.numerics import are_narrow
 from baracuda.libraries import A, Array
-from baracuda.ops.log_prob import COTANGENTS, RESULTS, SCALARS, SHARED, TARGET
 
 __all__ = ["linear_log_prob", "linear_log_prob_backward", "linear_log_prob_with_gradient"]
 
-_OPTIONS = {**SHARED, "chunk": optional(lambda op, name, value: sizes(1)(op, name, value)[0])}
+_OPTIONS = {**OPTIONS, "chunk": optional(lambda op, name, value: sizes(1)(op, name, value)[0])}
 _SUMMED = {**TARGET, **COTANGENTS, "dweight": roles.total(), "dbias": roles.total()}
 
 _linear = partial(

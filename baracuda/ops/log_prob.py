@@ -9,23 +9,17 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Unpack
 
 from baracuda.calls.op import op
-from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case
-from baracuda.declaration.values import choice, flag, integer, positive
+from baracuda.declaration.values import flag
+from baracuda.families.log_probs import COTANGENTS, OPTIONS, RESULTS, SCALARS, TARGET
 from baracuda.families.losses import capped
 from baracuda.families.numerics import has_slopes
 from baracuda.families.reductions import classes, hits, largest, picked
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["log_prob", "log_prob_backward"]
-
-SHARED = {"ignore_index": integer, "mode": choice("raise", "drop")}
-SCALARS = {"temperature": positive(), "softcap": positive(zero=True)}
-TARGET = {"target": roles.index("v", ignored="ignore_index")}
-RESULTS = {"log_prob": roles.accumulated(), "entropy": roles.accumulated()}
-COTANGENTS = {"dlog_prob": roles.cotangent(), "dentropy": roles.cotangent()}
 
 _log_prob = partial(op, category="log_prob", dtypes=FLOATS, scalars=SCALARS)
 
@@ -88,7 +82,7 @@ def _rows(
 @_log_prob(
     "logits[*b v], target[*b] -> log_prob[*b] if entropy=False",
     "logits[*b v], target[*b] -> log_prob[*b], entropy[*b] if entropy=True",
-    options={**SHARED, "entropy": flag},
+    options={**OPTIONS, "entropy": flag},
     roles={**TARGET, **RESULTS},
     cases=(
         Case({"b": (5,), "v": 9}, temperature=0.7),
@@ -167,7 +161,7 @@ def log_prob(
     "dlog_prob[*b], logits[*b v], target[*b] -> dlogits[*b v]",
     "dlog_prob[*b], dentropy[*b], logits[*b v], target[*b] -> dlogits[*b v]",
     adjoint_of="log_prob",
-    options=SHARED,
+    options=OPTIONS,
     roles={**TARGET, **COTANGENTS},
     inplace=True,
     cases=(

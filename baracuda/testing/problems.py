@@ -137,6 +137,8 @@ def host_rows(n: int) -> list[Row]:
     rows += _likelihoods((n // 4, 8 * n)) + _soft_targets((n // 4, 2 * n))
     rows += _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16)
     rows += _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16, bias=True)
+    rows += _log_probs(n // 4, 8 * n, LOG_PROBS[:2])
+    rows += _log_probs(n // 4, 2 * n, LOG_PROBS[2:], n // 16)
     square, table = (n, n), (4 * n, n)
     for axis in (1, 0):
         label = f"[{n}, {n}] uniform, axis {axis}"
@@ -190,11 +192,13 @@ def device_rows(dtype: str) -> list[Row]:
         rows += _rowwise((2**27 // n, n))
     for v in (32000, 128256):
         rows += _entropies(8192, v, ENTROPIES[:3]) + _likelihoods((8192, v))
+        rows += _log_probs(8192, v, LOG_PROBS[:2])
     rows += _likelihoods((32, 21, 512, 512), 1) + _soft_targets((8192, 32000))
     large = dtype == "bfloat16"
     head = (16384, 128256) if large else (4096, 32000)
     rows += _entropies(*head, ENTROPIES[3:], 4096)
     rows += _entropies(*head, ENTROPIES[5:], 4096, bias=True)
+    rows += _log_probs(*head, LOG_PROBS[2:], 4096)
     for row in _scatters():
         rows.append(row)
         label = f"{row.label}, deterministic"
@@ -294,6 +298,23 @@ def _entropies(rows: int, v: int, ops: Sequence[str], d: int = 0, bias: bool = F
     shapes: Shapes = ((rows, d), (v, d), (rows,)) if d else ((rows, v), (rows,))
     label, shapes = (f"{label} and bias", (*shapes, (v,))) if bias else (label, shapes)
     return [Row(op, label, ((), *shapes) if op.endswith("_backward") else shapes, {}) for op in ops]
+
+
+LOG_PROBS = (
+    "log_prob", "log_prob_backward",
+    "linear_log_prob", "linear_log_prob_backward", "linear_log_prob_with_gradient",
+)  # fmt: skip
+
+
+def _log_probs(rows: int, v: int, ops: Sequence[str], d: int = 0) -> list[Row]:
+    """Log-probabilities and entropies of rows of logits or, with `d`, of a layer's outputs."""
+    label = f"[{rows}, {d}] x [{v}, {d}]" if d else f"[{rows}, {v}]"
+    shapes: Shapes = ((rows, d), (v, d), (rows,)) if d else ((rows, v), (rows,))
+    forward, pulled = {"entropy": True}, ((rows,), (rows,), *shapes)
+    return [
+        Row(op, label, *((shapes, forward) if op.endswith("log_prob") else (pulled, {})))
+        for op in ops
+    ]
 
 
 def _soft_targets(x: Shape) -> list[Row]:

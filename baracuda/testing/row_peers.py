@@ -314,6 +314,49 @@ def _linear(xp: Any, hidden: Array, weight: Array, bias: Array | None) -> Array:
     return xp.addmm(bias, hidden, weight.T) if hasattr(xp, "addmm") else hidden @ weight.T + bias
 
 
+def log_prob(xp: Any, logits: Array, target: Array, *, entropy: bool = True) -> Any:
+    log = log_softmax(xp, logits)
+    if hasattr(xp, "gather"):
+        first = xp.gather(log, -1, target[:, None])[:, 0]
+    else:
+        first = xp.take_along_axis(log, target[:, None], -1)[:, 0]
+    return (first, -(xp.exp(log) * log).sum(-1)) if entropy else first
+
+
+def log_prob_backward(
+    xp: Any, dlog_prob: Array, dentropy: Array, logits: Array, target: Array
+) -> Array:
+    log = log_softmax(xp, logits)
+    p = xp.exp(log)
+    spread = dentropy[:, None] * (log - (p * log).sum(-1)[:, None])
+    on = {"device": logits.device} if hasattr(xp, "nn") else {}
+    hit = xp.arange(logits.shape[-1], **on)[None, :] == target[:, None]
+    d = dlog_prob[:, None]
+    return xp.where(hit, d, 0.0) - p * (d + spread)
+
+
+def linear_log_prob(
+    xp: Any, hidden: Array, weight: Array, target: Array, *, entropy: bool = True
+) -> Any:
+    return log_prob(xp, _linear(xp, hidden, weight, None), target, entropy=entropy)
+
+
+def linear_log_prob_backward(
+    xp: Any, dlog_prob: Array, dentropy: Array, hidden: Array, weight: Array, target: Array
+) -> tuple[Array, ...]:
+    logits = _linear(xp, hidden, weight, None)
+    d = log_prob_backward(xp, dlog_prob, dentropy, logits, target)
+    return d @ weight, d.T @ hidden
+
+
+def linear_log_prob_with_gradient(
+    xp: Any, dlog_prob: Array, dentropy: Array, hidden: Array, weight: Array, target: Array
+) -> tuple[Array, ...]:
+    logits = _linear(xp, hidden, weight, None)
+    d = log_prob_backward(xp, dlog_prob, dentropy, logits, target)
+    return *log_prob(xp, logits, target), d @ weight, d.T @ hidden
+
+
 EXPRESSIONS = (
     rms_norm, rms_norm_backward, l2_normalize, l2_normalize_backward, layer_norm,
     layer_norm_backward, add_rms_norm, add_rms_norm_backward, add_layer_norm,
@@ -322,5 +365,6 @@ EXPRESSIONS = (
     logsumexp, logsumexp_backward, cross_entropy, cross_entropy_backward,
     cross_entropy_with_gradient, soft_target_cross_entropy, soft_target_cross_entropy_backward,
     soft_target_cross_entropy_with_gradient, nll_loss, nll_loss_backward, linear_cross_entropy,
-    linear_cross_entropy_backward, linear_cross_entropy_with_gradient,
+    linear_cross_entropy_backward, linear_cross_entropy_with_gradient, log_prob, log_prob_backward,
+    linear_log_prob, linear_log_prob_backward, linear_log_prob_with_gradient,
 )  # fmt: skip

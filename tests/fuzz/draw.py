@@ -132,7 +132,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "label_smoothing": (0.0, 0.0, 0.1, 0.5, 1), "z_loss": (0.0, 0.0, 0.01, 0.5),
     "softcap": (0.0, 0.0, 2.0, 30), "eps": (1e-5, 1e-6, 0.5, 1e-3),
     "offset": (0.0, 1.0, 1.0, -0.3), "casting": ("none", "before_weight"),
-    "keepdims": (False, True),
+    "keepdims": (False, True), "entropy": (False, True), "temperature": (1.0, 0.7, 2, 0.05),
 }  # fmt: skip
 
 

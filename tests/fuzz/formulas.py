@@ -57,9 +57,11 @@ def autograd(op: str, given: Tensors, options: Mapping[str, Any]) -> tuple[Any, 
         if name not in inputs:
             inputs[name] = _absent(name, given, options)
         inputs[name] = inputs[name].clone().requires_grad_()
-    outputs = FORMULAS[forward](inputs, options)
-    names = [p.name for p in registry[forward].spec.signatures[0].outputs]
-    cotangents = [given[f"d{n}"] for n in names]
+    # How many results there are may be seen from the cotangents alone.
+    names = dict.fromkeys(p.name for f in registry[forward].spec.signatures for p in f.outputs)
+    cotangents = [given[f"d{n}"] for n in names if f"d{n}" in given]
+    pulled = {f"d{n}": given[f"d{n}"] for n in names if f"d{n}" in given}
+    outputs = FORMULAS[forward]({**inputs, **pulled}, options)
     return torch.autograd.grad(
         outputs, [inputs[n] for n in wanted], cotangents, allow_unused=True, materialize_grads=True
     )

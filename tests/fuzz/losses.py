@@ -162,6 +162,46 @@ def linear_cross_entropy(t: Any, o: Any) -> Any:
     return (_cross_entropy(*_rows({**t, "logits": logits}, o, "logits"), o),)
 
 
+def _log_prob(x: Any, counts: Any, target: Any, o: Any) -> tuple[Any, ...]:
+    """Of logits; rows that do not count are not looked at."""
+    x = x[counts]
+    if o["softcap"]:
+        x = o["softcap"] * torch.tanh(x / o["softcap"])
+    log = F.log_softmax(x / o["temperature"], -1)
+    each = log.gather(-1, target[counts][:, None])[:, 0]
+    # A probability of 0 adds nothing.
+    spread = -torch.where(log == -math.inf, 0.0, log.exp() * log).sum(-1)
+    zeros = torch.zeros(counts.shape, dtype=torch.float64)
+    return tuple(zeros.masked_scatter(counts, x) for x in (each, spread))
+
+
+def _both(t: Any, o: Any) -> bool:
+    """Whether entropies are asked for, or pulled at."""
+    return o.get("entropy", False) or "dentropy" in t
+
+
+@formula("log_prob")
+def log_prob(t: Any, o: Any) -> Any:
+    return _log_prob(*_rows(t, o, "logits"), o)[: 1 + _both(t, o)]
+
+
+@formula("linear_log_prob")
+def linear_log_prob(t: Any, o: Any) -> Any:
+    logits = F.linear(t["hidden"], t["weight"], t.get("bias"))
+    return log_prob({**t, "logits": logits}, o)
+
+
+@formula("linear_log_prob_with_gradient")
+def linear_log_prob_with_gradient(t: Any, o: Any) -> Any:
+    moved = {n: t[n].clone().requires_grad_() for n in ("hidden", "weight", "bias") if n in t}
+    results = linear_log_prob({**t, **moved}, o)
+    cotangents = [t["dlog_prob"], t.get("dentropy")][: len(results)]
+    slopes = torch.autograd.grad(
+        results, [*moved.values()], cotangents, allow_unused=True, materialize_grads=True
+    )
+    return *results, *slopes
+
+
 def _with_gradient(forward: Any, names: tuple[str, ...]) -> Any:
     def both(t: Any, o: Any) -> Any:
         moved = {n: t[n].clone().requires_grad_() for n in names if n in t}

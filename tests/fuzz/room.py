@@ -180,6 +180,18 @@ def _cotangent(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     return [np.asarray(scales[p.name]) for p in drawn.form.outputs]
 
 
+def _pulled(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """As `_cotangent`, of two cotangents; an entropy is at most the logarithm of the classes."""
+    many, most = t["target"].size, math.log(drawn.axes["v"] + 1)
+    g = sum([_finite(t[n]) for n in ("dlog_prob", "dentropy") if n in t]) * (1 + most)
+    g = g / drawn.options.get("temperature", 1.0)
+    scales: dict[str, Any] = {"log_prob": 1.0, "entropy": 1.0, "dlogits": g}
+    if "hidden" in t:
+        scales["dhidden"] = g * _finite(t["weight"])
+        scales["dweight"], scales["dbias"] = many * g * _finite(t["hidden"]), many * g
+    return [np.asarray(scales[p.name]) for p in drawn.form.outputs]
+
+
 def _softmax(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     """What a softmax takes off its cotangent."""
     dy, axis = np.abs(t["dy"]), drawn.options.get("axis", -1)
@@ -297,6 +309,11 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     "soft_target_cross_entropy_with_gradient": _cotangent,
     "linear_cross_entropy_backward": _cotangent,
     "linear_cross_entropy_with_gradient": _cotangent,
+    "log_prob": _pulled,
+    "linear_log_prob": _pulled,
+    "log_prob_backward": _pulled,
+    "linear_log_prob_backward": _pulled,
+    "linear_log_prob_with_gradient": _pulled,
     **{f"{name}_norm_backward": _norm for name in (
         "rms", "layer", "add_rms", "add_layer", "batch", "group", "instance")},
 }  # fmt: skip
