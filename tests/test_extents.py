@@ -70,17 +70,19 @@ def test_a_single_index_out_of_range_is_an_index_error(op: str, library: str) ->
     spec = registry[op].spec
     form = next(f for f in spec.signatures if f.allowed(spec.defaults))
     axes = {"b": (), "v": 3, "c": (), "d": 2}
-    options, given = {}, []
+    options, given = {}, dict[str, np.ndarray]()
     for p in form.inputs:
         shape = p.shape(axes)
         if p.is_option:
             options[p.name] = shape
             continue
         integer = p.name in spec.integers
-        given.append(np.full(shape, 7) if integer else np.zeros(shape, np.float32))
+        given[p.name] = np.full(shape, 7) if integer else np.zeros(shape, np.float32)
+    places = spec.arrays[: spec.arrays.index([*given][-1]) + 1]
+    arrays = [to_library(given[n], library) if n in given else None for n in places]
     message = rf"^{op}: target: expected 0 <= i < 3, got 7 at position \(\)$"
     with pytest.raises(IndexError, match=message):
-        registry[op](*[to_library(x, library) for x in given], **options)
+        registry[op](*arrays, **options)
 
 
 # Arrays of no elements.

@@ -170,7 +170,7 @@ def _log_prob(x: Any, counts: Any, target: Any, o: Any) -> tuple[Any, ...]:
     log = F.log_softmax(x / o["temperature"], -1)
     each = log.gather(-1, target[counts][:, None])[:, 0]
     # A probability of 0 adds nothing.
-    spread = -torch.where(log == -math.inf, 0.0, log.exp() * log).sum(-1)
+    spread = -(log.exp() * log.masked_fill(log == -math.inf, 0.0)).sum(-1)
     zeros = torch.zeros(counts.shape, dtype=torch.float64)
     return tuple(zeros.masked_scatter(counts, x) for x in (each, spread))
 
