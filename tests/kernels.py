@@ -184,6 +184,11 @@ CASES = {
     "cosine_embedding_loss": ROWWISE[:3],
     "triplet_margin_loss": ROWWISE,
     "cross_entropy": CROSS_ENTROPY,
+    "log_prob": tuple(
+        Case({"b": (6,), "v": v}, entropy=entropy)
+        for v in (64, 4096, HUGE >> 2, HUGE >> 1, HUGE, HUGE << 1, HUGE << 2)
+        for entropy in (False, True)
+    ),
     "nll_loss": (*CROSS_ENTROPY, Case({"b": (1 << 20,), "v": 8, "c": ()})),
     "rope": ROPE,
     "lp_pool1d": POOL_1D,
@@ -349,7 +354,7 @@ def devices(spec: OpSpec) -> tuple[DeviceFacts, ...]:
     """Those for which an op's schedule plans other kernels."""
     if spec.kernel.schedule == "planes":
         return (FACTS, NEW)
-    if spec.kernel.schedule in ("scatter", "cross_entropy"):
+    if spec.kernel.schedule in ("scatter", "cross_entropy", "log_prob"):
         return (FACTS, SMALL, OLD)
     return (FACTS,)
 

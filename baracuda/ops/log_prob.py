@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Unpack
 from baracuda.calls.op import op
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
-from baracuda.declaration.spec import Case
+from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import flag
 from baracuda.families.log_probs import COTANGENTS, OPTIONS, RESULTS, SCALARS, TARGET
 from baracuda.families.losses import capped
@@ -84,6 +84,7 @@ def _rows(
     "logits[*b v], target[*b] -> log_prob[*b], entropy[*b] if entropy=True",
     options={**OPTIONS, "entropy": flag},
     roles={**TARGET, **RESULTS},
+    kernel=Kernel("log_prob.cu", "LogProb", schedule="log_prob"),
     cases=(
         Case({"b": (5,), "v": 9}, temperature=0.7),
         Case({"b": (2, 3), "v": 16}, entropy=True, softcap=2.0, mode="drop"),
@@ -164,6 +165,7 @@ def log_prob(
     options=OPTIONS,
     roles={**TARGET, **COTANGENTS},
     inplace=True,
+    kernel=Kernel("log_prob.cu", "LogProbBackward", schedule="log_prob"),
     cases=(
         Case({"b": (5,), "v": 9}, temperature=0.7),
         Case({"b": (2, 3), "v": 16}, softcap=2.0, mode="drop"),

@@ -45,7 +45,7 @@ class CudaBackend:
         if schedule == "cross_entropy":
             return "residual" not in spec.wide
         if spec.wide == ("cotangent",):
-            return schedule in ("rows", "elementwise", "nll_loss")
+            return schedule in ("rows", "elementwise", "log_prob", "nll_loss")
         return only or schedule in ("rows", "elementwise")
 
     def refuses(self, problem: Problem) -> str | None:

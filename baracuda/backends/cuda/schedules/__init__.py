@@ -12,6 +12,7 @@ from baracuda.backends.cuda.schedules import (
     channels,
     cross_entropy,
     elementwise,
+    log_prob,
     nll_loss,
     planes,
     reduce,
@@ -34,6 +35,7 @@ PLANNERS: dict[str, Planner] = {
     "rows": rows.plan,
     "channels": channels.plan,
     "nll_loss": nll_loss.plan,
+    "log_prob": log_prob.plan,
     "planes": planes.plan,
 }
 

@@ -148,7 +148,7 @@ def plan(call: Call) -> Steps:
     reduced = problem.options["reduction"] != "none"
     mean = problem.options["reduction"] == "mean"
     flat = (0,) * (len(logits.shape) - 1)
-    over = _way(call, of, [
+    over = way(call, of, problem.options["axis"], [
         logits.strides, target.strides, (dlogits or logits).strides,
         flat if small is None or reduced else small.strides,
     ])  # fmt: skip
@@ -185,8 +185,9 @@ def _count(call: Call, logits: View) -> int:
     return prod((*shape[:axis], *shape[axis + 1 :]))
 
 
-def _way(call: Call, of: Operands, strides: list[Shape]) -> Way:
-    axis, shape = call.problem.options["axis"], of.logits.shape
+def way(call: Call, of: Operands, axis: int, strides: list[Shape]) -> Way:
+    """How rows along an axis are shared: logits, targets, dlogits and more lie so over them."""
+    shape = of.logits.shape
     n, outer = shape[axis], (*shape[:axis], *shape[axis + 1 :])
     every = [s if len(s) == len(outer) else (*s[:axis], *s[axis + 1 :]) for s in strides]
     dims = merged(outer, every)
