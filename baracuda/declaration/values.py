@@ -166,6 +166,12 @@ def between(low: float, high: float) -> Number:
     return Number(f"a number from {low} to {high}", (low, high))
 
 
+def inside(low: float, high: float) -> Number:
+    """A real number between `low` and `high`, which float32 tells apart from both."""
+    gap = (high - low) * 2.0**-24
+    return Number(f"a number > {low} and < {high}, by 2**-24 at least", (low + gap, high - gap))
+
+
 def choice(*values: Any) -> Normaliser:
     """One of `values`."""
 

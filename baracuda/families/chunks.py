@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,12 +14,12 @@ _LOGITS, _ROWS = 1 << 28, 128
 
 
 class Chunk(NamedTuple):
-    """Some rows: their hidden states, their logits, their targets, and where they begin."""
+    """Some rows: their hidden states, logits and numbers, if any, and where they begin."""
 
     first: int
     hidden: Array
     logits: Array
-    target: Array
+    numbers: Array
 
     @property
     def rows(self) -> slice:
@@ -28,34 +28,40 @@ class Chunk(NamedTuple):
 
 
 class Rows:
-    """The rows of a problem, cut into chunks; `plain` where results may be written to."""
+    """The rows of a problem, cut into chunks; `plain` where results may be written to.
+
+    Each row may have a number of its own: its target, or its weight.
+    """
 
     def __init__(
         self,
         hidden: Array,
         weight: Array,
-        target: Array,
+        numbers: Array | None,
         bias: Array | None,
         chunk: int | None,
         gradients: bool = False,
+        logits: int = _LOGITS,
     ) -> None:
         self.library: Library = library_of(hidden)
         self.xp, self.shape = self.library.xp, hidden.shape
         self.weight, self.bias = weight, bias
-        self.count, few = prod(target.shape), _LOGITS // max(weight.shape[0], 1)
+        self.count, few = prod(self.shape[:-1]), logits // max(weight.shape[0], 1)
         few = max(few // _ROWS * _ROWS, few, 1)
         # Several chunks keep the weight's gradient in float32: all logits take no more than that.
         if gradients and self.count <= 2 * hidden.shape[-1] + few:
             few = max(self.count, 1)
         self.chunk = chunk or few
-        given = (hidden, weight, target) if bias is None else (hidden, weight, target, bias)
+        given = [x for x in (hidden, weight, numbers, bias) if x is not None]
         self.plain = self.may_write(*given)
         # Axes that XLA may have spread over devices would be gathered to be one.
-        apart = target.ndim > 1 and self.count <= self.chunk and not self.library.writable
-        self.hidden, self.target = hidden, target
-        if target.ndim != 1 and not apart:
-            self.target = self.xp.reshape(target, (-1,))
-            self.hidden = self.xp.reshape(hidden, (*self.target.shape, hidden.shape[-1]))
+        apart = hidden.ndim > 2 and self.count <= self.chunk and not self.library.writable
+        self.hidden: Array = hidden
+        self.numbers: Any = numbers
+        if hidden.ndim != 2 and not apart:
+            self.hidden = self.xp.reshape(hidden, (self.count, hidden.shape[-1]))
+            if numbers is not None:
+                self.numbers = self.xp.reshape(numbers, (-1,))
         # That in which sums are kept.
         self.wide = self.library.dtype(named(name_of(hidden.dtype)).accumulate)
 
@@ -78,10 +84,15 @@ class Rows:
         return self.library.product(hidden, self.xp.matrix_transpose(self.weight), self.bias)
 
     def chunks(self) -> Iterator[Chunk]:
-        for first in range(0, max(self.count, 1), self.chunk):
-            rows = slice(first, min(first + self.chunk, self.count))
-            hidden = self.hidden[rows, ...]
-            yield Chunk(first, hidden, self._outputs(hidden), self.target[rows, ...])
+        return map(self.at, range(0, max(self.count, 1), self.chunk))
+
+    def at(self, first: int) -> Chunk:
+        """The chunk that begins with this row."""
+        rows = slice(first, min(first + self.chunk, self.count))
+        hidden, numbers = self.hidden[rows, ...], self.numbers
+        if numbers is not None:
+            numbers = numbers[rows, ...]
+        return Chunk(first, hidden, self._outputs(hidden), numbers)
 
     def added(self, dweight: Array | None, slopes: Array, hidden: Array) -> Array:
         """The gradient of the weight, and what a chunk has of it."""
@@ -120,21 +131,14 @@ class Rows:
         most = self.xp.max(self.xp.abs(scale))
         return self.xp.where(self.xp.isfinite(most) & (most > 0), most, 1)
 
-    def number(self, ignore_index: int) -> Array:
-        """How many count."""
-        xp, target = self.xp, self.target
-        counts = self.library.differs(target, ignore_index)
-        counts = counts & (target >= 0) & (target < self.weight.shape[0])
-        return xp.astype(xp.sum(xp.astype(counts, xp.int32)), self.wide)
-
-    def reduced(self, losses: list[Array], reduction: str, ignore_index: int) -> Array:
-        """What becomes of the losses of all chunks."""
+    def reduced(self, losses: list[Array], reduction: str, number: Array | None = None) -> Array:
+        """What becomes of the losses of all chunks; a mean is their sum by the `number`."""
         join = self.xp.concat if losses[0].ndim else self.xp.stack
         every = join(losses) if len(losses) > 1 else losses[0]
         if reduction == "none":
             return self.xp.reshape(every, self.shape[:-1])
         total = self.xp.sum(self.widened(every))
-        return total / self.number(ignore_index) if reduction == "mean" else total
+        return total / number if reduction == "mean" else total
 
 
 class Gradients:
@@ -192,3 +196,34 @@ class Gradients:
         every = self._dhidden
         back = rows.xp.reshape(rows.xp.concat(every) if len(every) > 1 else every[0], rows.shape)
         return (back, dweight) if dbias is None else (back, dweight, dbias)
+
+
+def differentiated(
+    rows: Rows,
+    of: Callable[[Chunk], tuple[Array, Array]],
+    dloss: Array | None,
+    reduction: str,
+    number: Array | None,
+) -> tuple[Array, ...]:
+    """The loss of all rows, and the gradients for a cotangent, of 1 if there is none.
+
+    `of` makes of a chunk its losses, and their slopes along its logits, which may take the place of
+    these; `number` is what a mean divides by. Gradients of the weight and the bias are not rounded
+    yet: a given output may keep them as they are.
+    """
+    xp, each = rows.xp, None
+    scale = None if dloss is None else rows.widened(dloss)
+    if number is not None:
+        # Where none counts the loss is NaN and the gradients are 0.
+        count = xp.where(number != 0, number, 1)
+        scale = 1 / count if scale is None else scale / count
+    elif reduction == "none" and scale is not None:
+        each, scale = xp.reshape(scale, (*rows.hidden.shape[:-1], 1)), rows.largest(scale)
+    losses, gradients = [], Gradients(rows, each, scale)
+    for chunk in rows.chunks():
+        loss, slopes = of(chunk)
+        losses.append(loss)
+        gradients.add(chunk, slopes)
+        # Before there are logits of another chunk, or a rounded gradient.
+        del chunk, slopes
+    return rows.reduced(losses, reduction, number), *gradients.found()

@@ -15,7 +15,7 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS, name_of, named
 from baracuda.declaration.spec import Case
 from baracuda.declaration.values import between, choice, integer, optional, positive, sizes
-from baracuda.families.chunks import Gradients, Rows
+from baracuda.families.chunks import Gradients, Rows, differentiated
 from baracuda.families.composites import run
 from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.families.numerics import are_narrow
@@ -54,6 +54,14 @@ _linear = partial(
 )
 
 
+def _number(rows: Rows, ignore_index: int) -> Array:
+    """How many rows count."""
+    xp, target = rows.xp, rows.numbers
+    counts = rows.library.differs(target, ignore_index)
+    counts = counts & (target >= 0) & (target < rows.weight.shape[0])
+    return xp.astype(xp.sum(xp.astype(counts, xp.int32)), rows.wide)
+
+
 def _in_place(
     rows: Rows,
     logits: Array,
@@ -80,7 +88,7 @@ def _at_once(
     xp, number, share = rows.xp, None, dloss
     if reduction == "mean" and not rows.whole:
         # The count of all chunks, which none of them has.
-        number, reduction = rows.number(options["ignore_index"]), "sum"
+        number, reduction = _number(rows, options["ignore_index"]), "sum"
         # Where none counts the loss is NaN and the gradients are 0.
         share = xp.asarray(1 / xp.where(number > 0, number, 1))
         share = share if dloss is None else xp.asarray(rows.widened(dloss) * share)
@@ -88,11 +96,11 @@ def _at_once(
     for chunk in rows.chunks():
         slopes = chunk.logits
         if dloss is None:
-            loss, slopes = _in_place(rows, slopes, chunk.target, share, reduction, options)
+            loss, slopes = _in_place(rows, slopes, chunk.numbers, share, reduction, options)
             losses.append(loss)
         else:
             more = {**options, "reduction": reduction}
-            given = share, slopes, chunk.target
+            given = share, slopes, chunk.numbers
             slopes = run("cross_entropy_backward", given, (slopes,), more)
         gradients.add(chunk, slopes)
         # Before there are logits of another chunk.
@@ -113,23 +121,13 @@ def _all(
     wide = reduction != "none" and name_of(rows.weight.dtype) != "float16"
     if rows.plain and wide and (dloss is None or rows.may_write(dloss)):
         return _at_once(rows, dloss, reduction, options)
-    xp, each = rows.xp, None
-    scale = None if dloss is None else rows.widened(dloss)
-    if reduction == "mean":
-        number = rows.number(options["ignore_index"])
-        # Where none counts the loss is NaN and the gradients are 0.
-        number = xp.where(number > 0, number, 1)
-        scale = 1 / number if scale is None else scale / number
-    elif reduction == "none" and scale is not None:
-        each, scale = xp.reshape(scale, (*rows.target.shape, 1)), rows.largest(scale)
-    losses, gradients = [], Gradients(rows, each, scale)
-    for chunk in rows.chunks():
-        loss, slopes = _in_place(rows, chunk.logits, chunk.target, None, "none", options)
-        losses.append(loss)
-        gradients.add(chunk, slopes)
-        # Before there are logits of another chunk, or a rounded gradient.
-        del chunk, slopes
-    return rows.reduced(losses, reduction, options["ignore_index"]), *gradients.found()
+    return differentiated(
+        rows,
+        lambda chunk: _in_place(rows, chunk.logits, chunk.numbers, None, "none", options),
+        dloss,
+        reduction,
+        _number(rows, options["ignore_index"]) if reduction == "mean" else None,
+    )
 
 
 @_linear(
@@ -208,17 +206,18 @@ def linear_cross_entropy(
         "softcap": softcap, "mode": mode, "reduction": reduction if rows.whole else "none",
     }  # fmt: skip
     if rows.whole:
-        loss = run(name, (rows.logits(), rows.target), None, options)
+        loss = run(name, (rows.logits(), rows.numbers), None, options)
         return rows.xp.reshape(loss, rows.shape[:-1]) if reduction == "none" else loss
     losses = []
     for part in rows.chunks():
         if rows.plain:
-            losses.append(run(name, (part.logits, part.target), None, options))
+            losses.append(run(name, (part.logits, part.numbers), None, options))
         else:
-            losses.append(registry[name](part.logits, part.target, **options))
+            losses.append(registry[name](part.logits, part.numbers, **options))
         # Before there are logits of another.
         del part
-    return rows.reduced(losses, reduction, ignore_index)
+    number = _number(rows, ignore_index) if reduction == "mean" else None
+    return rows.reduced(losses, reduction, number)
 
 
 @_linear(

@@ -62,7 +62,7 @@ def _pull(rows: Rows, dlog_prob: Array, dentropy: Array | None, temperature: Any
     xp = rows.xp
     given = (dlog_prob,) if dentropy is None else (dlog_prob, dentropy)
     plain = rows.plain and rows.may_write(*given)
-    flat = [xp.reshape(x, rows.target.shape) for x in given]
+    flat = [xp.reshape(x, rows.numbers.shape) for x in given]
     live = flat[0] != 0 if dentropy is None else (flat[0] != 0) | (flat[1] != 0)
     units = scale = None
     if name_of(rows.weight.dtype) == "float16":
@@ -82,7 +82,7 @@ def _pull(rows: Rows, dlog_prob: Array, dentropy: Array | None, temperature: Any
 
 def _found(rows: Rows, chunk: Chunk, options: dict[str, Any]) -> tuple[Array, ...]:
     """The log-probabilities of a chunk, and its entropies where they are asked for."""
-    given = chunk.logits, chunk.target
+    given = chunk.logits, chunk.numbers
     found = (
         run("log_prob", given, None, options)
         if rows.plain
@@ -96,7 +96,7 @@ def _add(
 ) -> None:
     """Add the gradients of a chunk, whose logits they overwrite where they may."""
     spread = None if pull.dentropy is None else pull.dentropy[chunk.rows, ...]
-    given = pull.dlog_prob[chunk.rows, ...], spread, chunk.logits, chunk.target
+    given = pull.dlog_prob[chunk.rows, ...], spread, chunk.logits, chunk.numbers
     name = "log_prob_backward"
     if pull.plain:
         slopes = run(name, given, (chunk.logits,), options)
@@ -105,9 +105,9 @@ def _add(
     gradients.add(chunk, slopes, pull.live[chunk.rows, ...])
 
 
-def _joined(rows: Rows, parts: list[tuple[Array, ...]], ignore_index: int) -> list[Array]:
+def _joined(rows: Rows, parts: list[tuple[Array, ...]]) -> list[Array]:
     """Each result, of all chunks."""
-    return [rows.reduced(list(x), "none", ignore_index) for x in zip(*parts, strict=True)]
+    return [rows.reduced(list(x), "none") for x in zip(*parts, strict=True)]
 
 
 @_linear(
@@ -191,7 +191,7 @@ def linear_log_prob(
         parts.append(_found(rows, part, options))
         # Before there are logits of another.
         del part
-    first, *more = _joined(rows, parts, ignore_index)
+    first, *more = _joined(rows, parts)
     return (first, more[0]) if more else first
 
 
@@ -356,4 +356,4 @@ def linear_log_prob_with_gradient(
         _add(gradients, rows, part, pull, options)
         # Before there are logits of another.
         del part
-    return *_joined(rows, parts, ignore_index), *gradients.found()
+    return *_joined(rows, parts), *gradients.found()

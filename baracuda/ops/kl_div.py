@@ -1,0 +1,289 @@
+"""Divergences of a student's logits from those of a teacher, as distillation has them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal, NamedTuple, Unpack
+
+from baracuda.calls.op import op
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.dtypes import FLOATS
+from baracuda.declaration.spec import Case
+from baracuda.declaration.values import choice, inside, positive
+from baracuda.families.losses import COTANGENT, LOSS
+from baracuda.families.numerics import has_slopes
+from baracuda.families.reductions import parts, reduced
+from baracuda.libraries import A, Array, library_of
+
+__all__ = ["kl_div_with_logits", "kl_div_with_logits_backward"]
+
+OPTIONS = {
+    "kind": choice("forward", "reverse", "jsd"),
+    "reduction": choice("mean", "sum", "none"),
+}
+SCALARS = {"beta": inside(0, 1), "temperature": positive()}
+WEIGHT = {"row_weight": roles.parameter(0.5, 2)}
+
+_divergence = partial(
+    op,
+    category="cross_entropy",
+    dtypes=FLOATS,
+    options=OPTIONS,
+    scalars=SCALARS,
+    cases=(
+        Case({"b": (5,), "v": 9}),
+        Case({"b": (2, 3), "v": 7}, kind="reverse", reduction="none", temperature=2.0),
+        Case({"b": (2, 3), "v": 16}, kind="jsd", reduction="sum", beta=0.3),
+    ),
+)
+
+
+class _Rows(NamedTuple):
+    """Logarithms of probabilities and these, and where a row counts; an axis stays for the classes.
+
+    A row counts unless its weight is 0. Without weights `counts` is None.
+    """
+
+    counts: Array | None
+    student: Array
+    teacher: Array
+    of_student: Array
+    of_teacher: Array
+
+
+def _log_softmax(x: Array, temperature: float) -> Array:
+    library = library_of(x)
+    # The difference is divided: a quotient of the logits themselves may overflow.
+    x = library.less_largest(x, -1) / temperature
+    return x - library.xp.log(library.xp.sum(library.xp.exp(x), axis=-1, keepdims=True))
+
+
+def _rows(logits: Array, teacher: Array, row_weight: Array | None, temperature: float) -> _Rows:
+    xp, counts = library_of(logits).xp, None
+    if row_weight is not None:
+        counts = xp.expand_dims(row_weight != 0, axis=-1)
+        if has_slopes(logits):
+            # NaN in rows that do not count is not to meet a slope of 0.
+            logits, teacher = (xp.where(counts, x, 0) for x in (logits, teacher))
+    logs = [_log_softmax(x, temperature) for x in (logits, teacher)]
+    return _Rows(counts, *logs, *map(xp.exp, logs))
+
+
+def _times(p: Array, log: Array) -> Array:
+    """``p * log``, and 0 where `p` is 0, whatever the logarithm."""
+    return p * library_of(p).xp.where(p == 0, 0, log)
+
+
+def _over_mixture(rows: _Rows, beta: float) -> tuple[Array, Array]:
+    """Logarithms of the student's and of the teacher's probabilities over those of the mixture.
+
+    With ``x = student - teacher`` the latter is ``-log1p((1 - beta) * expm1(x))``, which neither
+    overflows nor cancels where x <= 0. Elsewhere the two change places.
+    """
+    xp = library_of(rows.student).xp
+    neither = (rows.of_student == 0) & (rows.of_teacher == 0)
+    x = xp.where(neither, 0, rows.student - rows.teacher)
+    above = x > 0
+    away = xp.where(above, -x, x)
+    more = xp.where(above, beta, 1 - beta) * xp.expm1(away)
+    # JAX's log1p has 7 bits less in float64 between -0.41 and -0.3.
+    small = more > -0.25
+    likely = -xp.where(
+        small, xp.log1p(xp.where(small, more, 0)), xp.log(xp.where(small, 1, 1 + more))
+    )
+    unlikely = away + likely
+    return xp.where(above, likely, unlikely), xp.where(above, unlikely, likely)
+
+
+def _losses(rows: _Rows, row_weight: Array | None, kind: str, beta: float, reduction: str) -> Array:
+    """The loss of every row, times its weight, or their sum or mean."""
+    xp = library_of(rows.student).xp
+    if kind == "forward":
+        terms = _times(rows.of_teacher, rows.teacher - rows.student)
+    elif kind == "reverse":
+        terms = _times(rows.of_student, rows.student - rows.teacher)
+    else:
+        student, teacher = _over_mixture(rows, beta)
+        terms = _times(rows.of_teacher, teacher) * beta
+        terms = terms + _times(rows.of_student, student) * (1 - beta)
+    losses = xp.sum(terms, axis=-1)
+    if row_weight is None:
+        return reduced(losses, reduction)
+    losses = xp.where(row_weight == 0, 0, losses * row_weight)
+    if reduction == "mean":
+        return xp.sum(losses) / xp.sum(row_weight)
+    return reduced(losses, reduction)
+
+
+def _slopes(rows: _Rows, kind: str, beta: float) -> Array:
+    """Those of the loss of each row along ``logits / temperature``."""
+    if kind == "forward":
+        return rows.of_student - rows.of_teacher
+    if kind == "reverse":
+        log, share = rows.student - rows.teacher, 1.0
+    else:
+        (log, _), share = _over_mixture(rows, beta), 1 - beta
+    terms = _times(rows.of_student, log)
+    divergence = library_of(terms).xp.sum(terms, axis=-1, keepdims=True)
+    return (terms - rows.of_student * divergence) * share
+
+
+_ARRAYS = "logits[*b v], teacher_logits[*b v]"
+
+
+@_divergence(
+    f"{_ARRAYS} -> loss[*b] if reduction=none",
+    f"{_ARRAYS} -> loss[] if reduction!=none",
+    f"{_ARRAYS}, row_weight[*b] -> loss[*b] if reduction=none",
+    f"{_ARRAYS}, row_weight[*b] -> loss[] if reduction!=none",
+    roles={**WEIGHT, **LOSS},
+)
+def kl_div_with_logits(
+    logits: A,
+    teacher_logits: Array,
+    row_weight: Array | None = None,
+    /,
+    *,
+    kind: Literal["forward", "reverse", "jsd"] = "forward",
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    **dispatch: Unpack[Dispatch],
+) -> A:
+    """Divergence of softmaxes of rows, for distillation: ``sum(t * log(t / s))``.
+
+    ``s = softmax(logits / temperature)`` is the student's, and t the teacher's. No factor of
+    ``temperature**2`` is applied, as some recipes do: multiply the loss by it.
+
+    Parameters
+    ----------
+    logits : array of shape [*b, v]
+        Those of the student, classes last. Any floating dtype.
+    teacher_logits : array of shape [*b, v]
+        Those of the teacher: dtype of `logits`.
+    row_weight : array of shape [*b], optional
+        Weight of each row, 1 by default: of the dtype of `logits`, or float32 beside 16 bits. Rows
+        of weight 0, such as padding, cost exactly 0, whatever their logits, NaN included.
+    kind : {"forward", "reverse", "jsd"}
+        ``KL(t || s)``, ``KL(s || t)``, or the generalised Jensen-Shannon divergence
+        ``beta * KL(t || m) + (1 - beta) * KL(s || m)`` with ``m = beta * t + (1 - beta) * s``.
+    beta : float
+        Share of the teacher in the mixture m, above 0 and below 1. A run-time value; of
+        ``kind="jsd"`` alone.
+    temperature : float
+        Both logits are divided by it; above 0. A run-time value.
+    reduction : {"mean", "sum", "none"}
+        The weighted sum over rows divided by the sum of their weights, NaN where that is 0; the sum
+        alone; or the loss of each row times its weight.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [] or, with ``reduction="none"``, [*b]
+        float32 of 16-bit inputs, else their dtype; C order.
+
+    Raises
+    ------
+    TypeError
+        A dtype that is not floating; mixed libraries or devices; a `row_weight` of another dtype.
+    ValueError
+        Shapes that do not fit, an option out of its range.
+
+    Notes
+    -----
+    The Jensen-Shannon divergence is that of Agarwal et al., On-Policy Distillation of Language
+    Models (arXiv:2306.13649), and of ``generalized_jsd_loss`` in the GKD trainer of TRL, which at
+    a `beta` of 0 and 1 takes the forward and the reverse divergence: here these are kinds of their
+    own. A class of probability 0 adds nothing, also where the other's logarithm is infinite; one
+    that the other alone rules out makes a forward or reverse divergence infinite. Where a
+    framework differentiates `teacher_logits` or `row_weight`, it does so through the body; nothing
+    flows back to a weight of 0. Sums are taken in float32 (float64 for float64), in a fixed order.
+    Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> logits, teacher = np.zeros((1, 2)), np.log([[0.25, 0.75]])
+    >>> bc.kl_div_with_logits(logits, teacher).round(6)
+    np.float64(0.130812)
+    """
+    rows = _rows(logits, teacher_logits, row_weight, temperature)
+    return _losses(rows, row_weight, kind, beta, reduction)
+
+
+@_divergence(
+    f"dloss[*b], {_ARRAYS} -> dlogits[*b v] if reduction=none",
+    f"dloss[], {_ARRAYS} -> dlogits[*b v] if reduction!=none",
+    f"dloss[*b], {_ARRAYS}, row_weight[*b] -> dlogits[*b v] if reduction=none",
+    f"dloss[], {_ARRAYS}, row_weight[*b] -> dlogits[*b v] if reduction!=none",
+    adjoint_of="kl_div_with_logits",
+    roles={**WEIGHT, **COTANGENT},
+    inplace=True,
+)
+def kl_div_with_logits_backward(
+    dloss: Array,
+    logits: A,
+    teacher_logits: Array,
+    row_weight: Array | None = None,
+    /,
+    *,
+    kind: Literal["forward", "reverse", "jsd"] = "forward",
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    **dispatch: Unpack[Dispatch],
+) -> A:
+    """Gradient of `kl_div_with_logits` to the student's logits: ``dloss * (s - t) / temperature``.
+
+    With ``r = log(s / t)``, of the Jensen-Shannon divergence ``(1 - beta) * log(s / m)``, the other
+    kinds have ``dloss * s * (r - sum(s * r)) / temperature``.
+
+    Parameters
+    ----------
+    dloss : array of the shape of the result
+        Gradient of the result: dtype of `logits`, or float32 beside 16 bits.
+    logits : array of shape [*b, v]
+        Those of the student. Any floating dtype.
+    teacher_logits : array of shape [*b, v]
+        Those of the teacher: dtype of `logits`.
+    row_weight : array of shape [*b], optional
+        Weight of each row: of the dtype of `logits`, or float32 beside 16 bits. The gradient of
+        rows of weight 0 is exactly 0.
+    kind, beta, temperature, reduction, **dispatch
+        As in `kl_div_with_logits`.
+
+    Returns
+    -------
+    dlogits : array of shape [*b, v]
+        May be written over `logits`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `kl_div_with_logits`; `dloss` of another shape than the result.
+
+    Notes
+    -----
+    Nothing but the inputs of the forward is kept. A row whose reverse divergence is infinite has a
+    gradient of NaN. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> logits, teacher = np.zeros((1, 2)), np.log([[0.25, 0.75]])
+    >>> bc.kl_div_with_logits_backward(np.asarray(1.0), logits, teacher)
+    array([[ 0.25, -0.25]])
+    """
+    rows, xp = _rows(logits, teacher_logits, row_weight, temperature), library_of(logits).xp
+    if row_weight is None:
+        scale = dloss / parts(logits.shape[:-1], reduction)
+    else:
+        # A weight by the sum: a quotient by a sum that is tiny overflows.
+        share = row_weight / xp.sum(row_weight) if reduction == "mean" else row_weight
+        scale = dloss * share
+    if scale.ndim:
+        scale = xp.expand_dims(scale, axis=-1)
+    slopes = _slopes(rows, kind, beta) * (scale / temperature)
+    return slopes if rows.counts is None else xp.where(rows.counts, slopes, 0)
