@@ -56,6 +56,7 @@ def small(op: str) -> Row:
         options = {"num_groups": 2} if "num_groups" in spec.options else {}
     elif spec.category == "cross_entropy":
         shapes = {"dloss": (), "logits": (3, 4), "hidden": (3, 5), "weight": (4, 5), "target": (3,)}
+        shapes |= {"teacher_logits": (3, 4), "teacher_hidden": (3, 2), "teacher_weight": (4, 2)}
         if op.startswith("soft"):
             shapes["target"] = (3, 4)
         if op.endswith("with_gradient"):

@@ -43,6 +43,11 @@ SUMS: dict[str, tuple[list[Any], dict[str, Any]]] = {
         {"reduction": "sum", "chunk": 40}),
     "linear_cross_entropy_with_gradient": (
         [*drawn((96, 16), (24, 16)), TARGET, *drawn((24,))], {"reduction": "sum", "chunk": 40}),
+    "linear_kl_div_backward": (
+        [np.asarray(1.0), *drawn((96, 16), (24, 16), (96, 8), (24, 8))],
+        {"reduction": "sum", "chunk": 40}),
+    "linear_kl_div_with_gradient": (
+        drawn((96, 16), (24, 16), (96, 8), (24, 8)), {"reduction": "sum", "chunk": 40}),
 }  # fmt: skip
 MADE = {"numpy": np.asarray, "torch": torch.asarray}
 

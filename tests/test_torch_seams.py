@@ -349,6 +349,12 @@ def test_matrix_products_are_counted() -> None:
     once = registry["linear_cross_entropy_with_gradient"]
     assert counted(lambda: once(x.detach(), w.detach(), target, bias.detach())) == 3 * product
     assert counted(lambda: once(x.detach(), w.detach(), target)) == 3 * product
+    teacher = torch.randn(2, 5, 6), torch.randn(7, 6)
+    taught, both = 2 * (2 * 5) * 6 * 7, partial(bc.linear_kl_div, x, w, *teacher)
+    assert counted(both) == product + taught
+    assert counted(lambda: both().backward()) == 4 * product + 2 * taught
+    at_once = registry["linear_kl_div_with_gradient"]
+    assert counted(lambda: at_once(x.detach(), w.detach(), *teacher)) == 3 * product + taught
     assert counted(lambda: bc.swiglu(x)) == 0
 
 

@@ -34,8 +34,9 @@ def region_of(state: State | None) -> Region:
 def taken(spec: OpSpec, arrays: Sequence[Array], region: Region) -> Sequence[Array]:
     """The arrays as a call takes them: `arrays` themselves where nothing is cast.
 
-    Factors of products are cast to the dtype of the region. Beside that only inputs of mixed dtypes
-    are cast, to float32, where the op does not take them as they are.
+    Factors of products are cast to the dtype of the region; what may be float32 beside them stays
+    that. Beside that only inputs of mixed dtypes are cast, to float32, where the op does not take
+    them as they are.
     """
     if not (region and spec.autocast):
         return arrays
@@ -51,6 +52,9 @@ def taken(spec: OpSpec, arrays: Sequence[Array], region: Region) -> Sequence[Arr
         if len(own) == 1 and {*dtypes.values()} <= own | {"float32"}:
             return arrays
         want = "float32"
+    for name in dtypes:
+        if spec.role(name).wide and dtypes[name] == "float32":
+            dtypes[name] = want
     if {*dtypes.values()} == {want} or not _ELIGIBLE.issuperset(dtypes.values()):
         return arrays
     library = library_of(arrays[0])

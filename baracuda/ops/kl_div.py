@@ -86,7 +86,8 @@ def _over_mixture(rows: _Rows, beta: float) -> tuple[Array, Array]:
     x = xp.where(neither, 0, rows.student - rows.teacher)
     above = x > 0
     away = xp.where(above, -x, x)
-    more = xp.where(above, beta, 1 - beta) * xp.expm1(away)
+    less = xp.expm1(away)
+    more = xp.where(above, less * beta, less * (1 - beta))
     # JAX's log1p has 7 bits less in float64 between -0.41 and -0.3.
     small = more > -0.25
     likely = -xp.where(

@@ -139,6 +139,7 @@ def host_rows(n: int) -> list[Row]:
     rows += _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16, bias=True)
     rows += _log_probs(n // 4, 8 * n, LOG_PROBS[:2])
     rows += _log_probs(n // 4, 2 * n, LOG_PROBS[2:], n // 16)
+    rows += _distillations(n // 4, 2 * n, n // 32, n // 16)
     square, table = (n, n), (4 * n, n)
     for axis in (1, 0):
         label = f"[{n}, {n}] uniform, axis {axis}"
@@ -199,6 +200,7 @@ def device_rows(dtype: str) -> list[Row]:
     rows += _entropies(*head, ENTROPIES[3:], 4096)
     rows += _entropies(*head, ENTROPIES[5:], 4096, bias=True)
     rows += _log_probs(*head, LOG_PROBS[2:], 4096)
+    rows += _distillations(4096, 32000, 2048, 4096)
     for row in _scatters():
         rows.append(row)
         label = f"{row.label}, deterministic"
@@ -324,6 +326,20 @@ def _soft_targets(x: Shape) -> list[Row]:
         Row(op, label, (x, x), {}),
         Row(f"{op}_backward", label, ((), x, x), {}),
         Row(f"{op}_with_gradient", label, (x, x), {}),
+    ]
+
+
+def _distillations(rows: int, v: int, d: int, e: int) -> list[Row]:
+    """Mean divergences of rows of logits, and of layers of two sizes, and their gradients."""
+    logits: Shapes = ((rows, v), (rows, v))
+    layers: Shapes = ((rows, d), (v, d), (rows, e), (v, e))
+    label = f"[{rows}, {d}] x [{v}, {d}], teacher {e}"
+    return [
+        Row("kl_div_with_logits", f"[{rows}, {v}]", logits, {}),
+        Row("kl_div_with_logits_backward", f"[{rows}, {v}]", ((), *logits), {}),
+        Row("linear_kl_div", label, layers, {}),
+        Row("linear_kl_div_backward", label, ((), *layers), {}),
+        Row("linear_kl_div_with_gradient", label, layers, {}),
     ]
 
 

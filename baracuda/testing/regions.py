@@ -46,6 +46,9 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "cross_entropy": lambda f, x, t, *_: f.cross_entropy(x, t),
     "soft_target_cross_entropy": lambda f, x, t: f.cross_entropy(x, t),
     "nll_loss": lambda f, x, t, *_: f.nll_loss(x, t),
+    "kl_div_with_logits": lambda f, x, t, *_: f.kl_div(
+        f.log_softmax(x, -1), f.log_softmax(t, -1), reduction="batchmean", log_target=True
+    ),
     "linear_cross_entropy": lambda f, h, w, t, *b: f.cross_entropy(f.linear(h, w, *b), t),
     "binary_cross_entropy": lambda f, x, t, *_: f.binary_cross_entropy(x, t),
     "gather": lambda f, x, i: x.gather(-1, i.long()),

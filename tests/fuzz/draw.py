@@ -98,8 +98,9 @@ def drawn(rng: Any, seed: int, number: int, op: str, library: str, device: str) 
         dtype = str(rng.choice([d for d in dtypes if named(d).itemsize <= 4]))
     form = spec.signatures[rng.integers(len(spec.signatures))]
     style = str(rng.choice(STYLES))
-    if style == "wild" and spec.composite:
-        # What 0 * inf gives in a product of matrices is for its library to say.
+    if style == "wild" and (spec.composite or "kind" in spec.options):
+        # What 0 * inf gives in a product of matrices is for its library to say, and which
+        # probabilities are 0 for the dtype.
         style = "plain"
     if style in ("tiny", "wild") and library == "jax":
         # XLA flushes denormal numbers on a CPU.
@@ -133,6 +134,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "softcap": (0.0, 0.0, 2.0, 30), "eps": (1e-5, 1e-6, 0.5, 1e-3),
     "offset": (0.0, 1.0, 1.0, -0.3), "casting": ("none", "before_weight"),
     "keepdims": (False, True), "entropy": (False, True), "temperature": (1.0, 0.7, 2, 0.05),
+    "kind": ("forward", "reverse", "jsd"),
 }  # fmt: skip
 
 
@@ -140,7 +142,7 @@ def _options(rng: Any, spec: OpSpec, form: Signature, dtype: str) -> dict[str, A
     out: dict[str, Any] = {}
     names = [*spec.options, *spec.scalars]
     if "reduction" in names:
-        which = ["mean", "sum", "none", *(["batchmean"] if "kl_div" in spec.name else [])]
+        which = ["mean", "sum", "none", *(["batchmean"] if "log_target" in spec.options else [])]
         condition = form.condition
         which = [r for r in which if condition is None or condition.holds({"reduction": r})]
         out["reduction"] = str(rng.choice(which))
@@ -152,6 +154,8 @@ def _options(rng: Any, spec: OpSpec, form: Signature, dtype: str) -> dict[str, A
             values = _CHOICES[name]
             if spec.name.startswith("triplet") and name == "margin":
                 values = values[::2]
+            if name == "beta" and "kind" in spec.options:
+                values = values[1::2]
             if name not in spec.defaults or rng.random() < 0.6:
                 out[name] = values[rng.integers(len(values))]
     condition = form.condition

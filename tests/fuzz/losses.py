@@ -234,6 +234,41 @@ formula("soft_target_cross_entropy_with_gradient")(
 )
 
 
+def _divergence(x: Any, y: Any, t: Any, o: Any) -> Any:
+    """That of a student's logits x from a teacher's y."""
+    student, teacher = (F.log_softmax(v / o["temperature"], -1) for v in (x, y))
+
+    def kl(q: Any, p: Any) -> Any:
+        return F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
+
+    if o["kind"] == "jsd":
+        beta = o["beta"]
+        mixture = torch.log(beta * teacher.exp() + (1 - beta) * student.exp())
+        each = beta * kl(mixture, teacher) + (1 - beta) * kl(mixture, student)
+    else:
+        each = kl(student, teacher) if o["kind"] == "forward" else kl(teacher, student)
+    if "row_weight" not in t:
+        return reduced(each, o["reduction"])
+    each = each * t["row_weight"]
+    return each.sum() / t["row_weight"].sum() if o["reduction"] == "mean" else (
+        reduced(each, o["reduction"])
+    )  # fmt: skip
+
+
+@formula("kl_div_with_logits")
+def kl_div_with_logits(t: Any, o: Any) -> Any:
+    return (_divergence(t["logits"], t["teacher_logits"], t, o),)
+
+
+@formula("linear_kl_div")
+def linear_kl_div(t: Any, o: Any) -> Any:
+    logits = (F.linear(t[f"{of}hidden"], t[f"{of}weight"]) for of in ("", "teacher_"))
+    return (_divergence(*logits, t, o),)
+
+
+formula("linear_kl_div_with_gradient")(_with_gradient(linear_kl_div, ("hidden", "weight")))
+
+
 @formula("nll_loss")
 def nll_loss(t: Any, o: Any) -> Any:
     x, counts, target = _rows(t, o, "x")

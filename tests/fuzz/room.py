@@ -192,6 +192,28 @@ def _pulled(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     return [np.asarray(scales[p.name]) for p in drawn.form.outputs]
 
 
+def _divergence(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """Differences of logarithms of probabilities, which may cancel, times these."""
+    options = drawn.options
+    pairs = [(f"{of}hidden", f"{of}weight") for of in ("", "teacher_")]
+    logits = [t[x] @ t[w].T for x, w in pairs] if "hidden" in t else (
+        [t["logits"], t["teacher_logits"]]
+    )  # fmt: skip
+    size = 1 + sum(map(_finite, logits)) / options.get("temperature", 1.0)
+    weight = _finite(t["row_weight"]) if "row_weight" in t else 1.0
+    rows = logits[0][..., 0].size if logits[0].size else 0
+    many = 1.0 if options.get("reduction", "mean") == "mean" else max(rows, 1)
+    g = _finite(t["dloss"]) if "dloss" in t else 1.0
+    g = g * weight * size / options.get("temperature", 1.0)
+    scales: dict[str, Any] = {
+        "loss": weight * size * (many if options.get("reduction") == "sum" else 1.0), "dlogits": g
+    }  # fmt: skip
+    if "hidden" in t:
+        scales["dhidden"] = g * _finite(t["weight"])
+        scales["dweight"] = many * g * _finite(t["hidden"])
+    return [np.asarray(scales[p.name]) for p in drawn.form.outputs]
+
+
 def _softmax(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     """What a softmax takes off its cotangent."""
     dy, axis = np.abs(t["dy"]), drawn.options.get("axis", -1)
@@ -314,6 +336,8 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     "log_prob_backward": _pulled,
     "linear_log_prob_backward": _pulled,
     "linear_log_prob_with_gradient": _pulled,
+    **dict.fromkeys(("kl_div_with_logits", "kl_div_with_logits_backward", "linear_kl_div",
+                     "linear_kl_div_backward", "linear_kl_div_with_gradient"), _divergence),
     **{f"{name}_norm_backward": _norm for name in (
         "rms", "layer", "add_rms", "add_layer", "batch", "group", "instance")},
 }  # fmt: skip

@@ -40,6 +40,8 @@ assert_type(loss, Floats)
 dhidden, dweight = bc.linear_cross_entropy_backward(t[0, 0], t, t, w)
 dhidden, dweight, dbias = bc.linear_cross_entropy_backward(t[0, 0], t, t, w, w)
 assert_type(dbias, torch.Tensor)
+three = bc.linear_kl_div_with_gradient(t, t, w, w, kind="jsd", beta=0.3)
+assert_type(three, tuple[torch.Tensor, torch.Tensor, torch.Tensor])
 
 # one for packed arrays, two for split ones: which of them no type says
 assert_type(bc.swiglu_backward(t[:, :4], t), torch.Tensor | tuple[torch.Tensor, torch.Tensor])

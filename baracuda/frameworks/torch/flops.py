@@ -16,21 +16,27 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import baracuda.frameworks.torch.operators  # noqa: F401  (it defines them)
 from baracuda.calls.op import registry
 
-# How many products of rows x d x v each takes: logits, and the gradients of both factors.
+# How many products of rows x d x v each takes, for each layer: logits, and the gradients of both
+# factors.
 PRODUCTS = {
-    "linear_cross_entropy": 1,
-    "linear_cross_entropy_backward": 3,
-    "linear_cross_entropy_with_gradient": 3,
-    "linear_log_prob": 1,
-    "linear_log_prob_backward": 3,
-    "linear_log_prob_with_gradient": 3,
+    "linear_cross_entropy": (1,),
+    "linear_cross_entropy_backward": (3,),
+    "linear_cross_entropy_with_gradient": (3,),
+    "linear_log_prob": (1,),
+    "linear_log_prob_backward": (3,),
+    "linear_log_prob_with_gradient": (3,),
+    "linear_kl_div": (1, 1),
+    "linear_kl_div_backward": (3, 1),
+    "linear_kl_div_with_gradient": (3, 1),
 }
 
 
-def _formula(products: int, first: int, *shapes: Any, **_: Any) -> int:
-    """Two for each multiplication and addition; both factors stand from the place `first` on."""
-    hidden, weight = shapes[first : first + 2]
-    return 2 * products * prod(hidden) * weight[0]
+def _formula(products: tuple[int, ...], first: int, *shapes: Any, **_: Any) -> int:
+    """Two for each multiplication and addition; from the place `first` on stand both factors of
+    each layer.
+    """
+    factors = zip(products, shapes[first::2], shapes[first + 1 :: 2], strict=False)
+    return sum(2 * many * prod(hidden) * int(weight[0]) for many, hidden, weight in factors)
 
 
 for _name, _products in PRODUCTS.items():
