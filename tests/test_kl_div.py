@@ -150,7 +150,8 @@ def test_rows_of_weight_0_are_not_looked_at(kind: str, library: str) -> None:
     bad = [x.clone() for x in (logits, teacher)]
     bad[0][1], bad[1][3], bad[0][3, 2] = math.nan, math.nan, math.inf
     make = {"numpy": plain, "torch": lambda x: x, "jax": lambda x: jnp.asarray(plain(x))}[library]
-    for reduction in REDUCTIONS:
+    # XLA compiles each program.
+    for reduction in REDUCTIONS if library != "jax" else REDUCTIONS[:1]:
         more: dict[str, Any] = {"kind": kind, "reduction": reduction}
         given = [make(x) for x in (*bad, weight)]
         got = np.asarray(bc.kl_div_with_logits(*given, **more))
@@ -256,13 +257,12 @@ def test_logits_of_any_size_are_those_of_float64(kind: str, temperature: float) 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_a_student_that_is_all_but_its_teacher_no_digits_cancel(kind: str) -> None:
-    """Terms that add up to about 1e-8 are 1e-4 each: their roundings are not to be of 1."""
-    (teacher, move) = drawn((8, 50), (8, 50))
-    teacher, logits = teacher.float(), (teacher + 1e-4 * move).float()
+    """A divergence of 1e-4, of logarithms of which each is about 10: float32 has 1e-6 of them."""
+    teacher, move = drawn((4, 20000), (4, 20000), scale=1.0)
+    teacher, logits = teacher.float(), (teacher + 0.01 * move).float()
     more: dict[str, Any] = {"kind": kind, "beta": BETA, "reduction": "none"}
     got = bc.kl_div_with_logits(logits, teacher, **more)
-    want = bc.kl_div_with_logits(logits.double(), teacher.double(), **more)
-    assert float((got.double() - want).abs().max()) < 2e-7
+    close(got, losses(logits.double(), teacher.double(), kind), 1e-3, 0)
     same = bc.kl_div_with_logits(teacher, teacher.clone(), **more)
     assert not same.any()
 
