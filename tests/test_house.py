@@ -33,6 +33,7 @@ FLOORS = [
         "declaration/verify",
     },
     {"families/chunks", "families/numerics", "families/reductions"},
+    {"families/entropy"},
     {"calls/check", "calls/partitioning"},
     {"calls/body", "calls/outputs"},
     {"backends"},

@@ -16,8 +16,6 @@ from baracuda.declaration import roles
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case
 from baracuda.declaration.values import choice
-from baracuda.families.numerics import traced
-from baracuda.libraries import Array, library_of
 
 CASES = (
     Case({"s": (37,)}),
@@ -51,16 +49,3 @@ def forward(*optional: str, **declared: Any) -> Callable[[Callable[P, R]], Op[P,
 def backward(*optional: str, **declared: Any) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Declares its gradient."""
     return _loss(*_forms("dloss[{}], ", "dx[*s]", optional), **{"roles": COTANGENT, **declared})
-
-
-def capped(logits: Array, softcap: Any) -> tuple[Array, Any]:
-    """``softcap * tanh(logits / softcap)`` and its slope; the logits and 1 for a cap of 0."""
-    xp = library_of(logits).xp
-    if traced(softcap):
-        none = softcap == 0
-        curve = xp.tanh(logits / xp.where(none, 1, softcap))
-        return xp.where(none, logits, curve * softcap), xp.where(none, 1, 1 - curve * curve)
-    if not softcap:
-        return logits, 1
-    curve = xp.tanh(logits / softcap)
-    return curve * softcap, 1 - curve * curve

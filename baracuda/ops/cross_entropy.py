@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Literal, Unpack
 
 from baracuda.calls.op import op
 from baracuda.declaration import roles
@@ -11,9 +11,8 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import between, choice, integer, positive
-from baracuda.families.losses import COTANGENT, LOSS, capped
-from baracuda.families.numerics import has_slopes, traced
-from baracuda.families.reductions import classes, hits, largest, picked, shares
+from baracuda.families.entropy import gradient, losses, statistics
+from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.libraries import A, Array, library_of
 
 __all__ = [
@@ -52,131 +51,6 @@ _entropy = partial(
     scalars=SCALARS,
     cases=CASES,
 )
-
-
-class _Rows(NamedTuple):
-    """What the losses of rows are made of, axes of extent 1 in the place of the classes.
-
-    Attributes
-    ----------
-    counts
-        Whether a row counts: its target is a class, and not the one to ignore.
-    at
-        Its target, 0 where it does not count.
-    number
-        How many count, or the sum of the weights of their targets.
-    share, weights
-        With weights of classes: that of each row's target, 0 where it does not count; all of them,
-        along the axis of the classes. Else 1 and None.
-    shifted, slope
-        The logits as they are capped, less their largest; the slope of the cap, 1 without one.
-    largest
-        Of the capped logits.
-    powers, total
-        The exponentials of `shifted`, and their sum.
-    """
-
-    counts: Array
-    at: Array
-    number: Array
-    share: Any
-    weights: Array | None
-    shifted: Array
-    slope: Any
-    largest: Array
-    powers: Array
-    total: Array
-
-    @property
-    def log_total(self) -> Array:
-        return library_of(self.total).xp.log(self.total)
-
-    def mass(self, axis: int, label_smoothing: Any) -> Any:
-        """What the classes of each row are pulled by, taken together; 1 without weights."""
-        if self.weights is None:
-            return 1
-        if not (traced(label_smoothing) or label_smoothing):
-            return self.share
-        xp, n = library_of(self.total).xp, max(self.shifted.shape[axis], 1)
-        return self.share * (1 - label_smoothing) + xp.sum(self.weights) * (label_smoothing / n)
-
-
-def _rows(
-    logits: Array,
-    target: Array,
-    weight: Array | None,
-    axis: int,
-    ignore_index: int,
-    softcap: float,
-) -> _Rows:
-    xp, v = library_of(logits).xp, logits.shape[axis]
-    counts, at = classes(xp.expand_dims(target, axis=axis), v, ignore_index)
-    share, number = shares(weight, counts, at, logits.dtype)
-    weights = None
-    if weight is None:
-        share = 1
-    else:
-        weights = xp.reshape(weight, (v, *(1,) * (logits.ndim - axis - 1)))
-    if has_slopes(logits):
-        # Infinities in rows that do not count are not to meet a slope of 0.
-        logits = xp.where(counts, logits, 0)
-    logits, slope = capped(logits, softcap)
-    most = largest(logits, axis)
-    shifted = logits - most
-    powers = xp.exp(shifted)
-    total = xp.sum(powers, axis=axis, keepdims=True)
-    return _Rows(counts, at, number, share, weights, shifted, slope, most, powers, total)
-
-
-def _losses(rows: _Rows, axis: int, label_smoothing: float, z_loss: float, reduction: str) -> Array:
-    """The loss of every row that counts, or their sum or mean; NaN for the mean of none."""
-    xp, log = library_of(rows.total).xp, rows.log_total
-    # Relative to the largest logit, so that nothing large cancels.
-    hit = picked(rows.shifted, rows.at, axis) * rows.share
-    if traced(label_smoothing) or label_smoothing:
-        every = rows.shifted if rows.weights is None else rows.shifted * rows.weights
-        mean = xp.sum(every, axis=axis, keepdims=True) / max(every.shape[axis], 1)
-        if traced(label_smoothing):
-            # Nothing of an infinite logit is nothing.
-            mean = xp.where(label_smoothing == 0, 0, mean)
-        hit = hit * (1 - label_smoothing) + mean * label_smoothing
-    losses = log * rows.mass(axis, label_smoothing) - hit
-    if traced(z_loss) or z_loss:
-        norm = rows.largest + log
-        losses = losses + z_loss * (norm * norm) * rows.share
-    losses = xp.squeeze(xp.where(rows.counts, losses, 0), axis=axis)
-    if reduction == "none":
-        return losses
-    return xp.sum(losses) / rows.number if reduction == "mean" else xp.sum(losses)
-
-
-def _gradient(
-    rows: _Rows,
-    axis: int,
-    label_smoothing: float,
-    z_loss: float,
-    reduction: str,
-    dloss: Array | int,
-) -> Array:
-    """``dloss`` times the slope of the loss of each row; 0 in the rows that do not count."""
-    xp, n = library_of(rows.total).xp, rows.shifted.shape[axis]
-    if reduction == "mean":
-        if rows.weights is None:
-            dloss = dloss / rows.number
-        else:
-            # A weight by the sum: a quotient by a sum that is tiny, as weights may be, overflows.
-            share, weights = rows.share / rows.number, rows.weights / rows.number
-            rows = rows._replace(share=share, weights=weights)
-    scale = dloss / rows.total
-    mass = rows.mass(axis, label_smoothing)
-    if traced(z_loss) or z_loss:
-        mass = mass + 2 * z_loss * (rows.largest + rows.log_total) * rows.share
-    pull = xp.astype(hits(rows.at, axis, n), rows.shifted.dtype) * (1 - label_smoothing)
-    pull = pull * rows.share
-    if traced(label_smoothing) or label_smoothing:
-        spread = label_smoothing / max(n, 1)
-        pull = pull + (spread if rows.weights is None else rows.weights * spread)
-    return xp.where(rows.counts, (rows.powers * (scale * mass) - pull * dloss) * rows.slope, 0)
 
 
 @_entropy(
@@ -262,8 +136,8 @@ def cross_entropy(
     >>> bc.cross_entropy(np.zeros((2, 2)), np.asarray([0, 1]), np.asarray([1.0, 3.0]))
     array(0.69314718)
     """
-    rows = _rows(logits, target, weight, axis, ignore_index, softcap)
-    return _losses(rows, axis, label_smoothing, z_loss, reduction)
+    rows, every = statistics(logits, target, weight, axis, ignore_index, softcap)
+    return losses(rows, every, axis, label_smoothing, z_loss, reduction)
 
 
 @_entropy(
@@ -324,10 +198,10 @@ def cross_entropy_backward(
     >>> bc.cross_entropy_backward(np.asarray(1.0), np.zeros((1, 2)), np.asarray([1]))
     array([[ 0.5, -0.5]])
     """
-    rows = _rows(logits, target, weight, axis, ignore_index, softcap)
+    rows, every = statistics(logits, target, weight, axis, ignore_index, softcap)
     if reduction == "none":
         dloss = library_of(dloss).xp.expand_dims(dloss, axis=axis)
-    return _gradient(rows, axis, label_smoothing, z_loss, reduction, dloss)
+    return gradient(rows, every, axis, label_smoothing, z_loss, reduction, dloss)
 
 
 @_entropy(
@@ -392,9 +266,9 @@ def cross_entropy_with_gradient(
     >>> loss, dlogits
     (array(0.69314718), array([[ 0.5, -0.5]]))
     """
-    rows = _rows(logits, target, weight, axis, ignore_index, softcap)
+    rows, every = statistics(logits, target, weight, axis, ignore_index, softcap)
     given = 1 if dloss is None else dloss
     return (
-        _losses(rows, axis, label_smoothing, z_loss, reduction),
-        _gradient(rows, axis, label_smoothing, z_loss, reduction, given),
+        losses(rows, every, axis, label_smoothing, z_loss, reduction),
+        gradient(rows, every, axis, label_smoothing, z_loss, reduction, given),
     )

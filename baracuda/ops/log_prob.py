@@ -13,8 +13,8 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import flag
+from baracuda.families.entropy import capped
 from baracuda.families.log_probs import COTANGENTS, OPTIONS, RESULTS, SCALARS, TARGET
-from baracuda.families.losses import capped
 from baracuda.families.numerics import has_slopes
 from baracuda.families.reductions import classes, hits, largest, picked
 from baracuda.libraries import A, Array, library_of
