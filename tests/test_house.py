@@ -21,7 +21,7 @@ FLOORS = [
     {"forks"},
     {"errors", "_version", "declaration/dtypes", "instruments", "layouts"},
     {"libraries"},
-    {"declaration/shapes", "declaration/roles", "declaration/sku"},
+    {"declaration/collective", "declaration/roles", "declaration/shapes", "declaration/sku"},
     {"declaration/dispatch"},
     {"declaration/spec"},
     {
@@ -41,7 +41,13 @@ FLOORS = [
     {"calls/cache"},
     {"calls/recent", "calls/records", "calls/routes"},
     {"calls/op"},
-    {"families/composites", "families/log_probs", "families/losses", "families/norms"},
+    {
+        "families/composites",
+        "families/log_probs",
+        "families/losses",
+        "families/norms",
+        "families/vocabulary",
+    },
     {"calls/adjoint", "ops"},
     {"frameworks"},
     {"__init__"},

@@ -16,6 +16,7 @@ from baracuda.calls.recent import Recent
 from baracuda.calls.routes import Route, in_graph, route_of
 from baracuda.declaration import autocast, hints, values
 from baracuda.declaration.backend import Misfit
+from baracuda.declaration.collective import Collective
 from baracuda.declaration.dispatch import DEFAULT, NAMES, current
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.pairing import Pairing, pairing
@@ -293,10 +294,7 @@ class Op(Generic[P, R]):
         """The plan for a call whose alias leads to none yet."""
         dispatch = {name: value for name, value in options.items() if name in NAMES}
         own = {name: value for name, value in options.items() if name not in NAMES}
-        if alias is not None:
-            block = alias[-1]
-        else:
-            block = DEFAULT if check.traced(arrays) else current.get()
+        block = alias[-1] if alias else DEFAULT if check.traced(arrays) else current.get()
         known, chosen = () if alias is None else alias[1:2], block.but(self.spec.name, dispatch)
         problem = check.problem(self.spec, arrays, own, chosen, given, known)
         if alias is None:
@@ -394,6 +392,7 @@ def op(
     inplace: bool = False,
     packed: Packed | None = None,
     kernel: Kernel | None = None,
+    collective: Collective | None = None,
     cases: tuple[Case, ...] = (),
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Declare an op; see `OpSpec` for what each keyword says.
@@ -440,6 +439,7 @@ def op(
             inplace=inplace,
             packed=packed,
             kernel=kernel,
+            collective=collective,
             cases=cases,
         )
         verify(spec, function, {name: op.spec for name, op in registry.items()})

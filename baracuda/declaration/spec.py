@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from baracuda.declaration.collective import Collective
 from baracuda.declaration.dispatch import Choices
 from baracuda.declaration.dtypes import FLOATS, named
 from baracuda.declaration.roles import VALUE, Role, Wide
@@ -115,6 +116,8 @@ class OpSpec:
         Its arrays are factors of matrix products, which an autocast region computes in its dtype.
     composite : bool
         The body is made of other ops: it takes arrays as they are, and rounds by itself.
+    collective : Collective or None
+        The axis along which it may be cut over devices that then exchange small arrays.
     """
 
     name: str
@@ -140,6 +143,7 @@ class OpSpec:
     inplace: bool = False
     packed: Packed | None = None
     kernel: Kernel | None = None
+    collective: Collective | None = None
     cases: tuple[Case, ...] = ()
 
     @property

@@ -128,6 +128,11 @@ def _of_axes(spec: OpSpec) -> Iterator[tuple[str, str]]:
     for name in spec.hints:
         if name not in {*spec.arrays, *spec.options, *spec.scalars}:
             yield "hints", f"{name} is neither an array nor an option"
+    if (joint := spec.collective) is not None:
+        inputs = [p for form in spec.signatures for p in form.inputs]
+        having = {p.name for p in inputs if joint.axis in p.names}
+        if not joint.cut or not having.issuperset(joint.cut):
+            yield "collective", f"{_listed(joint.cut)} of no form has an axis {joint.axis}"
     if (packed := spec.packed) is not None:
         if not {packed.array, packed.other} <= {*spec.arrays}:
             yield "packed", f"{packed.array} or {packed.other} is no array"

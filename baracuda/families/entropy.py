@@ -105,7 +105,7 @@ def statistics(
     """What all classes of every row say."""
     xp, v = library_of(logits).xp, logits.shape[axis]
     counts, at = classes(xp.expand_dims(target, axis=axis), v, ignore_index)
-    share, number, weights = weighed(weight, counts, at, logits, axis)
+    share, number, weights = weighed(weight, counts, at, logits.dtype, axis)
     if has_slopes(logits):
         # Infinities in rows that do not count are not to meet a slope of 0.
         logits = xp.where(counts, logits, 0)
@@ -119,14 +119,14 @@ def statistics(
 
 
 def weighed(
-    weight: Array | None, counts: Array, at: Array, like: Array, axis: int
+    weight: Array | None, counts: Array, at: Array, dtype: Any, axis: int
 ) -> tuple[Any, Array, Array | None]:
     """What each row counts, what all do, and the weights along the axis of the classes."""
-    share, number = shares(weight, counts, at, like.dtype)
+    share, number = shares(weight, counts, at, dtype)
     if weight is None:
         return 1, number, None
     xp = library_of(weight).xp
-    return share, number, xp.reshape(weight, (-1, *(1,) * (like.ndim - axis - 1)))
+    return share, number, xp.reshape(weight, (-1, *(1,) * (at.ndim - axis - 1)))
 
 
 def losses(

@@ -255,6 +255,9 @@ class Torch(Library):
     def scaled(self, total: Array, scale: Array) -> Array:
         return total.mul_(scale) if _plain(total) else total * scale
 
+    def put(self, x: Array, index: Array, values: Array, axis: int) -> Array:
+        return x.scatter_(axis, index.long(), values)
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         out = torch.zeros(shape, dtype=values.dtype, device=values.device)
         line = self._line(index, axis)

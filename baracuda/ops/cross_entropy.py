@@ -7,10 +7,12 @@ from typing import Literal, Unpack
 
 from baracuda.calls.op import op
 from baracuda.declaration import roles
+from baracuda.declaration.collective import Collective
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import between, choice, integer, positive
+from baracuda.families import vocabulary
 from baracuda.families.entropy import gradient, losses, statistics
 from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.libraries import A, Array, library_of
@@ -60,6 +62,7 @@ _entropy = partial(
     "logits[*b v@axis *c], target[*b *c], weight[v] -> loss[] if reduction!=none",
     roles={**ROWS, **LOSS},
     kernel=Kernel("cross_entropy.cu", "CrossEntropy", schedule="cross_entropy"),
+    collective=Collective("v", ("logits",), vocabulary.cross_entropy),
 )
 def cross_entropy(
     logits: A,
@@ -151,6 +154,7 @@ def cross_entropy(
     roles={**ROWS, **COTANGENT},
     inplace=True,
     kernel=Kernel("cross_entropy.cu", "CrossEntropyBackward", schedule="cross_entropy"),
+    collective=Collective("v", ("logits",), vocabulary.cross_entropy_backward),
 )
 def cross_entropy_backward(
     dloss: Array,
@@ -216,6 +220,7 @@ def cross_entropy_backward(
     inplace=True,
     roles={**ROWS, **LOSS, **COTANGENT},
     kernel=Kernel("cross_entropy.cu", "CrossEntropyWithGradient", schedule="cross_entropy"),
+    collective=Collective("v", ("logits",), vocabulary.cross_entropy_with_gradient),
 )
 def cross_entropy_with_gradient(
     logits: A,
