@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import baracuda as bc
 from baracuda.calls.op import registry
 from baracuda.declaration.collective import Part
 

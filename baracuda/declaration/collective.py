@@ -42,7 +42,8 @@ class Collective(NamedTuple):
         The inputs that are cut along it. All others are there as a whole.
     run : callable
         ``(part, *arrays, **options) -> results`` of one part: arrays in the places of those that
-        the op takes, structural options, run-time values and dispatch options by keyword.
+        the op takes, structural options, run-time values and dispatch options by keyword. Whoever
+        runs it checks these, and rounds the results, which may be wider.
     """
 
     axis: str

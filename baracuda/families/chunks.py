@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any, NamedTuple
 
+from baracuda.declaration.collective import Part
 from baracuda.declaration.dtypes import name_of, named
 from baracuda.libraries import Array, Library, library_of
 
@@ -30,7 +31,8 @@ class Chunk(NamedTuple):
 class Rows:
     """The rows of a problem, cut into chunks; `plain` where results may be written to.
 
-    Each row may have a number of its own: its target, or its weight.
+    Each row may have a number of its own: its target, or its weight. With a `part` the layer has
+    some of the outputs on this device.
     """
 
     def __init__(
@@ -42,18 +44,22 @@ class Rows:
         chunk: int | None,
         gradients: bool = False,
         logits: int = _LOGITS,
+        part: Part | None = None,
     ) -> None:
         self.library: Library = library_of(hidden)
         self.xp, self.shape = self.library.xp, hidden.shape
-        self.weight, self.bias = weight, bias
-        self.count, few = prod(self.shape[:-1]), logits // max(weight.shape[0], 1)
+        self.weight, self.bias, self.part = weight, bias, part
+        # Of all devices, which are to have equally many chunks.
+        self.extent: int = part.extent if part else weight.shape[0]
+        widest = part.widest if part else self.extent
+        self.count, few = prod(self.shape[:-1]), logits // max(widest, 1)
         few = max(few // _ROWS * _ROWS, few, 1)
         # Several chunks keep the weight's gradient in float32: all logits take no more than that.
         if gradients and self.count <= 2 * hidden.shape[-1] + few:
             few = max(self.count, 1)
         self.chunk = chunk or few
         given = [x for x in (hidden, weight, numbers, bias) if x is not None]
-        self.plain = self.may_write(*given)
+        self.plain = part is None and self.may_write(*given)
         # Axes that XLA may have spread over devices would be gathered to be one.
         apart = hidden.ndim > 2 and self.count <= self.chunk and not self.library.writable
         self.hidden: Array = hidden

@@ -11,10 +11,12 @@ from typing import Any, Literal, Unpack
 
 from baracuda.calls.op import op, registry
 from baracuda.declaration import roles
-from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.collective import Collective, Part
+from baracuda.declaration.dispatch import NAMES, Dispatch
 from baracuda.declaration.dtypes import FLOATS, name_of, named
 from baracuda.declaration.spec import Case
 from baracuda.declaration.values import between, choice, integer, optional, positive, sizes
+from baracuda.families import vocabulary
 from baracuda.families.chunks import Gradients, Rows, differentiated
 from baracuda.families.composites import run
 from baracuda.families.losses import COTANGENT, LOSS
@@ -58,7 +60,7 @@ def _number(rows: Rows, ignore_index: int) -> Array:
     """How many rows count."""
     xp, target = rows.xp, rows.numbers
     counts = rows.library.differs(target, ignore_index)
-    counts = counts & (target >= 0) & (target < rows.weight.shape[0])
+    counts = counts & (target >= 0) & (target < rows.extent)
     return xp.astype(xp.sum(xp.astype(counts, xp.int32)), rows.wide)
 
 
@@ -73,6 +75,9 @@ def _in_place(
     """The loss and the gradients of logits, which take their place if they can."""
     options, name = {**options, "reduction": reduction}, "cross_entropy_with_gradient"
     given = (logits, target) if dloss is None else (logits, target, None, dloss)
+    if rows.part is not None:
+        axis = logits.ndim - 1
+        return vocabulary.cross_entropy_with_gradient(rows.part, *given, axis=axis, **options)
     if not rows.plain:
         return registry[name](*given, **options)
     shape = target.shape if reduction == "none" else ()
@@ -130,12 +135,53 @@ def _all(
     )
 
 
+def _loss(rows: Rows, reduction: str, options: dict[str, Any]) -> Array:
+    """The loss of all rows, or of each."""
+    name, options = "cross_entropy", {**options, "reduction": reduction if rows.whole else "none"}
+    if rows.whole:
+        loss = run(name, (rows.logits(), rows.numbers), None, options)
+        return rows.xp.reshape(loss, rows.shape[:-1]) if reduction == "none" else loss
+    losses = []
+    for some in rows.chunks():
+        logits, target = some.logits, some.numbers
+        if rows.plain:
+            losses.append(run(name, (logits, target), None, options))
+        elif rows.part is not None:
+            axis = logits.ndim - 1
+            losses.append(vocabulary.cross_entropy(rows.part, logits, target, axis=axis, **options))
+        else:
+            losses.append(registry[name](logits, target, **options))
+        # Before there are logits of another.
+        del some, logits
+    number = _number(rows, options["ignore_index"]) if reduction == "mean" else None
+    return rows.reduced(losses, reduction, number)
+
+
+def _of_part(
+    part: Part, *arrays: Any, chunk: int | None, reduction: str, gradients: bool = True,
+    dloss: Array | None = None, **options: Any,
+) -> Any:  # fmt: skip
+    """As `_loss`, or `_all`, from a part of the classes: of the gradients what that part gives."""
+    hidden, weight, target, bias = (*arrays, None)[:4]
+    rows = Rows(hidden, weight, target, bias, chunk, gradients, part=part)
+    own = {name: x for name, x in options.items() if name not in NAMES}
+    return _all(rows, dloss, reduction, own) if gradients else _loss(rows, reduction, own)
+
+
+def _gradients_of_part(part: Part, dloss: Array, *arrays: Array, **options: Any) -> Any:
+    return _of_part(part, *arrays, dloss=dloss, **options)[1:]
+
+
+_collective = partial(Collective, "v", ("weight", "bias"))
+
+
 @_linear(
     "hidden[*b d], weight[v d], target[*b] -> loss[*b] if reduction=none",
     "hidden[*b d], weight[v d], target[*b] -> loss[] if reduction!=none",
     "hidden[*b d], weight[v d], target[*b], bias[v] -> loss[*b] if reduction=none",
     "hidden[*b d], weight[v d], target[*b], bias[v] -> loss[] if reduction!=none",
     roles={**_ROLES, **LOSS},
+    collective=_collective(partial(_of_part, gradients=False)),
 )
 def linear_cross_entropy(
     hidden: A,
@@ -200,24 +246,11 @@ def linear_cross_entropy(
     >>> bc.linear_cross_entropy(hidden, weight, np.asarray([0, 1, 1]))
     array(0.69314718)
     """
-    rows, name = Rows(hidden, weight, target, bias, chunk), "cross_entropy"
     options = {
         "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
-        "softcap": softcap, "mode": mode, "reduction": reduction if rows.whole else "none",
+        "softcap": softcap, "mode": mode,
     }  # fmt: skip
-    if rows.whole:
-        loss = run(name, (rows.logits(), rows.numbers), None, options)
-        return rows.xp.reshape(loss, rows.shape[:-1]) if reduction == "none" else loss
-    losses = []
-    for part in rows.chunks():
-        if rows.plain:
-            losses.append(run(name, (part.logits, part.numbers), None, options))
-        else:
-            losses.append(registry[name](part.logits, part.numbers, **options))
-        # Before there are logits of another.
-        del part
-    number = _number(rows, ignore_index) if reduction == "mean" else None
-    return rows.reduced(losses, reduction, number)
+    return _loss(Rows(hidden, weight, target, bias, chunk), reduction, options)
 
 
 @_linear(
@@ -231,6 +264,7 @@ def linear_cross_entropy(
     " -> dhidden[*b d], dweight[v d], dbias[v] if reduction!=none",
     adjoint_of="linear_cross_entropy",
     roles={**_SUMMED, **COTANGENT},
+    collective=_collective(_gradients_of_part),
 )
 def linear_cross_entropy_backward(
     dloss: Array,
@@ -304,6 +338,7 @@ def linear_cross_entropy_backward(
     " -> loss[], dhidden[*b d], dweight[v d], dbias[v] if reduction!=none",
     ahead_of="linear_cross_entropy",
     roles={**_SUMMED, **LOSS},
+    collective=_collective(_of_part),
 )
 def linear_cross_entropy_with_gradient(
     hidden: A,

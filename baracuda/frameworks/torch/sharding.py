@@ -6,7 +6,8 @@ moves the fewest bytes. What may be cut is read off the declaration
 
 - an axis over which a gradient adds up: the result is then a partial sum;
 - an axis that is counted where no positions are given: every shard gets its own;
-- a linear op leaves a sum that is still to be made to whoever needs it.
+- a linear op leaves a sum that is still to be made to whoever needs it;
+- an axis of which an op says how its parts are joined (`OpSpec.collective`): small arrays are sent.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from baracuda.calls import adjoint
+from baracuda.calls import adjoint, check
 from baracuda.calls.op import Op
 from baracuda.calls.partitioning import Shares
+from baracuda.declaration.collective import Collective, Part
 from baracuda.declaration.spec import Problem
 from baracuda.errors import type_error, value_error
 from baracuda.frameworks.torch.operators import (
@@ -50,26 +52,33 @@ class Cut(NamedTuple):
 
 def cuts(problem: Problem, shares: Shares, here: Sequence[Placement]) -> Iterator[Cut]:
     """All that could be, for inputs that lie `here`; the last one always can."""
-    spec = problem.spec
+    spec, joint = problem.spec, problem.spec.collective
+    whole = () if joint is None else [x.name for x in problem.given if x.name not in joint.cut]
+    rows = [
+        tuple(["" if x.name in whole and joint and name == joint.axis else name for name in row])
+        for x, row in zip(problem.given, shares.inputs, strict=True)
+    ]
     named = {
         row[p.dim]: None
-        for row, p in zip(shares.inputs, here, strict=True)
+        for row, p in zip(rows, here, strict=True)
         if type(p) is Shard and row[p.dim]
     }
     for name in named:
-        # Of a gradient, what lacks the axis is a sum over it.
-        rows = [(row, WHOLE) for row in shares.inputs], [(row, Partial()) for row in shares.outputs]
-        inputs, outputs = (
-            tuple([Shard(row.index(name)) if name in row else other for row, other in side])
-            for side in rows
-        )
-        yield Cut(inputs, outputs, name)
+        inputs = tuple([Shard(row.index(name)) if name in row else WHOLE for row in rows])
+        joined = joint is not None and name == joint.axis
+        outputs: list[Placement] = []
+        for x, row in zip(problem.outputs, shares.outputs, strict=True):
+            # Of a gradient, what lacks the axis is a sum over it.
+            sums = not joined or x.name[1:] in spec.arrays
+            other = Partial() if sums else WHOLE
+            outputs.append(Shard(row.index(name)) if name in row else other)
+        yield Cut(inputs, tuple(outputs), name)
     floats = {p for x, p in zip(problem.given, here, strict=True) if x.name not in spec.discrete}
     if adjoint.partner(spec)[1] and len(floats) == 1:
         (waits,) = floats
         if type(waits) is Partial and waits.reduce_op in _SUMS:
-            inputs = tuple([WHOLE if x.name in spec.discrete else waits for x in problem.given])
-            yield Cut(inputs, (waits,) * len(shares.outputs))
+            given = tuple([WHOLE if x.name in spec.discrete else waits for x in problem.given])
+            yield Cut(given, (waits,) * len(shares.outputs))
     yield Cut((WHOLE,) * len(shares.inputs), (WHOLE,) * len(shares.outputs))
 
 
@@ -114,6 +123,10 @@ class Spread(NamedTuple):
         The placements, shape and strides of each whole result.
     counted : tuple
         For each input that was left out and has to be there: its name, extent and placements.
+    problem : Problem
+        The whole one.
+    joined : tuple of int
+        The axes of the mesh over which the op itself joins parts.
     """
 
     inputs: tuple[tuple[Placement, ...], ...]
@@ -121,6 +134,8 @@ class Spread(NamedTuple):
     shares: Shares
     outputs: tuple[tuple[tuple[Placement, ...], torch.Size, Shape], ...]
     counted: tuple[tuple[str, int, tuple[Placement, ...]], ...]
+    problem: Problem
+    joined: tuple[int, ...]
 
 
 def spread(op: Op[Any, Any], args: Sequence[Array], keywords: Mapping[str, Any]) -> Spread:
@@ -130,7 +145,9 @@ def spread(op: Op[Any, Any], args: Sequence[Array], keywords: Mapping[str, Any])
     mesh = _mesh(problem, given)
     there = {x.name for x in problem.given}
     uncounted = {name: axis for name, axis in spec.counted.items() if name not in there}
-    shares = Shares(problem, {*uncounted.values()} | adjoint.summed(spec, problem.signature))
+    joint = {spec.collective.axis} if spec.collective else set()
+    apart = {*uncounted.values()} | adjoint.summed(spec, problem.signature)
+    shares = Shares(problem, apart | joint)
     along = chosen(problem, shares, [x.placements for x in given], mesh.shape)
     inputs = tuple(zip(*[cut.inputs for cut in along], strict=True))
     counted = tuple([
@@ -146,7 +163,8 @@ def spread(op: Op[Any, Any], args: Sequence[Array], keywords: Mapping[str, Any])
         (to, torch.Size(x.shape), x.strides or contiguous(x.shape))
         for to, x in zip(places, problem.outputs, strict=True)
     ])  # fmt: skip
-    return Spread(inputs, arrays, shares, outputs, counted)
+    joined = tuple([at for at, cut in enumerate(along) if cut.name in joint])
+    return Spread(inputs, arrays, shares, outputs, counted, problem, joined)
 
 
 def _along(axis: str, along: Sequence[Cut]) -> tuple[Placement, ...]:
@@ -193,13 +211,44 @@ def _on_shards(
         for name, extent, places in how.counted:
             known[name] = _count(extent, places, mesh, parts[0])
         more = {k: v for k, v in keywords.items() if k not in op.spec.options}
-        found = func(*[name and known[name] for name in how.arrays], **options, **more)
+        arrays = [name and known[name] for name in how.arrays]
+        run = partial(_joined, how, mesh) if how.joined else func
+        found = run(*arrays, **options, **more)
         found = found if isinstance(found, tuple) else (found,)
         out = [
             DTensor.from_local(part, mesh, places, shape=shape, stride=strides)
             for part, (places, shape, strides) in zip(found, how.outputs, strict=True)
         ]
     return tuple(out) if len(out) > 1 else out[0]
+
+
+def _joined(how: Spread, mesh: Any, *arrays: Array, **keywords: Any) -> Any:
+    """The op on the parts of its own that are joined; what is not cut is checked as a whole."""
+    problem, spec = how.problem, how.problem.spec
+    check.indices(problem, arrays)
+    scalars = {k: v for k, v in keywords.items() if k in spec.scalars}
+    keywords |= check.scalars(spec, problem.compute_dtype, scalars)
+    joint = cast(Collective, spec.collective)
+    part = _part(cast(int, problem.axes[joint.axis]), how.joined, mesh)
+    found = joint.run(part, *arrays, **keywords)
+    results = zip(found if isinstance(found, tuple) else (found,), problem.outputs, strict=True)
+    return tuple([x.to(problem.library.dtype(out.dtype)) for x, out in results])
+
+
+def _part(extent: int, over: Sequence[int], mesh: Any) -> Part:
+    """What this process has of an axis, cut as `Shard` does over some axes of a mesh in turn."""
+    first, left, widest = 0, extent, extent
+    places: list[Placement] = [WHOLE] * mesh.ndim
+    for at in over:
+        size, places[at] = -(-left // mesh.size(at)), Shard(0)
+        begins = min(size * mesh.get_local_rank(at), left)
+        first, left = first + begins, min(size, left - begins)
+        widest = -(-widest // mesh.size(at))
+
+    def gathered(x: Array) -> Any:
+        return DTensor.from_local(x[None], mesh, places).full_tensor()
+
+    return Part(first, extent, widest, gathered)
 
 
 def _placed(x: Any, placements: tuple[Placement, ...]) -> Any:
