@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from children import ROOT, environment
 
 from baracuda.calls.op import registry
 from baracuda.declaration.collective import Part
@@ -72,7 +77,7 @@ def of_torch(
     )  # fmt: skip
     counts = target != -100
     share = torch.where(counts, 1 if weight is None else weight[target.clamp(0)], 0)
-    norms = z_loss * torch.logsumexp(logits, -1).square() * share
+    norms = z_loss * torch.logsumexp(logits, 1).square() * share
     if reduction == "none":
         return loss + norms
     return loss + (norms.sum() / share.sum() if reduction == "mean" else norms.sum())
@@ -113,3 +118,21 @@ def test_parts_give_the_loss_and_the_gradient(
         torch.testing.assert_close(loss, want.detach(), rtol=1e-12, atol=1e-12)
         assert torch.equal(loss, losses[0])
     torch.testing.assert_close(got, slopes, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+@pytest.mark.slow("four processes import torch.distributed")
+def test_dtensors_of_four_processes(tmp_path: Path) -> None:
+    program = [sys.executable, str(ROOT / "tests" / "vocabulary_devices.py"), str(tmp_path / "at")]
+    started = [
+        subprocess.Popen(
+            program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            env=environment(ROOT / "tests", OMP_NUM_THREADS="1", RANK=str(rank), WORLD_SIZE="4"),
+        )
+        for rank in range(4)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=240) for process in started]
+    assert [process.returncode for process in started] == [0] * 4, said[0][1][-3000:]
+    found = json.loads(said[0][0])
+    names = ("over_one_axis", "over_two_axes", "masked", "as_loss_parallel", "linear", "refused")
+    assert found == [{name: [] for name in names}] * 4
