@@ -67,6 +67,11 @@ def added_up(spec: OpSpec, form: Signature) -> frozenset[str]:
     return whole - frozenset.intersection(*[p.names for p in form.outputs])
 
 
+def joined(spec: OpSpec) -> frozenset[str]:
+    """The axis of which the op itself joins parts, at the price of a collective."""
+    return frozenset((spec.collective.axis,) if spec.collective else ())
+
+
 def located(problem: Problem) -> frozenset[str]:
     """The axes of groups along which an element depends on its place: labels, as `Pattern` has."""
     on = [group for option, group in problem.spec.located.items() if problem.options[option]]
@@ -161,6 +166,7 @@ class Shares:
     ----------
     inputs, outputs : tuple of tuple of str
         For every array a name for each axis. Axes of one name are cut together; "" stays whole.
+        Of an axis whose parts are joined, the op says which inputs are cut.
     """
 
     def __init__(self, problem: Problem, more: Collection[str] = ()) -> None:
@@ -170,7 +176,8 @@ class Shares:
         shapes = {x.name: x.shape for x in (*problem.given, *problem.outputs)}
         shapes |= {p.name: problem.options[p.name] for p in self._shapes}
         free, bounds = _free(problem.spec, problem) | set(more), _bounds(problem)
-        fixed = located(problem)
+        fixed, joint = located(problem), problem.spec.collective
+        cut = {*joint.cut, *[x.name for x in problem.outputs]} if joint else set()
         extents: dict[str, int] = {}
         uneven: set[str] = set()
         rows: dict[str, list[str]] = {}
@@ -181,6 +188,7 @@ class Shares:
                 outer = bounds.get(label.term.name, label.term.name)
                 name = outer + label.name.removeprefix(label.term.name)
                 shared = label.term.or_one and extent == 1
+                shared |= joint is not None and name == joint.axis and pattern.name not in cut
                 row.append("" if shared or outer not in free or name in fixed else name)
                 # A group within another one is cut with it only where they are the same.
                 if row[-1] and extents.setdefault(name, extent) != extent:

@@ -5,7 +5,8 @@ becomes part of one. It tells JAX all that is hidden inside a custom call:
 
 - under `vmap` a batch is one more axis of the op's batch group, so another plan of the same op;
 - over several devices the problem falls apart along the axes that the shape string leaves
-  independent, each device running the plan of its share;
+  independent, each device running the plan of its share, and along the one of which the op itself
+  joins parts;
 - compiled for another platform, the call is the op's body, unless the backend was forced.
 
 A target is named after all that decides what is launched, so that a program from JAX's own
@@ -18,7 +19,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -43,8 +44,10 @@ from baracuda.backends.cuda.launch_plan import WIDEST, DeviceFacts
 from baracuda.backends.cuda.runner import CudaRunner, aligned, launch_all
 from baracuda.backends.cuda.xla import Handler
 from baracuda.calls import body, check
-from baracuda.calls.partitioning import Shares, added_up, batch
+from baracuda.calls.partitioning import Place, Shares, added_up, batch, joined
 from baracuda.declaration.backend import Adds, Runner
+from baracuda.declaration.collective import Part
+from baracuda.declaration.dispatch import NAMES
 from baracuda.declaration.dtypes import named
 from baracuda.declaration.spec import Problem
 from baracuda.forks import Guard
@@ -332,7 +335,8 @@ class _Call:
     def _spread(self, scalars: Sequence[float]) -> Function:
         """The custom call, and how it is divided over several devices."""
         problem = self._problem
-        shares = Shares(problem, added_up(problem.spec, problem.signature))
+        joint = joined(problem.spec)
+        shares = Shares(problem, added_up(problem.spec, problem.signature) | joint)
         values = dict(zip(problem.spec.scalars, scalars, strict=True))
         bits = np.frombuffer(struct.pack(f"<{problem.spec.codes}", *scalars), np.int64)
         attributes = {"scalars": bits} if scalars else {}
@@ -351,12 +355,18 @@ class _Call:
             places = shares.places(rows, partitions([*results, *given]))
             options = shares.options(places, mesh.shape)
 
+            over = {name: places[name] for name in joint & places.keys()}
+            others = {name: place for name, place in places.items() if name not in over}
+            # What lacks an axis that is cut is a sum over it, unless its parts are joined.
+            sums = [shares.lacks(row, others) for row in shares.outputs]
+            run: Callable[..., tuple[Array, ...]] = _again
+            for place in over.values():
+                run = partial(_of_part, place)
+
             def share(*parts: Array) -> tuple[Array, ...]:
-                found = _again(problem, parts, options, values)
-                # What lacks an axis that is cut is a sum over it.
-                over = [shares.lacks(row, places) for row in shares.outputs]
+                found = run(problem, parts, options, values)
                 return tuple(
-                    [jax.lax.psum(x, at) if at else x for x, at in zip(found, over, strict=True)]
+                    [jax.lax.psum(x, at) if at else x for x, at in zip(found, sums, strict=True)]
                 )
 
             outs = shardings(mesh, shares.outputs, places)
@@ -379,6 +389,22 @@ class _Call:
 
 def _one_or_many(results: tuple[Array, ...]) -> Any:
     return results if len(results) > 1 else results[0]
+
+
+def _of_part(
+    over: Place, problem: Problem, given: Sequence[Array], options: Mapping[str, Any],
+    scalars: Mapping[str, Any],
+) -> tuple[Array, ...]:  # fmt: skip
+    """The op of `problem` on the parts of the axis that it joins, spread over axes of the mesh."""
+    joint, dispatch = problem.spec.collective, {k: getattr(problem.choices, k) for k in NAMES}
+    assert joint is not None
+    extent: Any = problem.axes[joint.axis]
+    size = extent // jax.lax.axis_size(over)
+    gathered = partial(jax.lax.all_gather, axis_name=over)
+    part = Part(jax.lax.axis_index(over) * size, extent, size, gathered)
+    found = joint.run(part, *body.slots(problem, given), **options, **scalars, **dispatch)
+    results = zip(found if isinstance(found, tuple) else (found,), problem.outputs, strict=True)
+    return tuple([x.astype(problem.library.dtype(out.dtype)) for x, out in results])
 
 
 def _again(

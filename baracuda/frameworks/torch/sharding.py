@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from baracuda.calls import adjoint, check
 from baracuda.calls.op import Op
-from baracuda.calls.partitioning import Shares
+from baracuda.calls.partitioning import Shares, joined
 from baracuda.declaration.collective import Collective, Part
 from baracuda.declaration.spec import Problem
 from baracuda.errors import type_error, value_error
@@ -52,24 +52,18 @@ class Cut(NamedTuple):
 
 def cuts(problem: Problem, shares: Shares, here: Sequence[Placement]) -> Iterator[Cut]:
     """All that could be, for inputs that lie `here`; the last one always can."""
-    spec, joint = problem.spec, problem.spec.collective
-    whole = () if joint is None else [x.name for x in problem.given if x.name not in joint.cut]
-    rows = [
-        tuple(["" if x.name in whole and joint and name == joint.axis else name for name in row])
-        for x, row in zip(problem.given, shares.inputs, strict=True)
-    ]
+    spec, joint = problem.spec, joined(problem.spec)
     named = {
         row[p.dim]: None
-        for row, p in zip(rows, here, strict=True)
+        for row, p in zip(shares.inputs, here, strict=True)
         if type(p) is Shard and row[p.dim]
     }
     for name in named:
-        inputs = tuple([Shard(row.index(name)) if name in row else WHOLE for row in rows])
-        joined = joint is not None and name == joint.axis
+        inputs = tuple([Shard(row.index(name)) if name in row else WHOLE for row in shares.inputs])
         outputs: list[Placement] = []
         for x, row in zip(problem.outputs, shares.outputs, strict=True):
             # Of a gradient, what lacks the axis is a sum over it.
-            sums = not joined or x.name[1:] in spec.arrays
+            sums = name not in joint or x.name[1:] in spec.arrays
             other = Partial() if sums else WHOLE
             outputs.append(Shard(row.index(name)) if name in row else other)
         yield Cut(inputs, tuple(outputs), name)
@@ -125,7 +119,7 @@ class Spread(NamedTuple):
         For each input that was left out and has to be there: its name, extent and placements.
     problem : Problem
         The whole one.
-    joined : tuple of int
+    over : tuple of int
         The axes of the mesh over which the op itself joins parts.
     """
 
@@ -135,7 +129,7 @@ class Spread(NamedTuple):
     outputs: tuple[tuple[tuple[Placement, ...], torch.Size, Shape], ...]
     counted: tuple[tuple[str, int, tuple[Placement, ...]], ...]
     problem: Problem
-    joined: tuple[int, ...]
+    over: tuple[int, ...]
 
 
 def spread(op: Op[Any, Any], args: Sequence[Array], keywords: Mapping[str, Any]) -> Spread:
@@ -145,9 +139,9 @@ def spread(op: Op[Any, Any], args: Sequence[Array], keywords: Mapping[str, Any])
     mesh = _mesh(problem, given)
     there = {x.name for x in problem.given}
     uncounted = {name: axis for name, axis in spec.counted.items() if name not in there}
-    joint = {spec.collective.axis} if spec.collective else set()
-    apart = {*uncounted.values()} | adjoint.summed(spec, problem.signature)
-    shares = Shares(problem, apart | joint)
+    joint = joined(spec)
+    more = {*uncounted.values()} | adjoint.summed(spec, problem.signature) | joint
+    shares = Shares(problem, more)
     along = chosen(problem, shares, [x.placements for x in given], mesh.shape)
     inputs = tuple(zip(*[cut.inputs for cut in along], strict=True))
     counted = tuple([
@@ -163,8 +157,8 @@ def spread(op: Op[Any, Any], args: Sequence[Array], keywords: Mapping[str, Any])
         (to, torch.Size(x.shape), x.strides or contiguous(x.shape))
         for to, x in zip(places, problem.outputs, strict=True)
     ])  # fmt: skip
-    joined = tuple([at for at, cut in enumerate(along) if cut.name in joint])
-    return Spread(inputs, arrays, shares, outputs, counted, problem, joined)
+    over = tuple([at for at, cut in enumerate(along) if cut.name in joint])
+    return Spread(inputs, arrays, shares, outputs, counted, problem, over)
 
 
 def _along(axis: str, along: Sequence[Cut]) -> tuple[Placement, ...]:
@@ -212,7 +206,7 @@ def _on_shards(
             known[name] = _count(extent, places, mesh, parts[0])
         more = {k: v for k, v in keywords.items() if k not in op.spec.options}
         arrays = [name and known[name] for name in how.arrays]
-        run = partial(_joined, how, mesh) if how.joined else func
+        run = partial(_join, how, mesh) if how.over else func
         found = run(*arrays, **options, **more)
         found = found if isinstance(found, tuple) else (found,)
         out = [
@@ -222,14 +216,14 @@ def _on_shards(
     return tuple(out) if len(out) > 1 else out[0]
 
 
-def _joined(how: Spread, mesh: Any, *arrays: Array, **keywords: Any) -> Any:
+def _join(how: Spread, mesh: Any, *arrays: Array, **keywords: Any) -> Any:
     """The op on the parts of its own that are joined; what is not cut is checked as a whole."""
     problem, spec = how.problem, how.problem.spec
     check.indices(problem, arrays)
     scalars = {k: v for k, v in keywords.items() if k in spec.scalars}
     keywords |= check.scalars(spec, problem.compute_dtype, scalars)
     joint = cast(Collective, spec.collective)
-    part = _part(cast(int, problem.axes[joint.axis]), how.joined, mesh)
+    part = _part(cast(int, problem.axes[joint.axis]), how.over, mesh)
     found = joint.run(part, *arrays, **keywords)
     results = zip(found if isinstance(found, tuple) else (found,), problem.outputs, strict=True)
     return tuple([x.to(problem.library.dtype(out.dtype)) for x, out in results])
