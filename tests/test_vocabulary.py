@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,13 @@ def test_dtensors_of_four_processes(tmp_path: Path) -> None:
     found = json.loads(said[0][0])
     names = ("over_one_axis", "over_two_axes", "masked", "as_loss_parallel", "linear", "refused")
     assert found == [{name: [] for name in names}] * 4
+
+
+@pytest.mark.skipif(find_spec("jax") is None, reason="needs JAX")
+def test_jax_over_four_devices() -> None:
+    """What is sent, where the results lie, what runs and what it gives: a program of its own."""
+    program = [sys.executable, str(ROOT / "tests" / "vocabulary_jax.py")]
+    known = environment(ROOT / "tests", OMP_NUM_THREADS="1")
+    out = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, env=known, timeout=240)
+    assert out.returncode == 0, out.stderr[-3000:]
+    assert json.loads(out.stdout) == []
