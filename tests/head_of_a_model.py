@@ -1,11 +1,15 @@
-"""A program for a machine with a GPU: the last layer of a language model and its loss.
+"""A program for a machine with a GPU: the last layer of a language model and its losses.
 
 `python tests/head_of_a_model.py` prints milliseconds and memory beside operands (GiB) of the loss
-with its gradients, by several chunks, beside the bare matrix products, torch and Liger.
+with its gradients, by several chunks, of log-probabilities and of divergences, beside the bare
+matrix products, torch, torch.compile and Liger. `--only losses` (or log_probs, divergences) leaves
+out the others, `--tiny` takes small sizes.
 """
 
 from __future__ import annotations
 
+import argparse
+import math
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -16,8 +20,10 @@ from torch.nn import functional as F
 
 import baracuda as bc
 
-SIZES = ((8192, 4096, 128256), (8192, 2048, 151936), (2048, 4096, 128256))
+SIZES = ((8192, 4096, 128256), (16384, 4096, 128256), (8192, 2048, 151936), (2048, 4096, 128256))
+TINY = ((64, 32, 100),)
 CHUNKS = (None, 1024, 4096)
+JSD_ROWS = (1024, 4096)
 
 
 def timed(task: Callable[[], Any]) -> float:
@@ -46,45 +52,66 @@ def peak(task: Callable[[], Any]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
-def measure(rows: int, d: int, v: int) -> None:
-    """Print the times of one size."""
-    torch.manual_seed(0)
-    hidden = torch.randn(rows, d, device="cuda").bfloat16().requires_grad_()
-    weight = (torch.randn(v, d, device="cuda") * d**-0.5).bfloat16().requires_grad_()
-    target = torch.randint(0, v, (rows,), device="cuda")
-    target[::7] = -100
-    x, w = hidden.detach(), weight.detach()
-    logits = torch.empty(rows, v, device="cuda", dtype=torch.bfloat16)
-    dx, dw = torch.empty_like(x), torch.empty_like(w)
+def line(name: str, task: Callable[[], Any]) -> None:
+    """Print what a task takes; what runs out of memory says so."""
+    try:
+        print(f"  {name:44} {timed(task):8.2f} ms {peak(task):6.2f} GiB", flush=True)
+    except torch.OutOfMemoryError:
+        print(f"  {name:44} out of memory", flush=True)
+    torch.cuda.empty_cache()
 
-    one = timed(partial(torch.mm, x, w.T, out=logits))
-    back = timed(partial(torch.mm, logits, w, out=dx)) + timed(
-        partial(torch.mm, logits.T, x, out=dw)
-    )
-    print(f"[{rows}, {d}] x {v}: one bare product {one:.2f} ms, three {one + back:.2f}")
-    del logits, dx, dw
 
-    def line(name: str, loss: Callable[[], torch.Tensor]) -> None:
-        def step() -> None:
-            hidden.grad = weight.grad = None
-            loss().backward()
+class Head:
+    """Inputs of one size; one target in seven is ignored."""
 
-        print(f"  {name:36} {timed(step):8.2f} ms {peak(step):6.2f} GiB")
+    def __init__(self, rows: int, d: int, v: int) -> None:
+        torch.manual_seed(0)
+        self.hidden = torch.randn(rows, d, device="cuda").bfloat16().requires_grad_()
+        self.weight = (torch.randn(v, d, device="cuda") * d**-0.5).bfloat16().requires_grad_()
+        self.target = torch.randint(0, v, (rows,), device="cuda")
+        self.target[::7] = -100
 
-    def chunked(chunk: int | None) -> None:
-        def both() -> Any:
-            return bc.linear_cross_entropy_with_gradient(x, w, target, chunk=chunk)
+    @property
+    def plain(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As tensors that nothing watches."""
+        return self.hidden.detach(), self.weight.detach(), self.target
 
-        print(f"  with gradients, chunk {chunk!s:14} {timed(both):8.2f} ms")
-        line(
-            f"autograd, chunk {chunk}",
-            lambda: bc.linear_cross_entropy(hidden, weight, target, chunk=chunk),
+    def pull(self, loss: Callable[[], torch.Tensor]) -> None:
+        """A loss and its gradients by autograd."""
+        self.hidden.grad = self.weight.grad = None
+        loss().backward()
+
+    def products(self) -> None:
+        """Print the bare matrix products, and a copy of the logits."""
+        x, w, _ = self.plain
+        logits = torch.empty(len(x), len(w), device="cuda", dtype=torch.bfloat16)
+        dx, dw = torch.empty_like(x), torch.empty_like(w)
+        one = timed(partial(torch.mm, x, w.T, out=logits))
+        back = timed(partial(torch.mm, logits, w, out=dx))
+        back += timed(partial(torch.mm, logits.T, x, out=dw))
+        half = logits[: len(x) // 2]
+        copy = 2 * timed(lambda: logits[len(half) : 2 * len(half)].copy_(half))
+        print(
+            f"[{len(x)}, {x.shape[1]}] x {len(w)}: one bare product {one:.2f} ms, three "
+            f"{one + back:.2f}, logits read and written {copy:.2f}",
+            flush=True,
         )
 
-    for size in CHUNKS:
-        if size is None or size <= rows:
-            chunked(size)
-    line("torch", lambda: F.cross_entropy((hidden @ weight.T).float(), target))
+
+def losses(head: Head) -> None:
+    """The loss with its gradients."""
+    hidden, weight, target = head.hidden, head.weight, head.target
+
+    def loss(chunk: int | None = None) -> torch.Tensor:
+        return bc.linear_cross_entropy(hidden, weight, target, chunk=chunk)
+
+    for chunk in CHUNKS:
+        if chunk is None or chunk <= len(hidden):
+            with_gradient = partial(bc.linear_cross_entropy_with_gradient, *head.plain, chunk=chunk)
+            line(f"loss with gradients, chunk {chunk}", with_gradient)
+            line(f"loss, autograd, chunk {chunk}", partial(head.pull, partial(loss, chunk)))
+    plain = partial(F.cross_entropy, target=target)
+    line("loss, torch", partial(head.pull, lambda: plain((hidden @ weight.T).float())))
     try:
         from liger_kernel.transformers.fused_linear_cross_entropy import (
             LigerFusedLinearCrossEntropyLoss,
@@ -92,11 +119,90 @@ def measure(rows: int, d: int, v: int) -> None:
     except ImportError:
         return
     other = LigerFusedLinearCrossEntropyLoss()
-    line("Liger", lambda: other(weight, hidden, target))
+    line("loss, Liger", partial(head.pull, lambda: other(weight, hidden, target)))
+
+
+def _in_torch(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> Any:
+    """Log-probabilities and entropies, as one writes them."""
+    log = torch.log_softmax((hidden @ weight.T).float(), -1)
+    chosen = log.gather(-1, target.clamp(0)[:, None])[:, 0]
+    return torch.where(target < 0, 0, chosen), -(log.exp() * log).sum(-1)
+
+
+def log_probs(head: Head) -> None:
+    """Log-probabilities with entropies, forward and with gradients."""
+    x, w, target = head.plain
+    pulls = [torch.randn(len(x), device="cuda") for _ in range(2)]
+    line("log-probabilities, entropies", partial(bc.linear_log_prob, x, w, target, entropy=True))
+    ahead = partial(bc.linear_log_prob_with_gradient, *pulls, x, w, target)
+    line("the same with gradients, cotangents known", ahead)
+
+    def total(function: Callable[..., Any]) -> torch.Tensor:
+        chosen, entropy = function(head.hidden, head.weight, target)
+        return (chosen * pulls[0] + entropy * pulls[1]).sum()
+
+    ours = partial(bc.linear_log_prob, entropy=True)
+    torch.compiler.reset()
+    compiled = torch.compile(_in_torch, dynamic=False)
+    for name, function in (("autograd", ours), ("torch", _in_torch), ("torch.compile", compiled)):
+        if function is not ours:
+            line(f"log-probabilities, entropies, {name}", partial(_quietly, function, x, w, target))
+        line(f"the same with gradients, {name}", partial(head.pull, partial(total, function)))
+
+
+def _quietly(function: Callable[..., Any], *arrays: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return function(*arrays)
+
+
+def _divergence(kind: str, *arrays: torch.Tensor) -> torch.Tensor:
+    """A mean over rows in torch, of logits in float32."""
+    hidden, weight, teacher_hidden, teacher_weight = arrays
+    s = torch.log_softmax((hidden @ weight.T).float(), -1)
+    t = torch.log_softmax((teacher_hidden @ teacher_weight.T).float(), -1)
+    if kind == "forward":
+        return F.kl_div(s, t, reduction="batchmean", log_target=True)
+    m = torch.logaddexp(s, t) - math.log(2)
+    half = [F.kl_div(m, x, reduction="batchmean", log_target=True) for x in (t, s)]
+    return (half[0] + half[1]) / 2
+
+
+def divergences(head: Head) -> None:
+    """Divergences from a teacher of the same size, with gradients."""
+    x, w, _ = head.plain
+    taught, layer = torch.randn_like(x), torch.randn_like(w) * x.shape[1] ** -0.5
+    for kind in ("forward", "jsd"):
+        ahead = partial(bc.linear_kl_div_with_gradient, x, w, taught, layer, kind=kind)
+        line(f"divergence, {kind}, with gradients", ahead)
+    for rows in (n for n in JSD_ROWS if n <= len(x)):
+        arrays = head.hidden[:rows], head.weight, taught[:rows], layer
+        torch.compiler.reset()
+        compiled = torch.compile(partial(_divergence, "jsd"), dynamic=False)
+        ways = {
+            "autograd": partial(bc.linear_kl_div, kind="jsd"),
+            "torch": partial(_divergence, "jsd"), "torch.compile": compiled,
+        }  # fmt: skip
+        for name, way in ways.items():
+            line(f"divergence, jsd, {rows} rows, {name}", partial(head.pull, partial(way, *arrays)))
+
+
+PARTS = {task.__name__: task for task in (losses, log_probs, divergences)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=PARTS, nargs="*", default=[*PARTS])
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    print(torch.cuda.get_device_name())
+    for size in TINY if arguments.tiny else SIZES:
+        head = Head(*size)
+        head.products()
+        for part in arguments.only:
+            PARTS[part](head)
+        del head
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
-    print(torch.cuda.get_device_name())
-    for size in SIZES:
-        measure(*size)
-        torch.cuda.empty_cache()
+    main()

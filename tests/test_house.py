@@ -43,6 +43,7 @@ FLOORS = [
     {"calls/op"},
     {
         "families/composites",
+        "families/divergences",
         "families/log_probs",
         "families/losses",
         "families/norms",

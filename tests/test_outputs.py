@@ -43,6 +43,10 @@ SUMS: dict[str, tuple[list[Any], dict[str, Any]]] = {
         {"reduction": "sum", "chunk": 40}),
     "linear_cross_entropy_with_gradient": (
         [*drawn((96, 16), (24, 16)), TARGET, *drawn((24,))], {"reduction": "sum", "chunk": 40}),
+    "linear_log_prob_backward": (
+        [*drawn((96,), (96,), (96, 16), (24, 16)), TARGET, *drawn((24,))], {"chunk": 40}),
+    "linear_log_prob_with_gradient": (
+        [*drawn((96,), (96,), (96, 16), (24, 16)), TARGET, *drawn((24,))], {"chunk": 40}),
     "linear_kl_div_backward": (
         [np.asarray(1.0), *drawn((96, 16), (24, 16), (96, 8), (24, 8))],
         {"reduction": "sum", "chunk": 40}),

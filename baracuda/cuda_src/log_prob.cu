@@ -1,9 +1,9 @@
-// Log-probabilities of the targets of rows of logits, the entropies of rows, or their gradient.
+// Log-probabilities of the targets of rows of logits, entropies of the rows, or their gradient.
 //
-// Rows are shared as in cross_entropy.cu. A thread holds HELD vectors of 16 bytes, and a row is that
-// of some lanes of a warp, of a block, or of one that reads again what it cannot hold; of the rest,
-// a block keeps in shared memory what fits. A CLUSTER of blocks may share a row. Where rows lie side
-// by side, ALONE, each has one thread. SPREAD: entropies are asked for, or pulled at.
+// Rows are shared as in cross_entropy.cu. A thread holds HELD vectors of 16 bytes, and a row is
+// that of some lanes of a warp, of a block, or of one that reads again what it cannot hold; of the
+// rest, a block keeps in shared memory what fits. A CLUSTER of blocks may share a row. Where rows
+// lie side by side, ALONE, each has one thread. SPREAD: entropies are asked for, or pulled at.
 #include "common/cluster.cuh"
 #include "common/exponentials.cuh"
 #include "common/reduce.cuh"

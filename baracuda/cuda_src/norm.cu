@@ -19,6 +19,7 @@ template <class A, int COLUMNS, bool RESIDUAL> struct NormForward {
 template <class A, int COLUMNS, bool RESIDUAL> struct NormBackward {
   static constexpr int loads = 2 + RESIDUAL, inputs = loads, columns = COLUMNS, outputs = 1;
   static constexpr int X = loads - 1, LATE = RESIDUAL ? 1 : -1;
+  static constexpr bool shifts = false;  // whether an offset is added to columns
   template <int N>
   static HD A pulled(const A (&x)[loads][N], const A (&c)[COLUMNS + 1][N], int i) {
     return COLUMNS ? x[0][i] * c[0][i] : x[0][i];
@@ -78,6 +79,7 @@ template <class A, int COLUMNS, bool RESIDUAL, class T>
 struct RmsNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 2>, Scaling<A, T> {
   using Base = NormBackward<A, COLUMNS, RESIDUAL>;
   static constexpr int stages = ONCE, sums = COLUMNS, X = Base::X;
+  static constexpr bool shifts = COLUMNS > 0;
   using State = Several<A, 2>;
   struct Known {
     A inverse, along;

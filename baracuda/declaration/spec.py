@@ -159,7 +159,8 @@ class OpSpec:
     @cached_property
     def autocast(self) -> Autocast:
         """What the op does within an autocast region; what makes gradients takes no part."""
-        if self.adjoint_of is not None or self.ahead_of is not None:
+        cotangents = any(role.wide == "cotangent" for role in self.roles.values())
+        if cotangents or self.adjoint_of is not None or self.ahead_of is not None:
             return ""
         if self.products:
             return "region"

@@ -14,7 +14,7 @@ from baracuda.ops.elementwise import *
 from baracuda.ops.exponential_units import *
 from baracuda.ops.gated import *
 from baracuda.ops.indexing import *
-from baracuda.ops.kl_div import *
+from baracuda.ops.kl_div_with_logits import *
 from baracuda.ops.l2_normalize import *
 from baracuda.ops.linear_cross_entropy import *
 from baracuda.ops.linear_kl_div import *

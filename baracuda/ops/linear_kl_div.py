@@ -10,22 +10,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal, Unpack
 
-from baracuda.calls.op import op
+from baracuda.calls.op import op, registry
 from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case
 from baracuda.declaration.values import optional, sizes
 from baracuda.families.chunks import Chunk, Rows, differentiated
+from baracuda.families.divergences import OPTIONS, SCALARS, WEIGHT
 from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.libraries import A, Array
-from baracuda.ops.kl_div import (
-    OPTIONS,
-    SCALARS,
-    WEIGHT,
-    kl_div_with_logits,
-    kl_div_with_logits_backward,
-)
 
 __all__ = ["linear_kl_div", "linear_kl_div_backward", "linear_kl_div_with_gradient"]
 
@@ -69,14 +63,14 @@ class _Pair:
 
     def losses(self, chunk: Chunk) -> Array:
         taught = self.teacher.at(chunk.first).logits
-        return kl_div_with_logits(chunk.logits, taught, chunk.numbers, **self.options)
+        return registry["kl_div_with_logits"](chunk.logits, taught, chunk.numbers, **self.options)
 
     def both(self, chunk: Chunk) -> tuple[Array, Array]:
         """The losses of a chunk, and their slopes."""
         given = chunk.logits, self.teacher.at(chunk.first).logits, chunk.numbers
-        losses = kl_div_with_logits(*given, **self.options)
+        losses = registry["kl_div_with_logits"](*given, **self.options)
         ones = self.rows.xp.ones_like(losses)
-        return losses, kl_div_with_logits_backward(ones, *given, **self.options)
+        return losses, registry["kl_div_with_logits_backward"](ones, *given, **self.options)
 
     def gradients(self, dloss: Array | None, reduction: str) -> tuple[Array, ...]:
         """The loss, and the gradients for a cotangent, of 1 if there is none."""

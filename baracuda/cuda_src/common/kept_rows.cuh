@@ -45,11 +45,19 @@ struct KeptRows {
   static HD constexpr bool is_narrow(int k) { return NARROW >> k & 1; }
   // Three rows leave no registers for columns, nor do two for wider ones.
   static constexpr bool AT_HAND = !FAR && LOADS < 3 && sizeof(C) == sizeof(T);
+  // Columns that no rounding harms have the offset in them: one that is added to each element of
+  // each row costs registers. Adding -0 is no instruction.
+  static constexpr bool SHIFTED = F::shifts && AT_HAND && sizeof(C) == sizeof(A);
   static constexpr int LATE = FAR && sizeof(T) == 4 ? F::LATE : -1;
   using Adder =
       typename Either<FAR, SumsOnChip<A, SUMS, HELD, V>, SumsKept<A, SUMS, HELD, V>>::type;
   using Columns = Vec<C, V>[COLUMNS][HELD];
 
+  static DEVICE F functor(const Args& args) {
+    F f = args;
+    if constexpr (SHIFTED) f.offset = -0.0;
+    return f;
+  }
   static DEVICE i32 element(int h) { return (int(threadIdx.x) + h * int(blockDim.x)) * V; }
 
   static DEVICE Row load_row(const Args& args, const Place& place) {
@@ -98,7 +106,7 @@ struct KeptRows {
   static DEVICE void stage(
       const Args& args, const Row& row, const Columns& column, A part, Rooms& rooms, int& turn,
       Known& known) {
-    const F& f = args;
+    const F f = functor(args);
     State s = F::template start<0>();
     UNROLL for (int h = 0; h < HELD; ++h) {
       A x[LOADS][V], c[COLUMNS + 1][V];
@@ -113,7 +121,7 @@ struct KeptRows {
   static DEVICE void one_row(
       const Args& args, const Place& place, const Row& row, const Columns& column, A part,
       Rooms& rooms, int& turn, Adder& sums) {
-    const F& f = args;
+    const F f = functor(args);
     Known known{};
     if constexpr (F::stages == CENTRED) {
       A front[G];
@@ -152,7 +160,15 @@ struct KeptRows {
     Columns column;
     if constexpr (AT_HAND) {
       UNROLL for (int k = 0; k < COLUMNS; ++k) {
-        UNROLL for (int h = 0; h < HELD; ++h) column[k][h] = load_column(args, k, h);
+        UNROLL for (int h = 0; h < HELD; ++h) {
+          column[k][h] = load_column(args, k, h);
+          if constexpr (SHIFTED) {
+            A c[V];
+            widen(column[k][h], c);
+            UNROLL for (int i = 0; i < V; ++i) c[i] = at_once(c[i] + A(args.offset));
+            narrow(c, column[k][h]);
+          }
+        }
       }
     }
     void* room = nullptr;

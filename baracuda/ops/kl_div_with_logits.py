@@ -6,24 +6,16 @@ from functools import partial
 from typing import Literal, NamedTuple, Unpack
 
 from baracuda.calls.op import op
-from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case
-from baracuda.declaration.values import choice, inside, positive
+from baracuda.families.divergences import OPTIONS, SCALARS, WEIGHT
 from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.families.numerics import has_slopes
 from baracuda.families.reductions import parts, reduced
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["kl_div_with_logits", "kl_div_with_logits_backward"]
-
-OPTIONS = {
-    "kind": choice("forward", "reverse", "jsd"),
-    "reduction": choice("mean", "sum", "none"),
-}
-SCALARS = {"beta": inside(0, 1), "temperature": positive()}
-WEIGHT = {"row_weight": roles.parameter(0.5, 2)}
 
 _divergence = partial(
     op,
