@@ -38,8 +38,9 @@ def tolerance(call: Call, stored: bool = True) -> list[np.ndarray[Any, Any]]:
         size = np.max(np.abs(value), initial=0.0)
         rounding = 0.5 * store.eps * np.abs(value) if stored and store is not compute else 0.0
         smallest = 2.0**-24 if dtype == "float16" else 2.0**-126
-        # An element that cancels has the error of its neighbours' size, not of its own.
-        steps = compute.eps * (STEPS * np.abs(value) + 0.25 * size)
+        # An element that cancels has the error of its neighbours' size, not of its own; the terms
+        # of a product are larger still, and roundings of slopes are among them.
+        steps = compute.eps * (STEPS * np.abs(value) + (2 if spec.products else 0.25) * size)
         out.append(rounding * (1 + store.eps) + steps + STEPS * shift + smallest)
     return out
 

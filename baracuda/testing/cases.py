@@ -282,6 +282,21 @@ def positional(arrays: Sequence[Array]) -> list[Array]:
     return out
 
 
+def pulled(call: Call, forward: OpSpec) -> tuple[list[str], dict[str, bool]]:
+    """The results of a forward, for a call of its gradient, and the flags that ask for them.
+
+    They are those of the form of which the call has the most cotangents.
+    """
+
+    def results(form: Signature) -> int:
+        return len(form.outputs) if f"d{form.outputs[-1].name}" in call.arrays else 0
+
+    form = max(forward.signatures, key=results)
+    when, own = form.condition, call.subject.spec.options
+    asked = {} if when is None or when.option in own else {when.option: when.value == "True"}
+    return [p.name for p in form.outputs], asked
+
+
 def options_of(spec: OpSpec, case: Case) -> dict[str, Any]:
     """The options of a case that this op has; a forward and its gradient share cases."""
     return {k: v for k, v in case.options.items() if k in spec.options or k in spec.scalars}
