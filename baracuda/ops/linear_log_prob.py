@@ -30,7 +30,7 @@ _linear = partial(
     op, category="log_prob", dtypes=FLOATS, scalars=SCALARS, products=True, composite=True
 )
 _CASES = (
-    Case({"b": (5,), "d": 4, "v": 9}, chunk=3, temperature=0.7, softcap=2.0),
+    Case({"b": (5,), "d": 4, "v": 9}, chunk=3, temperature=2.0, softcap=2.0),
     Case({"b": (2, 3), "d": 3, "v": 7}),
 )
 
