@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -119,6 +120,33 @@ def test_nothing_is_made_where_saved_tensors_are_taken_away(products: list[str])
     want = torch.autograd.grad(plain(hidden, weight, target), (hidden, weight))
     for x, y in zip((hidden, weight), want, strict=True):
         torch.testing.assert_close(x.grad, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_sum_in_the_dtype_of_the_weight_is_rounded_after_each_chunk(dtype: torch.dtype) -> None:
+    """By half a unit in the last place of the largest sum each time, and never for one chunk."""
+    generator = torch.Generator().manual_seed(4)
+    hidden, weight = (
+        torch.randn(size, generator=generator).to(dtype) for size in ((96, 16), (24, 16))
+    )
+    target = torch.randint(0, 24, (96,), generator=generator)
+    leaf = weight.double().requires_grad_()
+    (exact,) = torch.autograd.grad(plain(hidden.double(), leaf, target), leaf)
+    eps, largest, errors = torch.finfo(dtype).eps, float(exact.abs().max()), []
+    for how in ("accumulate", "weight"):
+        # Slopes of logits are rounded in both ways.
+        call = partial(bc.linear_cross_entropy_with_gradient, hidden, weight, target)
+        found = call(chunk=4, grad_dtype=how)[2].double()
+        errors.append(float((found - exact).abs().max()) / (eps * largest))
+        leaves = [x.clone().requires_grad_() for x in (hidden, weight)]
+        loss = bc.linear_cross_entropy(*leaves, target, chunk=4, grad_dtype=how)
+        (again,) = torch.autograd.grad(loss, leaves[1])
+        torch.testing.assert_close(again.double(), found, rtol=2 * eps, atol=eps * largest)
+        whole = call(chunk=96, grad_dtype=how)[2]
+        torch.testing.assert_close(whole.double(), exact, rtol=4 * eps, atol=4 * eps * largest)
+    assert errors[1] <= errors[0] + 24 / 2
+    if dtype is torch.bfloat16:
+        assert errors[0] < 1 < errors[1]
 
 
 @BIASED

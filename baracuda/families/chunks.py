@@ -32,7 +32,8 @@ class Rows:
     """The rows of a problem, cut into chunks; `plain` where results may be written to.
 
     Each row may have a number of its own: its target, or its weight. With a `part` the layer has
-    some of the outputs on this device.
+    some of the outputs on this device. `rounds` says that the sum of the weight's gradient may be
+    rounded after each chunk.
     """
 
     def __init__(
@@ -45,18 +46,22 @@ class Rows:
         gradients: bool = False,
         logits: int = _LOGITS,
         part: Part | None = None,
+        rounds: bool = False,
     ) -> None:
         self.library: Library = library_of(hidden)
         self.xp, self.shape = self.library.xp, hidden.shape
         self.weight, self.bias, self.part = weight, bias, part
+        self.rounds = rounds
         # Of all devices, which are to have equally many chunks.
         self.extent: int = part.extent if part else weight.shape[0]
         widest = part.widest if part else self.extent
         self.count, few = prod(self.shape[:-1]), logits // max(widest, 1)
         few = max(few // _ROWS * _ROWS, few, 1)
         # Several chunks keep the weight's gradient in float32: all logits take no more than that.
-        if gradients and self.count <= 2 * hidden.shape[-1] + few:
-            few = max(self.count, 1)
+        # Those of a chunk take no more than its rounded form, which comes when they have gone.
+        if gradients and not rounds:
+            few = max(few, hidden.shape[-1] // _ROWS * _ROWS)
+            few = max(self.count, 1) if self.count <= 2 * hidden.shape[-1] + few else few
         self.chunk = chunk or few
         given = [x for x in (hidden, weight, numbers, bias) if x is not None]
         self.plain = part is None and self.may_write(*given)
@@ -100,10 +105,13 @@ class Rows:
             numbers = numbers[rows, ...]
         return Chunk(first, hidden, self._outputs(hidden), numbers)
 
-    def added(self, dweight: Array | None, slopes: Array, hidden: Array) -> Array:
+    def added(
+        self, dweight: Array | None, slopes: Array, hidden: Array, rounds: bool = False
+    ) -> Array:
         """The gradient of the weight, and what a chunk has of it."""
         if slopes.ndim == 2:
-            return self.library.add_product(dweight, self.xp.matrix_transpose(slopes), hidden)
+            add = self.library.add_rounded if rounds else self.library.add_product
+            return add(dweight, self.xp.matrix_transpose(slopes), hidden)
         axes = tuple(range(slopes.ndim - 1))
         return self.xp.tensordot(self.widened(slopes), self.widened(hidden), axes=(axes, axes))
 
@@ -160,7 +168,7 @@ class Gradients:
         self, rows: Rows, units: Array | None = None, scale: Any = None, narrow: bool = False
     ) -> None:
         self._rows, self._units, self._scale = rows, units, scale
-        self._rounds = rows.whole and narrow and scale is None
+        self._rounds = rows.rounds or (rows.whole and narrow and scale is None)
         self._dhidden: list[Array] = []
         self._dweight: Array | None = None
         self._dbias: Array | None = None
@@ -183,10 +191,7 @@ class Gradients:
         elif self._scale is not None:
             back = rows.narrowed(rows.widened(back) * self._scale)
         self._dhidden.append(back)
-        if self._rounds:
-            self._dweight = rows.library.product(rows.xp.matrix_transpose(slopes), hidden)
-        else:
-            self._dweight = rows.added(self._dweight, slopes, hidden)
+        self._dweight = rows.added(self._dweight, slopes, hidden, self._rounds)
         self._dbias = rows.summed(self._dbias, slopes, share)
 
     def _held(self, x: Array, live: Array) -> Array:

@@ -258,6 +258,11 @@ class Library:
         product = self._widely(a, b)
         return product if total is None else total + product
 
+    def add_rounded(self, total: Array | None, a: Array, b: Array) -> Array:
+        """The same in the dtype of `a` and `b`: the sum is rounded each time."""
+        product = self.product(a, b)
+        return product if total is None else total + product
+
     def scaled(self, total: Array, scale: Array) -> Array:
         """The products with a number, in the place of `total` where nobody could tell."""
         return total * scale

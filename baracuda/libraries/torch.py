@@ -252,6 +252,11 @@ class Torch(Library):
             torch.addmm(x, y, b, out_dtype=torch.float32, out=x)
         return total
 
+    def add_rounded(self, total: Array | None, a: Array, b: Array) -> Array:
+        if total is None or not _plain(a):
+            return super().add_rounded(total, a, b)
+        return total.addmm_(a, b)
+
     def scaled(self, total: Array, scale: Array) -> Array:
         return total.mul_(scale) if _plain(total) else total * scale
 

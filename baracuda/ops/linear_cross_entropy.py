@@ -41,6 +41,7 @@ _linear = partial(
         "reduction": choice("mean", "sum", "none"),
         "chunk": optional(lambda op, name, value: sizes(1)(op, name, value)[0]),
         "mode": choice("raise", "drop"),
+        "grad_dtype": choice("accumulate", "weight"),
     },
     scalars={
         "label_smoothing": between(0, 1),
@@ -158,12 +159,13 @@ def _loss(rows: Rows, reduction: str, options: dict[str, Any]) -> Array:
 
 
 def _of_part(
-    part: Part, *arrays: Any, chunk: int | None, reduction: str, gradients: bool = True,
-    dloss: Array | None = None, **options: Any,
+    part: Part, *arrays: Any, chunk: int | None, reduction: str, grad_dtype: str,
+    gradients: bool = True, dloss: Array | None = None, **options: Any,
 ) -> Any:  # fmt: skip
     """As `_loss`, or `_all`, from a part of the classes: of the gradients what that part gives."""
     hidden, weight, target, bias = (*arrays, None)[:4]
-    rows = Rows(hidden, weight, target, bias, chunk, gradients, part=part)
+    rounds = grad_dtype == "weight"
+    rows = Rows(hidden, weight, target, bias, chunk, gradients, part=part, rounds=rounds)
     own = {name: x for name, x in options.items() if name not in NAMES}
     return _all(rows, dloss, reduction, own) if gradients else _loss(rows, reduction, own)
 
@@ -197,6 +199,7 @@ def linear_cross_entropy(
     reduction: Literal["mean", "sum", "none"] = "mean",
     chunk: int | None = None,
     mode: Literal["raise", "drop"] = "raise",
+    grad_dtype: Literal["accumulate", "weight"] = "accumulate",
     **dispatch: Unpack[Dispatch],
 ) -> A:
     """Cross entropy of ``hidden @ weight.T + bias``, a chunk of rows at a time.
@@ -214,8 +217,14 @@ def linear_cross_entropy(
     ignore_index, label_smoothing, z_loss, softcap, reduction, mode
         As in `cross_entropy`.
     chunk : int, optional
-        Rows of which there are logits at once. By default as many as have 2**28 of them; all, where
-        gradients are asked for and all logits take no more memory than a float32 `weight`.
+        Rows of which there are logits at once. By default as many as have 2**28 of them. Where
+        gradients are asked for, d rows at least, whose logits take no more memory than `weight`,
+        and all where these take no more than a float32 `weight`.
+    grad_dtype : {"accumulate", "weight"}
+        The dtype in which the gradient of `weight` is summed over chunks. That of `weight` saves a
+        float32 array of its shape beside 16 bits, and rounds the sum after each chunk: n chunks err
+        by n/2 units in the last place at most, where the other way errs by half of one. Then chunks
+        are as where no gradients are asked for. No result of the forward depends on it.
     **dispatch
         `Dispatch` options.
 
@@ -281,6 +290,7 @@ def linear_cross_entropy_backward(
     reduction: Literal["mean", "sum", "none"] = "mean",
     chunk: int | None = None,
     mode: Literal["raise", "drop"] = "raise",
+    grad_dtype: Literal["accumulate", "weight"] = "accumulate",
     **dispatch: Unpack[Dispatch],
 ) -> tuple[A, ...]:
     """Gradients of `linear_cross_entropy`, from logits that are computed again.
@@ -290,7 +300,7 @@ def linear_cross_entropy_backward(
     dloss : array of the shape of the result
         Gradient of the result.
     hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap, reduction, chunk,
-    mode, **dispatch
+    mode, grad_dtype, **dispatch
         As in `linear_cross_entropy`.
 
     Returns
@@ -323,7 +333,8 @@ def linear_cross_entropy_backward(
         "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
         "softcap": softcap, "mode": mode,
     }  # fmt: skip
-    rows = Rows(hidden, weight, target, bias, chunk, gradients=True)
+    rounds = grad_dtype == "weight"
+    rows = Rows(hidden, weight, target, bias, chunk, gradients=True, rounds=rounds)
     return _all(rows, dloss, reduction, options)[1:]
 
 
@@ -354,6 +365,7 @@ def linear_cross_entropy_with_gradient(
     reduction: Literal["mean", "sum", "none"] = "mean",
     chunk: int | None = None,
     mode: Literal["raise", "drop"] = "raise",
+    grad_dtype: Literal["accumulate", "weight"] = "accumulate",
     **dispatch: Unpack[Dispatch],
 ) -> tuple[A, ...]:
     """`linear_cross_entropy` and its gradients for a cotangent of 1, each logit computed once.
@@ -361,7 +373,7 @@ def linear_cross_entropy_with_gradient(
     Parameters
     ----------
     hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap, reduction, chunk,
-    mode, **dispatch
+    mode, grad_dtype, **dispatch
         As in `linear_cross_entropy`.
 
     Returns
@@ -394,5 +406,6 @@ def linear_cross_entropy_with_gradient(
         "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
         "softcap": softcap, "mode": mode,
     }  # fmt: skip
-    rows = Rows(hidden, weight, target, bias, chunk, gradients=True)
+    rounds = grad_dtype == "weight"
+    rows = Rows(hidden, weight, target, bias, chunk, gradients=True, rounds=rounds)
     return _all(rows, None, reduction, options)

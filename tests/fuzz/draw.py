@@ -134,7 +134,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "softcap": (0.0, 0.0, 2.0, 30), "eps": (1e-5, 1e-6, 0.5, 1e-3),
     "offset": (0.0, 1.0, 1.0, -0.3), "casting": ("none", "before_weight"),
     "keepdims": (False, True), "entropy": (False, True), "temperature": (1.0, 0.7, 2, 0.05),
-    "kind": ("forward", "reverse", "jsd"),
+    "kind": ("forward", "reverse", "jsd"), "grad_dtype": ("accumulate", "accumulate", "weight"),
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ _BAD: dict[str, tuple[Any, ...]] = {
     "mode": ("clip", None), "approximate": ("erf", 1), "gate_first": (1, "yes", None),
     "interleaved": (1, None), "causal": (1, "no"), "norm_type": (0, -1, math.nan, "2"),
     "keepdims": (1, None), "kind": ("mixed", None), "temperature": (0, -1.0, "1"),
+    "grad_dtype": ("float32", None),
     "kernel_size": (0, -1, 1.5, (1, 2, 3)), "stride": (0, -2, "1"), "ceil_mode": (1, None),
     "base": (0, -1.0, "e"), "rotary_dim": (3, -2, 1000), "num_groups": (0, -1, 1.0, 997),
     "label_smoothing": (-0.1, 1.5, "some"), "z_loss": (-1.0, None), "softcap": (-1.0, "x"),

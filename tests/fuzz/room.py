@@ -176,7 +176,11 @@ def _cotangent(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     scales: dict[str, Any] = {"loss": rows, "dlogits": g}
     if "hidden" in t:
         scales["dhidden"] = g * _finite(t["weight"])
-        scales["dweight"], scales["dbias"] = many * g * _finite(t["hidden"]), many * g
+        # The sum may be rounded after each chunk.
+        often = 1.0
+        if options.get("grad_dtype") == "weight" and options.get("chunk"):
+            often += t["target"].size / options["chunk"]
+        scales["dweight"], scales["dbias"] = often * many * g * _finite(t["hidden"]), many * g
     return [np.asarray(scales[p.name]) for p in drawn.form.outputs]
 
 
