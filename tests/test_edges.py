@@ -706,7 +706,7 @@ def dense(shape, order):
 @pytest.mark.parametrize("backend", [None, "array_api"])
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 @pytest.mark.parametrize("size", [4, 60])
-def test_elementwise_ops_keep_a_dense_layout(library, backend, order, size):
+def test_elementwise_ops_and_ropes_keep_a_dense_layout(library, backend, order, size):
     x, half = dense((3, size, 8 * size), order), dense((3, size, 4 * size), order)
     if library == "torch":
         x, half = torch.as_tensor(x), torch.as_tensor(half)
@@ -721,6 +721,7 @@ def test_elementwise_ops_keep_a_dense_layout(library, backend, order, size):
         assert strides(bc.reglu_backward(half, x)) == strides(x)
         c_order = half.contiguous() if library == "torch" else np.ascontiguousarray(half)
         assert strides(bc.glu_backward(c_order, x)) == strides(x)
+        assert strides(bc.rope(x)) == strides(bc.rope_backward(x, seq_axis=0)) == strides(x)
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
@@ -736,7 +737,7 @@ def test_other_ops_and_undense_inputs_give_c_order(library, order):
     taken = bc.gather(x, index, axis=2)
     parts = whole[..., ::2]
     for got in (
-        y, y2, taken, bc.rope(x), bc.rope_backward(x),
+        y, y2, taken, bc.rope(parts), bc.rope_backward(parts),
         bc.lp_pool1d_backward(y, x, y, **pool), bc.lp_pool2d_backward(y2, x, y2, **pool),
         bc.gather_backward(taken, index, axis=2, src_shape=(4, 6, 8)),
         bc.swiglu(parts), bc.lerp(parts, parts, weight=0.3), *bc.lerp_backward(parts, weight=0.3),

@@ -366,13 +366,13 @@ def _outputs(
     library: Library,
     options: Mapping[str, Any],
 ) -> tuple[Operand, ...]:
-    """The outputs, dense: in C order, or as their primal where the op is elementwise."""
+    """The outputs, dense: in C order, or as their primal where the op keeps its layout."""
     out = []
     for pattern in signature.outputs:
         extents = pattern.shape(axes)
         primal = known.get(pattern.name.removeprefix("d"), known[signature.names[0]])
         strides = None
-        if spec.elementwise and primal.strides and len(primal.shape) == len(extents):
+        if spec.keeps_layout and primal.strides and len(primal.shape) == len(extents):
             order = layouts.dense_order(primal.shape, primal.strides)
             if order is not None:
                 strides = layouts.canonical(extents, layouts.in_order(extents, order))

@@ -386,6 +386,7 @@ def op(
     located: Mapping[str, str] | None = None,
     batches: tuple[str, ...] | None = None,
     elementwise: bool = False,
+    keeps_layout: bool = False,
     numbered: bool = False,
     products: bool = False,
     composite: bool = False,
@@ -399,9 +400,8 @@ def op(
 
     `derived` names the axes that `resolve` computes.
 
-    The decorated function's signature and docstring are the public ones. Its body is the
-    definition in array-API terms, called with arrays in the accumulate dtype and normalised
-    options.
+    The function's signature and docstring are the public ones. Its body is the definition in
+    array-API terms, called with arrays in the accumulate dtype and normalised options.
 
     Raises
     ------
@@ -433,6 +433,7 @@ def op(
             located=dict(located or {}),
             batches=batches,
             elementwise=elementwise,
+            keeps_layout=keeps_layout or elementwise,
             numbered=numbered,
             products=products,
             composite=composite,

@@ -109,7 +109,9 @@ class OpSpec:
     batches : tuple of str or None
         The axes and groups along which a problem falls apart into smaller ones; None: all groups.
     elementwise : bool
-        Outputs keep the layout of a dense input.
+        An element of the outputs depends on those in its place alone.
+    keeps_layout : bool
+        Outputs keep the layout of a dense input. Those of elementwise ops always do.
     numbered : bool
         Elements depend on their number in the whole array, in C order, which functors are given.
     products : bool
@@ -137,6 +139,7 @@ class OpSpec:
     located: Mapping[str, str] = field(default_factory=dict)
     batches: tuple[str, ...] | None = None
     elementwise: bool = False
+    keeps_layout: bool = False
     numbered: bool = False
     products: bool = False
     composite: bool = False

@@ -205,6 +205,10 @@ class Library:
         pair = (first * cos - second * sin, first * sin + second * cos)
         return self.xp.reshape(self.xp.stack(pair, axis=-1), x.shape)
 
+    def halves(self, first: Array, second: Array, like: Array) -> Array:
+        """Both along the last axis, in the layout of `like`, of their shape, where it can be."""
+        return self.xp.concat([first, second], axis=-1)
+
     def once(self, x: Array) -> Array:
         """A readable `x` without what broadcasting repeats; any other as it is."""
         strides = self.strides(x) if self.readable(x) else None

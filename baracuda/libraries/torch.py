@@ -220,6 +220,10 @@ class Torch(Library):
         pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
 
+    def halves(self, first: Array, second: Array, like: Array) -> Array:
+        out = torch.empty_like(like) if _plain(first) else None
+        return torch.cat((first, second), -1, out=out)
+
     def take(self, x: Array, index: Array, axis: int) -> Array:
         line = self._line(index, axis)
         if line is None:

@@ -64,7 +64,7 @@ def _rotate(
         y = library.turned(x[..., :size], cos, sin)
     else:
         first, second = x[..., : size // 2], x[..., size // 2 : size]
-        y = xp.concat([first * cos - second * sin, first * sin + second * cos], axis=-1)
+        y = library.halves(first * cos - second * sin, first * sin + second * cos, x[..., :size])
     return y if size == x.shape[-1] else xp.concat([y, x[..., size:]], axis=-1)
 
 
@@ -78,6 +78,7 @@ def _rotate(
     roles={"positions": roles.counter("s")},
     resolve=_rotary_dim,
     hints=HINTS,
+    keeps_layout=True,
     kernel=Kernel("rope.cu", "Rope", schedule="rope"),
     cases=CASES,
 )
@@ -117,7 +118,7 @@ def rope(
     Returns
     -------
     array of shape [*b, s, *h, d]
-        dtype of `x`, C order.
+        dtype of `x`, layout of a dense `x`.
 
     Raises
     ------
@@ -154,6 +155,7 @@ def rope(
     roles={"positions": roles.counter("s")},
     resolve=_rotary_dim,
     hints=HINTS,
+    keeps_layout=True,
     kernel=Kernel("rope.cu", "RopeBackward", schedule="rope"),
     cases=CASES,
 )
@@ -180,7 +182,7 @@ def rope_backward(
     Returns
     -------
     array of shape [*b, s, *h, d]
-        dtype of `dy`, C order.
+        dtype of `dy`, layout of a dense `dy`.
 
     Raises
     ------

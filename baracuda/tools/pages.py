@@ -303,7 +303,7 @@ def op_page(op: Op[Any, Any]) -> str:
     facts += [["the same in torch", f"`torch.{spec.namesake}`"]] * bool(spec.namesake)
     facts.append(["linear", "yes" if adjoint.partner(spec)[1] else "no"])
     facts += [
-        ["layout of results", "of a dense first input" if spec.elementwise else "C order"],
+        ["layout of results", "of a dense first input" if spec.keeps_layout else "C order"],
         ["`out=` may be an input", "yes" if spec.inplace else "no"],
         ["`accumulate=True`", "yes" if spec.accumulates else totals or "no"],
     ]

@@ -705,7 +705,7 @@ _BODIES = (
     mutant(
         "elementwise results keep a dense layout", "calls/check.py",
         "strides = layouts.canonical(extents, layouts.in_order(extents, order))", "pass",
-        "test_edges.py::test_elementwise_ops_keep_a_dense_layout[4-order1-None-numpy]",
+        "test_edges.py::test_elementwise_ops_and_ropes_keep_a_dense_layout[4-order1-None-numpy]",
     ),
     mutant(
         "no result is a view of an input", "libraries/numpy.py",
