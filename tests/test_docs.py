@@ -12,16 +12,15 @@ from pathlib import Path
 
 import pytest
 from children import ROOT, environment
+from documents import DOCS, NEEDS_GPU, program
 
 import baracuda as bc
 from baracuda.calls.op import registry
 
-DOCS = ROOT / "docs"
-NEEDS_GPU = "# needs an NVIDIA GPU\n"
 # The contract shows code that is not complete; the pages of the ops have their docstrings'.
 PAGES = [
     path.relative_to(DOCS).as_posix()
-    for path in sorted((*DOCS.glob("*.md"), *DOCS.glob("start/*.md")))
+    for path in sorted(x for at in ("*.md", "start/*.md", "recipes/*.md") for x in DOCS.glob(at))
     if path.name != "design.md" and "```python" in path.read_text(encoding="utf-8")
 ]
 MODULES = ["baracuda.declaration.dispatch", *sorted({op.__module__ for op in registry.values()})]
@@ -47,22 +46,10 @@ def test_the_code_of_the_readme_runs() -> None:
         exec(compile(block, "README.md", "exec"), {})
 
 
-def program(page: str, gpu: bool) -> str:
-    """The code of a page, each line at its own number; blocks that need a GPU only where `gpu`."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    lines = [""] * text.count("\n")
-    for block in re.finditer(r"^```python\n(.*?)^```", text, re.S | re.M):
-        if gpu or not block[1].startswith(NEEDS_GPU):
-            first = text.count("\n", 0, block.start(1))
-            for at, line in enumerate(block[1].splitlines(), first):
-                lines[at] = line
-    return "\n".join(lines)
-
-
 def run(page: str, folder: Path, gpu: bool) -> None:
     """Run a page in a process and a folder of its own: some register ops or start others."""
     file = folder / "page.py"
-    code = program(page, gpu)
+    code = program(DOCS / page, gpu)
     if "destroy_process_group" in code:
         # Threads of gloo that outlive Python abort it, as the page says of torchrun.
         code += "\nimport time\ntime.sleep(0.5)\n"
@@ -78,8 +65,8 @@ def run(page: str, folder: Path, gpu: bool) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
-    compile(program(page, gpu=True), page, "exec")
-    if program(page, gpu=False).strip():
+    compile(program(DOCS / page, gpu=True), page, "exec")
+    if program(DOCS / page, gpu=False).strip():
         run(page, tmp_path, gpu=False)
 
 
