@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from children import ROOT, environment
-from documents import DOCS, NEEDS_GPU, program
+from documents import DOCS, NEEDS_GPU, defined, program
 
 import baracuda as bc
 from baracuda.calls.op import registry
@@ -66,7 +66,10 @@ def run(page: str, folder: Path, gpu: bool) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
     compile(program(DOCS / page, gpu=True), page, "exec")
-    if program(DOCS / page, gpu=False).strip():
+    if page.startswith("recipes/"):
+        # These start nothing, so they need no process of their own.
+        defined(page)
+    elif program(DOCS / page, gpu=False).strip():
         run(page, tmp_path, gpu=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from types import SimpleNamespace
@@ -382,3 +383,21 @@ def test_the_sampled_divergence_has_the_gradient_of_the_exact_one() -> None:
     found = torch.autograd.grad(total, arrays)
     for got, want in zip(found, torch.autograd.grad(exact, arrays), strict=True):
         close(got, want, 1e-9)
+
+
+def test_the_program_for_a_gpu_compares_like_with_like(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import grpo_memory
+
+    monkeypatch.setattr("sys.argv", ["grpo_memory.py", "--tiny"])
+    grpo_memory.main()
+    found = re.findall(r"^  (.+?) +gradients (\S+) apart$", capsys.readouterr().out, re.M)
+    names = ["torch", "torch.compile", "baracuda", "baracuda, chunk 3"]
+    assert [name for name, _ in found] == [*names, "torch", "baracuda", "baracuda, in one pass"]
+    assert all(float(apart) <= 2**-6 for _, apart in found)
+    assert grpo_memory.apart((torch.tensor([1.0, 3.0]),), (torch.tensor([1.0, 4.0]),)) == 0.25
+
+    # Without a reference model the loss is another.
+    again, once = grpo_memory.variants(grpo_memory.TINY, "cpu", "eager")
+    assert grpo_memory.apart(again["baracuda"](), once["torch"]()) > 2**-5
