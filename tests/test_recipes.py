@@ -46,7 +46,7 @@ def problem() -> SimpleNamespace:
     x = SimpleNamespace(
         hidden=drawn(BATCH, TOKENS, WIDTH), weight=drawn(VOCABULARY, WIDTH), target=target,
         teacher_hidden=drawn(BATCH, TOKENS, 3), teacher_weight=drawn(VOCABULARY, 3),
-        mask=target != -100, mismatched=drawn(4) + 1,
+        mask=target != -100, mismatched=drawn(4) + 1, nearer=drawn(4) - 1,
         desirable=torch.tensor([True, False, False, True, True, True]),
         advantage=torch.tensor([[0.5], [-1.0], [1.75], [-0.5], [2.0], [-0.25]]).double(),
     )  # fmt: skip
@@ -90,9 +90,11 @@ def orpo(x: SimpleNamespace, hidden: torch.Tensor, weight: torch.Tensor) -> torc
     return supervised - (0.3 * likelier.log()).mean()
 
 
-def kto(x: SimpleNamespace, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def kto(
+    x: SimpleNamespace, hidden: torch.Tensor, weight: torch.Tensor, given: str = "mismatched"
+) -> torch.Tensor:
     ratio = logs(hidden, weight, x.target).sum(-1) - x.sums
-    point = x.mismatched.mean().clamp(min=0)
+    point = getattr(x, given).mean().clamp(min=0)
     good = 1 - torch.sigmoid(0.3 * (ratio[x.desirable] - point))
     bad = 1 - torch.sigmoid(0.3 * (point - ratio[~x.desirable]))
     return torch.cat([1.3 * good, 0.7 * bad]).mean()
@@ -169,9 +171,12 @@ _GRPO: tuple[tuple[dict[str, Any], str], ...] = (
 RECIPES: list[tuple[str, str, dict[str, Any], Reference]] = [
     ("preferences dpo", "target sums", {"beta": 0.3}, dpo),
     ("preferences orpo", "target", {"beta": 0.3}, orpo),
-    (
-        "preferences kto", "target sums desirable mismatched",
-        {"beta": 0.3, "shares": (1.3, 0.7)}, kto,
+    *(
+        (
+            "preferences kto", f"target sums desirable {given}",
+            {"beta": 0.3, "shares": (1.3, 0.7)}, partial(kto, given=given),
+        )
+        for given in ("mismatched", "nearer")
     ),
     *(
         (
