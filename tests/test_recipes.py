@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from documents import defined
+from documents import DOCS, defined
 
 import baracuda as bc
 
@@ -291,6 +292,50 @@ def test_no_recipe_keeps_logits(recipe: int) -> None:
     loss = getattr(page(where), what)
     assert largest(lambda: loss(x.hidden, x.weight, *arrays, **options)) < logits
     assert largest(lambda: formula(x, x.hidden, x.weight)) >= logits // 2
+
+
+def peak(task: Callable[[], Any]) -> int:
+    """The most bytes that torch has on the CPU beside what there was."""
+    task()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        task()
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    moves = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return max(accumulate(size for _, size in moves))
+
+
+def test_peaks_are_those_of_the_page() -> None:
+    text = (DOCS / "recipes" / "index.md").read_text(encoding="utf-8")
+    said = (
+        r"(\d+) bytes for each\slogit of all.*?then (\d+) bytes.*?"
+        r": (\d+) bytes.*?, and (\d+) for"
+    )
+    (figures,) = re.findall(said, text, re.S)
+    rows, vocabulary, chunk = 512, 4096, 64
+    hidden, weight, other = (
+        torch.randn(shape, WIDTH).bfloat16() for shape in (rows, vocabulary, vocabulary)
+    )
+    target = torch.randint(0, vocabulary, (rows,))
+    advantage = torch.ones(rows)
+    arrays = hidden.clone().requires_grad_(), weight.requires_grad_()
+
+    def both(loss: Callable[..., torch.Tensor], *more: Any, **options: Any) -> int:
+        return peak(lambda: torch.autograd.grad(loss(*arrays, *more, **options), arrays))
+
+    def plain(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.nll_loss((hidden @ weight.T).float().log_softmax(-1), target)
+
+    policy, pupil = page("policy_gradients").grpo, page("distillation").distill
+    taught = hidden, other, target
+    found = (
+        both(plain) / rows,
+        both(policy, target, advantage, kind="bnpo", chunk=chunk) / chunk,
+        *(both(pupil, *taught, kind=kind, chunk=chunk) / chunk for kind in ("forward", "jsd")),
+    )
+    for bytes_, figure in zip(found, figures, strict=True):
+        assert bytes_ / vocabulary == pytest.approx(int(figure), rel=0.1)
 
 
 def test_advantages_are_those_of_trl() -> None:
