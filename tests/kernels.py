@@ -79,6 +79,11 @@ CROSS_ENTROPY = (
     ),
     Case({"b": (6,), "v": 64, "c": (32,)}, axis=1, reduction="none"),
 )
+KL_DIV = tuple(
+    Case({"b": (6,), "v": v}, kind=kind, reduction="mean")
+    for v in (64, 4096, HUGE >> 3, HUGE >> 2, HUGE >> 1, HUGE, HUGE << 1, HUGE << 2)
+    for kind in ("forward", "reverse", "jsd")
+)
 ROPE = tuple(
     Case(axes, interleaved=interleaved, **more)
     for interleaved in (True, False)
@@ -189,6 +194,8 @@ CASES = {
         for v in (64, 4096, HUGE >> 2, HUGE >> 1, HUGE, HUGE << 1, HUGE << 2)
         for entropy in (False, True)
     ),
+    "kl_div_with_logits": KL_DIV,
+    "kl_div_with_logits_with_gradient": KL_DIV,
     "nll_loss": (*CROSS_ENTROPY, Case({"b": (1 << 20,), "v": 8, "c": ()})),
     "rope": ROPE,
     "lp_pool1d": POOL_1D,
@@ -354,7 +361,7 @@ def devices(spec: OpSpec) -> tuple[DeviceFacts, ...]:
     """Those for which an op's schedule plans other kernels."""
     if spec.kernel.schedule == "planes":
         return (FACTS, NEW)
-    if spec.kernel.schedule in ("scatter", "cross_entropy", "log_prob"):
+    if spec.kernel.schedule in ("scatter", "cross_entropy", "log_prob", "kl_div"):
         return (FACTS, SMALL, OLD)
     return (FACTS,)
 

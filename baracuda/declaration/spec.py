@@ -23,8 +23,8 @@ Resolver: TypeAlias = Callable[[str, Axes, dict[str, Any]], Mapping[str, int]]
 """``(op, axes, options) -> derived axes``; may complete the options in place."""
 
 Schedule: TypeAlias = Literal[
-    "channels", "window_backward", "cross_entropy", "elementwise", "gather", "log_prob", "nll_loss",
-    "planes", "reduce", "rope", "rows", "scatter", "window",
+    "channels", "window_backward", "cross_entropy", "elementwise", "gather", "kl_div", "log_prob",
+    "nll_loss", "planes", "reduce", "rope", "rows", "scatter", "window",
 ]  # fmt: skip
 """How a kernel goes over the arrays."""
 

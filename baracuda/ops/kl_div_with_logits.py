@@ -8,14 +8,18 @@ from typing import Literal, NamedTuple, Unpack
 from baracuda.calls.op import op
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
-from baracuda.declaration.spec import Case
+from baracuda.declaration.spec import Case, Kernel
 from baracuda.families.divergences import OPTIONS, SCALARS, WEIGHT
 from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.families.numerics import has_slopes
 from baracuda.families.reductions import parts, reduced
 from baracuda.libraries import A, Array, library_of
 
-__all__ = ["kl_div_with_logits", "kl_div_with_logits_backward"]
+__all__ = [
+    "kl_div_with_logits",
+    "kl_div_with_logits_backward",
+    "kl_div_with_logits_with_gradient",
+]
 
 _divergence = partial(
     op,
@@ -124,6 +128,29 @@ def _slopes(rows: _Rows, kind: str, beta: float) -> Array:
     return (terms - rows.of_student * divergence) * share
 
 
+def _gradient(
+    rows: _Rows,
+    row_weight: Array | None,
+    dloss: Array | float,
+    kind: str,
+    beta: float,
+    temperature: float,
+    reduction: str,
+) -> Array:
+    """That along the student's logits, for a cotangent of the result."""
+    xp, scale = library_of(rows.student).xp, dloss
+    if row_weight is None:
+        # Of no rows the mean has a gradient of no elements.
+        scale = scale / max(parts(rows.student.shape[:-1], reduction), 1)
+    else:
+        # A weight by the sum: a quotient by a sum that is tiny overflows.
+        scale = scale * (row_weight / xp.sum(row_weight) if reduction == "mean" else row_weight)
+    if getattr(scale, "ndim", 0):
+        scale = xp.expand_dims(scale, axis=-1)
+    slopes = _slopes(rows, kind, beta) * (scale / temperature)
+    return slopes if rows.counts is None else xp.where(rows.counts, slopes, 0)
+
+
 _ARRAYS = "logits[*b v], teacher_logits[*b v]"
 
 
@@ -133,6 +160,7 @@ _ARRAYS = "logits[*b v], teacher_logits[*b v]"
     f"{_ARRAYS}, row_weight[*b] -> loss[*b] if reduction=none",
     f"{_ARRAYS}, row_weight[*b] -> loss[] if reduction!=none",
     roles={**WEIGHT, **LOSS},
+    kernel=Kernel("kl_div.cu", "KlDivWithLogits", schedule="kl_div"),
 )
 def kl_div_with_logits(
     logits: A,
@@ -216,6 +244,7 @@ def kl_div_with_logits(
     adjoint_of="kl_div_with_logits",
     roles={**WEIGHT, **COTANGENT},
     inplace=True,
+    kernel=Kernel("kl_div.cu", "KlDivWithLogitsBackward", schedule="kl_div"),
 )
 def kl_div_with_logits_backward(
     dloss: Array,
@@ -271,14 +300,72 @@ def kl_div_with_logits_backward(
     >>> bc.kl_div_with_logits_backward(np.asarray(1.0), logits, teacher)
     array([[ 0.25, -0.25]])
     """
-    rows, xp = _rows(logits, teacher_logits, row_weight, temperature), library_of(logits).xp
-    if row_weight is None:
-        scale = dloss / parts(logits.shape[:-1], reduction)
-    else:
-        # A weight by the sum: a quotient by a sum that is tiny overflows.
-        share = row_weight / xp.sum(row_weight) if reduction == "mean" else row_weight
-        scale = dloss * share
-    if scale.ndim:
-        scale = xp.expand_dims(scale, axis=-1)
-    slopes = _slopes(rows, kind, beta) * (scale / temperature)
-    return slopes if rows.counts is None else xp.where(rows.counts, slopes, 0)
+    rows = _rows(logits, teacher_logits, row_weight, temperature)
+    return _gradient(rows, row_weight, dloss, kind, beta, temperature, reduction)
+
+
+@_divergence(
+    f"{_ARRAYS} -> loss[*b], dlogits[*b v] if reduction=none",
+    f"{_ARRAYS} -> loss[], dlogits[*b v] if reduction!=none",
+    f"{_ARRAYS}, row_weight[*b] -> loss[*b], dlogits[*b v] if reduction=none",
+    f"{_ARRAYS}, row_weight[*b] -> loss[], dlogits[*b v] if reduction!=none",
+    roles={**WEIGHT, **LOSS},
+    inplace=True,
+    kernel=Kernel("kl_div.cu", "KlDivWithLogitsWithGradient", schedule="kl_div"),
+)
+def kl_div_with_logits_with_gradient(
+    logits: A,
+    teacher_logits: Array,
+    row_weight: Array | None = None,
+    /,
+    *,
+    kind: Literal["forward", "reverse", "jsd"] = "forward",
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    **dispatch: Unpack[Dispatch],
+) -> tuple[A, A]:
+    """`kl_div_with_logits` and its gradient to the student's logits, from one look at both.
+
+    Parameters
+    ----------
+    logits : array of shape [*b, v]
+        Those of the student. Any floating dtype.
+    teacher_logits : array of shape [*b, v]
+        Those of the teacher: dtype of `logits`.
+    row_weight : array of shape [*b], optional
+        Weight of each row: of the dtype of `logits`, or float32 beside 16 bits. Rows of weight 0
+        cost exactly 0, and so is their gradient.
+    kind, beta, temperature, reduction, **dispatch
+        As in `kl_div_with_logits`.
+
+    Returns
+    -------
+    loss : array of shape [] or, with ``reduction="none"``, [*b]
+        float32 of 16-bit inputs, else their dtype.
+    dlogits : array of shape [*b, v]
+        May be written over `logits`: ``plan(logits, teacher_logits, out=(loss, logits))``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `kl_div_with_logits`.
+
+    Notes
+    -----
+    For training steps without an autograd engine: the cotangent is 1. Frameworks differentiate its
+    body. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> logits, teacher = np.zeros((1, 2)), np.log([[0.25, 0.75]])
+    >>> loss, dlogits = bc.kl_div_with_logits_with_gradient(logits, teacher)
+    >>> loss.round(6), dlogits
+    (np.float64(0.130812), array([[ 0.25, -0.25]]))
+    """
+    rows = _rows(logits, teacher_logits, row_weight, temperature)
+    return (
+        _losses(rows, row_weight, kind, beta, reduction),
+        _gradient(rows, row_weight, 1, kind, beta, temperature, reduction),
+    )

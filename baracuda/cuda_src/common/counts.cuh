@@ -7,19 +7,27 @@
 
 namespace baracuda {
 
-// What targets count that are classes and not ignored; each block leaves the sum of its run.
+// What rows count in all, by where each has its entry; each block leaves the sum of its run.
 template <class Args, class N, class F>
-DEVICE void total_of_targets(const Args& args, N* sums, const F& counts_for) {
+DEVICE void total_of_rows(const Args& args, N* sums, const F& counts_for) {
   const i64 first = i64(blockIdx.x) * args.run, end = first + args.run;
   N sum = 0;
   for (i64 row = first + threadIdx.x; row < end && row < args.rows; row += blockDim.x) {
     i64 at[1];
     args.walk.template offsets<1>(row, at);
-    const i64 target = entry_of(args.target, at[0], args.wide);
-    if (target != args.ignored && u64(target) < u64(args.classes)) sum += counts_for(target);
+    sum += counts_for(at[0]);
   }
   sum = block_total(sum);
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+// What targets count that are classes and not ignored.
+template <class Args, class N, class F>
+DEVICE void total_of_targets(const Args& args, N* sums, const F& counts_for) {
+  total_of_rows(args, sums, [&](i64 at) {
+    const i64 target = entry_of(args.target, at, args.wide);
+    const bool counts = target != args.ignored && u64(target) < u64(args.classes);
+    return counts ? counts_for(target) : N(0);
+  });
 }
 
 // How many targets are classes and not ignored; each block leaves the number of its run.
@@ -57,6 +65,25 @@ template <class T> struct Shares {
     total_of_targets(args, args.sums, [&](i64 target) {
       return widened(args.weight, target * args.step, args.wide_weight);
     });
+  }
+};
+
+// What the weights of rows are in all; each block leaves the sum of its run.
+template <class T> struct RowShares {
+  using A = Acc<T>;
+  static constexpr int RESIDENT = 1;
+
+  struct Args {
+    const T* weight;
+    A* sums;
+    i64 rows, run;
+    u32 wide, pad;
+    Walk<0, 1, i64> walk;
+  };
+
+  static DEVICE void run(const Args& args) {
+    total_of_rows(
+        args, args.sums, [&](i64 at) { return widened(args.weight, at, args.wide); });
   }
 };
 

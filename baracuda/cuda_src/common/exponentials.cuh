@@ -24,6 +24,18 @@ template <> struct Near<f32> {
   DEVICE f32 operator()(f32 x) const { return exponential2(fused(x, LOG2_E, -scaled)); }
 };
 
+// e^(d/temperature) of differences d, which come first: a small temperature would magnify what
+// rounding took of products.
+template <class A> struct Cooled {
+  A cool, rate;
+  DEVICE Cooled(f64 temperature)
+      : cool(A(1) / A(temperature)), rate(sizeof(A) == 8 ? cool : cool * A(LOG2_E)) {}
+  DEVICE A operator()(A d) const {
+    if constexpr (sizeof(A) == 8) return quick_exponential(d * rate);
+    else return exponential2(d * rate);
+  }
+};
+
 // tanh x to a few units in the last place of x or, where that is more, of 1.
 HD f64 quick_hyperbolic_tangent(f64 x) { return tanh(x); }
 HD f32 quick_hyperbolic_tangent(f32 x) {

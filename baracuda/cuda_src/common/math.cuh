@@ -205,17 +205,23 @@ template <bool QUICK = false, class A> HD Pair<A> sigmoid(A b) {
   return b >= 0 ? Pair<A>{large, small} : Pair<A>{small, large};
 }
 
-// exp(x) - 1; in f32 near 0 by a polynomial, which has a relative error of 2^-29 below 0. Both ways
-// are gone, for a branch costs more.
-HD f64 exponential_less_one(f64 x) { return expm1(x); }
-HD f32 exponential_less_one(f32 x) {
+// (exp(x) - 1 - x)/x^2 for x between -1/2 and 1/2, by a polynomial.
+HD f32 exponential_curve(f32 x) {
   f32 p = fused(0.0011216348502784967f, x, 0.008187386207282543f);
   p = fused(p, x, 0.041629090905189514f);
   p = fused(p, x, 0.16666224598884583f);
-  p = fused(p, x, 0.4999998211860657f);
-  const f32 near = fused(p * x, x, x), far = quick_exponential(x) - 1;
+  return fused(p, x, 0.4999998211860657f);
+}
+// exp(x) - 1; in f32 near 0 by the polynomial, which has a relative error of 2^-29 below 0. Both
+// ways are gone, for a branch costs more.
+HD f64 exponential_less_one(f64 x) { return expm1(x); }
+HD f32 exponential_less_one(f32 x) {
+  const f32 near = fused(exponential_curve(x) * x, x, x), far = quick_exponential(x) - 1;
   return magnitude(x) < 0.5f ? near : far;
 }
+// exp(x) - 1 - x for x between -1/2 and 1/2.
+HD f64 exponential_excess(f64 x) { return expm1(x) - x; }
+HD f32 exponential_excess(f32 x) { return exponential_curve(x) * x * x; }
 
 // log(1 + x) for x from -1/2 to 1. In f32 2 artanh(s) with s = x/(2 + x), as x less a correction in
 // which the roundings of s hardly count; the series has a relative error of 2^-27, QUICK 2^-22.

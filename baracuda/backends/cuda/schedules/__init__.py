@@ -12,6 +12,7 @@ from baracuda.backends.cuda.schedules import (
     channels,
     cross_entropy,
     elementwise,
+    kl_div,
     log_prob,
     nll_loss,
     planes,
@@ -36,6 +37,7 @@ PLANNERS: dict[str, Planner] = {
     "channels": channels.plan,
     "nll_loss": nll_loss.plan,
     "log_prob": log_prob.plan,
+    "kl_div": kl_div.plan,
     "planes": planes.plan,
 }
 

@@ -151,7 +151,7 @@ def plan(call: Call) -> Steps:
     over = way(call, of, problem.options["axis"], [
         logits.strides, target.strides, (dlogits or logits).strides,
         flat if small is None or reduced else small.strides,
-    ])  # fmt: skip
+    ], dlogits is not None)  # fmt: skip
     blocks = -(-count // over.how.groups)
     parts, tuning = 0, call.facts.tuned(TUNINGS)
     if mean and count and not soft:
@@ -185,8 +185,11 @@ def _count(call: Call, logits: View) -> int:
     return prod((*shape[:axis], *shape[axis + 1 :]))
 
 
-def way(call: Call, of: Operands, axis: int, strides: list[Shape]) -> Way:
-    """How rows along an axis are shared: logits, targets, dlogits and more lie so over them."""
+def way(call: Call, of: Operands, axis: int, strides: list[Shape], keeps: bool) -> Way:
+    """How rows along an axis are shared: logits, targets, dlogits and more lie so over them.
+
+    `keeps` says that rows are looked at more than once.
+    """
     shape = of.logits.shape
     n, outer = shape[axis], (*shape[:axis], *shape[axis + 1 :])
     every = [s if len(s) == len(outer) else (*s[:axis], *s[axis + 1 :]) for s in strides]
@@ -201,7 +204,6 @@ def way(call: Call, of: Operands, axis: int, strides: list[Shape]) -> Way:
     numbers = [n, *[s for d in dims for s in d.strides[whole]]]
     wide = steps == (1, 1, 1) and divisor(numbers, call.elements()) == width
     # Two rows are held where a target is one too; weights and single elements take registers.
-    keeps = of.dlogits is not None
     weighs = of.weight is not None and (keeps or call.itemsize == 2)
     tuning, single = call.facts.tuned(TUNINGS), call.itemsize == 2 and not wide
     fewer = 1 + (soft or weighs)

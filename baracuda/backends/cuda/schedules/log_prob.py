@@ -30,7 +30,7 @@ def plan(call: Call) -> Steps:
     of = cross_entropy.Operands(logits, target, None, dlogits, None, None)
     over = cross_entropy.way(call, of, axis, [
         logits.strides, target.strides, (dlogits or logits).strides, first.strides, last.strides,
-    ])  # fmt: skip
+    ], dlogits is not None)  # fmt: skip
     if not count:
         return Steps(())
     how, spread = over.how, len(small) > 1

@@ -1,0 +1,149 @@
+// How threads share rows of logits, read them, and keep them on chip for another look.
+//
+// As in the rows schedule a thread holds HELD vectors of 16 bytes, and a row is that of some lanes
+// of a warp, of a block, or of one that reads again what it cannot hold; of the rest, a block keeps
+// in shared memory what fits. A CLUSTER of blocks may share a row. Where rows lie side by side,
+// ALONE, each has one thread. ROWS of an array each lie beside each other, the first LOGITS of
+// which are logits: what is behind their end is smaller than any.
+#pragma once
+#include "math.cuh"
+#include "reduce.cuh"
+#include "row.cuh"
+#ifdef __CUDACC__
+
+namespace baracuda {
+
+constexpr int ALONE = 3;
+
+template <class T, int WAY, int HELD, bool WIDE, int CLUSTER, int ROWS = 1, int LOGITS = ROWS>
+struct LogitRows {
+  using A = Acc<T>;
+  static constexpr Access ACCESS = WIDE ? VECTORS : STEPS;
+  static constexpr int V = 16 / sizeof(T);
+  static constexpr bool BY_BLOCK = WAY == BLOCK || WAY == LONG, LOOPS = WAY == LONG || WAY == ALONE;
+  static constexpr bool FEW = sizeof(T) == 8 || WAY == ALONE || !WIDE;
+  static constexpr int RESIDENT = BY_BLOCK ? 1 : FEW ? 2 : 3;
+  // Bytes of shared memory for what the blocks of a cluster tell each other.
+  static constexpr int TOLD = CLUSTER > 1 ? CLUSTER * 32 : 0;
+
+  static DEVICE A nothing() { return -A(infinity()); }
+  // What logits are compared with whose largest this is.
+  static DEVICE A base(A most) { return most == nothing() ? A(0) : most; }
+
+  struct Loaded {
+    Vec<T, V> row[ROWS][HELD];
+  };
+  // What a thread has of a row: the vectors from `rank` on, `lanes` apart. It takes those of
+  // `rounds` and then what comes behind them, the `last`; those of `kept` rounds stay on chip.
+  struct Share {
+    const T* row[ROWS];
+    i64 step[ROWS];
+    i64 number;
+    i32 end, rank, lanes, rounds, last, kept;
+    Vec<T, V>* room;
+  };
+
+  // Which row is this thread's, before anything is known of it.
+  static DEVICE Share share(i32 log_lanes, void* chip) {
+    Share row{};
+    const int block = int(blockIdx.x % CLUSTER);
+    row.lanes = BY_BLOCK ? i32(blockDim.x) * CLUSTER : 1 << log_lanes;
+    row.rank = BY_BLOCK ? i32(blockDim.x) * block + i32(threadIdx.x)
+                        : i32(threadIdx.x) & (row.lanes - 1);
+    const int groups = BY_BLOCK ? 1 : int(blockDim.x) >> log_lanes;
+    const int group = BY_BLOCK ? 0 : int(threadIdx.x) >> log_lanes;
+    row.number = i64(blockIdx.x / CLUSTER) * groups + group;
+    row.room = reinterpret_cast<Vec<T, V>*>(static_cast<u32*>(chip) + TOLD / 4) + threadIdx.x;
+    return row;
+  }
+  // It has `end` elements, 0 of a row that is not read.
+  static DEVICE void begin(Share& row, i32 end, i32 rounds, i32 kept) {
+    row.end = end;
+    row.rounds = LOOPS && end ? rounds : 0;
+    row.last = LOOPS ? rounds * HELD : 0;
+    row.kept = kept;
+  }
+
+  static DEVICE i32 element(const Share& row, i32 h) { return (row.rank + h * row.lanes) * V; }
+  // Of a vector that begins before the end.
+  static DEVICE bool there(const Share& row, i32 e, int i) { return WIDE || e + i < row.end; }
+
+  static DEVICE Vec<T, V> none(int r) {
+    A x[V];
+    UNROLL for (int i = 0; i < V; ++i) x[i] = nothing();
+    Vec<T, V> v{};
+    if (r < LOGITS) narrow(x, v);
+    return v;
+  }
+  // Vectors from the h-th on, which are all there (WHOLE) or not.
+  template <bool WHOLE> static DEVICE Loaded fetch_all(const Share& row, i32 h) {
+    Loaded to;
+    UNROLL for (int k = 0; k < HELD; ++k) {
+      const i32 e = element(row, h + k);
+      UNROLL for (int r = 0; r < ROWS; ++r) {
+        if constexpr (WHOLE && WIDE) to.row[r][k] = load<V>(row.row[r] + e);
+        else to.row[r][k] = fetch<V, ACCESS>(row.row[r], row.step[r], e, row.end, none(r));
+      }
+    }
+    return to;
+  }
+
+  // Calls f(h, vectors) for all vectors of a thread. The last are returned, others kept that fit.
+  template <class F> static DEVICE Loaded look(const Share& row, const F& f) {
+    const Loaded held = fetch_all<false>(row, row.last);
+    Loaded v = held;
+    Vec<T, V>* to = row.room;
+    i32 h = row.last;
+    ROLLED for (i32 round = 0;; ++round) {
+      f(h, v);
+      if (!LOOPS || round >= row.rounds) break;
+      h = round * HELD;
+      v = fetch_all<true>(row, h);
+      if (round >= row.kept) continue;
+      UNROLL for (int k = 0; k < HELD; ++k) {
+        UNROLL for (int r = 0; r < ROWS; ++r, to += blockDim.x) to[0] = v.row[r][k];
+      }
+    }
+    return held;
+  }
+  // The same again.
+  template <class F> static DEVICE void look_again(const Share& row, Loaded v, const F& f) {
+    const Vec<T, V>* from = row.room;
+    i32 h = row.last;
+    ROLLED for (i32 round = 0;; ++round) {
+      f(h, v);
+      if (!LOOPS || round >= row.rounds) break;
+      h = round * HELD;
+      if (round >= row.kept) {
+        v = fetch_all<true>(row, h);
+        continue;
+      }
+      UNROLL for (int k = 0; k < HELD; ++k) {
+        UNROLL for (int r = 0; r < ROWS; ++r, from += blockDim.x) v.row[r][k] = from[0];
+      }
+    }
+  }
+
+  // Joins what the threads of a row have; `turn` counts the joins of a kernel. All blocks of a
+  // cluster have arrived before each.
+  template <class State, class Across>
+  static DEVICE State across_row(
+      const Share& row, State s, const State& start, void* chip, int& turn, const Across& across) {
+    if constexpr (!BY_BLOCK) return across(s, row.lanes);
+    using Meet = Rooms<State>;
+    __shared__ Meet rooms;
+    s = across_block(s, start, rooms, turn, across);
+    if constexpr (CLUSTER > 1) {
+      static_assert(sizeof(State) <= 32, "the host leaves so many bytes for a block");
+      State* const told = static_cast<State*>(chip);
+      cluster_wait();
+      if (threadIdx.x < CLUSTER) of_block(told, threadIdx.x)[blockIdx.x % CLUSTER] = s;
+      cluster_sync();
+      s = across(told[threadIdx.x % CLUSTER], CLUSTER);
+    }
+    return s;
+  }
+};
+
+}  // namespace baracuda
+#endif
