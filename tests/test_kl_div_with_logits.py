@@ -76,7 +76,7 @@ def test_values_and_gradients_are_those_of_kl_div_of_log_softmax(
         leaf = logits.clone().requires_grad_()
         each = losses(leaf, teacher, kind, temperature)
         want = whole(each, rows[0] if rows else None, reduction)
-        (slopes,) = torch.autograd.grad(want, leaf, g)
+        (slopes,) = torch.autograd.grad(want, leaf, g, retain_graph=True)
         more: dict[str, Any] = {
             "kind": kind, "beta": BETA, "temperature": temperature, "reduction": reduction,
         }  # fmt: skip
@@ -87,6 +87,9 @@ def test_values_and_gradients_are_those_of_kl_div_of_log_softmax(
         given = [x.numpy() for x in (logits, teacher, *rows)]
         close(bc.kl_div_with_logits(*given, **more), plain(want))
         close(bc.kl_div_with_logits_backward(g.numpy(), *given, **more), slopes, 1e-9)
+        loss, unit = bc.kl_div_with_logits_with_gradient(*given, **more)
+        close(loss, plain(want))
+        close(unit, torch.autograd.grad(want.sum(), leaf)[0], 1e-9)
 
 
 def test_directions_are_those_of_distributions() -> None:

@@ -178,7 +178,8 @@ struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
         } else {
           A log = c.log;
           if constexpr (KIND == JSD) log = over_mixture(known, log).first;
-          y[i] = fused(-c.student, divergence, times(c.student, log)) * scale;
+          // Nothing of an infinite logarithm is nothing.
+          y[i] = c.student * ((c.student == 0 ? A(0) : log) - divergence) * scale;
         }
       }
       put<Rows::ACCESS, ADD>(d, args.step[2], e, args.n, y);
@@ -236,13 +237,7 @@ struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
     if constexpr (GRADIENT) {
       if (!exists) return;
       T* const d = args.dlogits + at[2];
-      if (!counts) {
-        A zero[V] = {};
-        for (i32 h = 0; !ADD && Rows::element(row, h) < args.n; ++h) {
-          put<Rows::ACCESS, ADD>(d, args.step[2], Rows::element(row, h), args.n, zero);
-        }
-        return;
-      }
+      if (!counts) return Rows::template put_zeros<ADD>(row, d, args.step[2], args.n);
       // A weight by the sum: a quotient by a sum that is tiny overflows.
       if (args.parts) weight = weight / all_of(args.shares, args.parts);
       if (args.flags & EQUAL_SHARES) weight = weight / A(args.rows);

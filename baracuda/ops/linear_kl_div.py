@@ -67,7 +67,7 @@ class _Pair:
         return registry["kl_div_with_logits"](chunk.logits, taught, chunk.numbers, **self.options)
 
     def both(self, chunk: Chunk) -> tuple[Array, Array]:
-        """The losses of a chunk, and their slopes, which take the place of its logits if they can."""
+        """The losses of a chunk, and their slopes, which may take the place of its logits."""
         rows = self.rows
         given = chunk.logits, self.teacher.at(chunk.first).logits, chunk.numbers
         if not rows.plain:

@@ -337,6 +337,7 @@ def _distillations(rows: int, v: int, d: int, e: int) -> list[Row]:
     return [
         Row("kl_div_with_logits", f"[{rows}, {v}]", logits, {}),
         Row("kl_div_with_logits_backward", f"[{rows}, {v}]", ((), *logits), {}),
+        Row("kl_div_with_logits_with_gradient", f"[{rows}, {v}]", logits, {}),
         Row("linear_kl_div", label, layers, {}),
         Row("linear_kl_div_backward", label, ((), *layers), {}),
         Row("linear_kl_div_with_gradient", label, layers, {}),

@@ -322,6 +322,13 @@ def kl_div_with_logits_backward(
     return (softmax(xp, logits) - softmax(xp, teacher_logits)) * (dloss / logits.shape[0])
 
 
+def kl_div_with_logits_with_gradient(
+    xp: Any, logits: Array, teacher_logits: Array
+) -> tuple[Array, Array]:
+    one, both = xp.ones_like(logits[0, 0]), (logits, teacher_logits)
+    return kl_div_with_logits(xp, *both), kl_div_with_logits_backward(xp, one, *both)
+
+
 def linear_kl_div(xp: Any, hidden: Array, weight: Array, *teacher: Array) -> Array:
     return kl_div_with_logits(xp, *_both(hidden, weight, *teacher))
 
@@ -336,9 +343,8 @@ def linear_kl_div_backward(
 def linear_kl_div_with_gradient(
     xp: Any, hidden: Array, weight: Array, *teacher: Array
 ) -> tuple[Array, ...]:
-    both = _both(hidden, weight, *teacher)
-    d = kl_div_with_logits_backward(xp, xp.ones_like(hidden[0, 0]), *both)
-    return kl_div_with_logits(xp, *both), d @ weight, d.T @ hidden
+    loss, d = kl_div_with_logits_with_gradient(xp, *_both(hidden, weight, *teacher))
+    return loss, d @ weight, d.T @ hidden
 
 
 def _both(*factors: Array) -> tuple[Array, Array]:
@@ -406,6 +412,6 @@ EXPRESSIONS = (
     soft_target_cross_entropy_with_gradient, nll_loss, nll_loss_backward, linear_cross_entropy,
     linear_cross_entropy_backward, linear_cross_entropy_with_gradient, log_prob, log_prob_backward,
     linear_log_prob, linear_log_prob_backward, linear_log_prob_with_gradient,
-    kl_div_with_logits, kl_div_with_logits_backward, linear_kl_div, linear_kl_div_backward,
-    linear_kl_div_with_gradient,
+    kl_div_with_logits, kl_div_with_logits_backward, kl_div_with_logits_with_gradient,
+    linear_kl_div, linear_kl_div_backward, linear_kl_div_with_gradient,
 )  # fmt: skip

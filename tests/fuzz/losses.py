@@ -260,6 +260,9 @@ def kl_div_with_logits(t: Any, o: Any) -> Any:
     return (_divergence(t["logits"], t["teacher_logits"], t, o),)
 
 
+formula("kl_div_with_logits_with_gradient")(_with_gradient(kl_div_with_logits, ("logits",)))
+
+
 @formula("linear_kl_div")
 def linear_kl_div(t: Any, o: Any) -> Any:
     logits = (F.linear(t[f"{of}hidden"], t[f"{of}weight"]) for of in ("", "teacher_"))

@@ -340,8 +340,9 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     "log_prob_backward": _pulled,
     "linear_log_prob_backward": _pulled,
     "linear_log_prob_with_gradient": _pulled,
-    **dict.fromkeys(("kl_div_with_logits", "kl_div_with_logits_backward", "linear_kl_div",
-                     "linear_kl_div_backward", "linear_kl_div_with_gradient"), _divergence),
+    **dict.fromkeys(("kl_div_with_logits", "kl_div_with_logits_backward",
+                     "kl_div_with_logits_with_gradient", "linear_kl_div", "linear_kl_div_backward",
+                     "linear_kl_div_with_gradient"), _divergence),
     **{f"{name}_norm_backward": _norm for name in (
         "rms", "layer", "add_rms", "add_layer", "batch", "group", "instance")},
 }  # fmt: skip

@@ -88,7 +88,20 @@ struct LogitRows {
     return to;
   }
 
-  // Calls f(h, vectors) for all vectors of a thread. The last are returned, others kept that fit.
+  // Calls f(h, vectors) for all vectors of a thread. Nothing is kept: the next are under way.
+  template <class F> static DEVICE void look_once(const Share& row, const F& f) {
+    Loaded v = fetch_all<false>(row, row.last);
+    i32 h = row.last;
+    ROLLED for (i32 round = 0;; ++round) {
+      Loaded next;
+      if (LOOPS && round < row.rounds) next = fetch_all<true>(row, round * HELD);
+      f(h, v);
+      if (!LOOPS || round >= row.rounds) break;
+      h = round * HELD;
+      v = next;
+    }
+  }
+  // The same where they are looked at again: the last are returned, others kept that fit.
   template <class F> static DEVICE Loaded look(const Share& row, const F& f) {
     const Loaded held = fetch_all<false>(row, row.last);
     Loaded v = held;
@@ -121,6 +134,14 @@ struct LogitRows {
       UNROLL for (int k = 0; k < HELD; ++k) {
         UNROLL for (int r = 0; r < ROWS; ++r, from += blockDim.x) v.row[r][k] = from[0];
       }
+    }
+  }
+
+  // The gradient of a row that does not count.
+  template <bool ADD> static DEVICE void put_zeros(const Share& row, T* d, i64 step, i32 n) {
+    A zero[V] = {};
+    for (i32 h = 0; !ADD && element(row, h) < n; ++h) {
+      put<ACCESS, ADD>(d, step, element(row, h), n, zero);
     }
   }
 

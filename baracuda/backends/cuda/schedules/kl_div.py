@@ -117,8 +117,8 @@ def _rows(
         f"{call.functor}<{call.type}, {kind.upper()}, {how.way}, {how.held}, {flag(over.wide)}, "
         f"{flag(call.add)}, {over.cluster}>"
     )
-    tags = [kind, how.way.lower(), "wide" if over.wide else "strided", *["add"] * call.add]
-    tags += [f"clusters_of_{over.cluster}"] * (over.cluster > 1)
+    tags = [how.way.lower(), "wide" if over.wide else "strided"]
+    tags += [f"clusters_of_{over.cluster}"] * (over.cluster > 1) + [kind] + ["add"] * call.add
     bound = over.most if how.way in ("BLOCK", "LONG") else THREADS
     entry = call.entry(schedule, len(arguments), *tags, threads=bound, cluster=over.cluster)
     grid = (-(-count // how.groups) * over.cluster, 1)
