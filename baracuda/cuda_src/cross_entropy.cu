@@ -1,35 +1,25 @@
 // Cross entropy of rows of logits, its gradient, or both, with the row on chip in between.
 //
-// As in the rows schedule a thread holds HELD vectors of 16 bytes, and a row is that of some lanes
-// of a warp, of a block, or of one that reads again what it cannot hold; of the rest, a block keeps
-// in shared memory what fits. A CLUSTER of blocks may share a row. Where rows lie side by side,
-// ALONE, each has one thread. A SOFT target is a row too: the probability of each class. Weights of
-// WEIGHTED classes are read where they are needed: all rows share them, so caches have them.
-#include "common/cluster.cuh"
+// A SOFT target is a row too: the probability of each class. Weights of WEIGHTED classes are read
+// where they are needed: all rows share them, so caches have them.
 #include "common/counts.cuh"
 #include "common/exponentials.cuh"
+#include "common/logit_rows.cuh"
 #include "common/report.cuh"
-#include "common/rows.cuh"
 #include "common/total.cuh"
 
 namespace baracuda {
 
-constexpr int ALONE = 3;
-
 template <
     bool LOSS, bool GRADIENT, bool SOFT, class T, int WAY, int HELD, bool WIDE, bool ADD,
     int CLUSTER, bool WEIGHTED = false>
-struct Entropy {
-  using A = Acc<T>;
-  static constexpr Access ACCESS = WIDE ? VECTORS : STEPS;
-  static constexpr int V = 16 / sizeof(T);
-  static constexpr bool BY_BLOCK = WAY == BLOCK || WAY == LONG, LOOPS = WAY == LONG || WAY == ALONE;
-  static constexpr bool FEW = sizeof(T) == 8 || WAY == ALONE || !WIDE;
-  static constexpr int RESIDENT = BY_BLOCK ? 1 : FEW ? 2 : 3;
-  static constexpr int ROWS = 1 + SOFT, TERMS = 3 + (SOFT || WEIGHTED);
+struct Entropy : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 1 + SOFT, 1> {
+  using Rows = LogitRows<T, WAY, HELD, WIDE, CLUSTER, 1 + SOFT, 1>;
+  using A = typename Rows::A;
+  using Share = typename Rows::Share;
+  using Loaded = typename Rows::Loaded;
+  static constexpr int V = Rows::V, TERMS = 3 + (SOFT || WEIGHTED);
   using Count = typename Either<WEIGHTED, A, i32>::type;
-  // Bytes of shared memory for what the blocks of a cluster tell each other.
-  static constexpr int TOLD = CLUSTER > 1 ? CLUSTER * 32 : 0;
 
   struct Weights {
     const T* weight;
@@ -59,17 +49,15 @@ struct Entropy {
   // The largest logit, the sum of exponentials beside it, the sum of what logits exceed another
   // one by; where SOFT or WEIGHTED, that sum by probabilities or weights, and their own.
   using State = Several<A, TERMS>;
-  static DEVICE A nothing() { return -A(infinity()); }
   static DEVICE State start() {
     State s{};
-    s.at[0] = nothing();
+    s.at[0] = Rows::nothing();
     return s;
   }
-  static DEVICE A base(A most) { return most == nothing() ? A(0) : most; }
   // The same beside another largest logit, which is what logits exceed where SOFT.
   static DEVICE void rebase(State& s, A most) {
-    s.at[1] *= quick_exponential(s.at[0] - base(most));
-    if constexpr (SOFT) s.at[2] = fused(s.at[3], base(s.at[0]) - base(most), s.at[2]);
+    s.at[1] *= quick_exponential(s.at[0] - Rows::base(most));
+    if constexpr (SOFT) s.at[2] = fused(s.at[3], Rows::base(s.at[0]) - Rows::base(most), s.at[2]);
     s.at[0] = most;
   }
   // Of all lanes: the largest first, so that each has one exponential.
@@ -83,10 +71,7 @@ struct Entropy {
     return s;
   }
 
-  struct Row {
-    const T* x;
-    const T* t;
-    i32 end, rank, lanes;
+  struct Row : Share {
     A cap, inverse;  // of the cap, 0 for none
     A from;          // what logits are compared with where targets are smoothed
     A keep, spread;  // what is left of a probability, and what each class gets
@@ -101,37 +86,6 @@ struct Entropy {
     return row.cap * quick_hyperbolic_tangent(x * row.inverse);
   }
   static DEVICE A capped(const Row& row, A x) { return row.cap > 0 ? cap(row, x) : x; }
-  // Of a vector that begins before the end.
-  static DEVICE bool there(const Row& row, i32 e, int i) { return WIDE || e + i < row.end; }
-  static DEVICE i32 element(const Row& row, i32 h) { return (row.rank + h * row.lanes) * V; }
-
-  struct Loaded {
-    Vec<T, V> x[HELD], t[HELD];
-  };
-  template <bool WHOLE>
-  static DEVICE Vec<T, V> fetch_one(
-      const Row& row, const T* p, i64 step, i32 e, const Vec<T, V>& none) {
-    if constexpr (WHOLE && WIDE) return load<V>(p + e);
-    return fetch<V, ACCESS>(p, step, e, row.end, none);
-  }
-  // Vectors from the h-th on, which are there (WHOLE) or not: such logits are smaller than any.
-  template <bool WHOLE> static DEVICE Loaded fetch_all(const Args& args, const Row& row, i32 h) {
-    Loaded to;
-    const i32 first = element(row, h), step = row.lanes * V;
-    UNROLL for (int k = 0; k < HELD; ++k) {
-      const i32 e = first + k * step;
-      to.x[k] = fetch_one<WHOLE>(row, row.x, args.step[0], e, least());
-      if constexpr (SOFT) to.t[k] = fetch_one<WHOLE>(row, row.t, args.step[2], e, {});
-    }
-    return to;
-  }
-  static DEVICE Vec<T, V> least() {
-    A x[V];
-    UNROLL for (int i = 0; i < V; ++i) x[i] = nothing();
-    Vec<T, V> v;
-    narrow(x, v);
-    return v;
-  }
   static DEVICE A probability(const Row& row, const Vec<T, V>& t, int i) {
     return fused(widen(t, i), row.keep, row.spread);
   }
@@ -154,7 +108,7 @@ struct Entropy {
     UNROLL for (int i = 0; i < V; ++i) {
       if (e + (WIDE ? 0 : i) >= row.end) continue;
       const A p = probability(row, t, i);
-      const A over = x[i] - base(s.at[0]);
+      const A over = x[i] - Rows::base(s.at[0]);
       if constexpr (WAY == ALONE) add_term(p * over, s.at[2], lost[0]);
       else s.at[2] = fused(p, over, s.at[2]);
       add_term(p, s.at[3], lost[1]);
@@ -163,41 +117,43 @@ struct Entropy {
   static DEVICE void take(
       const Args& args, const Row& row, i32 h, const Loaded& v, State& s, A (&lost)[2]) {
     A x[V];
-    const A most = larger(s.at[0], largest(v.x)), beside = base(most);
+    const A most = larger(s.at[0], largest(v.row[0])), beside = Rows::base(most);
     if (row.plain && Near<A>::takes(beside)) {
       const Near<A> near(beside);
       rebase(s, most);
       A sum = 0;
       UNROLL for (int k = 0; k < HELD; ++k) {
-        widen(v.x[k], x);
+        widen(v.row[0][k], x);
         UNROLL for (int i = 0; i < V; ++i) sum += near(x[i]);
-        if constexpr (SOFT) weigh(row, element(row, h + k), x, v.t[k], s, lost);
+        if constexpr (SOFT) weigh(row, Rows::element(row, h + k), x, v.row[1][k], s, lost);
       }
       s.at[1] = fused(sum, near.rest, s.at[1]);
       return;
     }
     UNROLL for (int k = 0; k < HELD; ++k) {
-      const i32 e = element(row, h + k);
+      const i32 e = Rows::element(row, h + k);
       if (e >= row.end) continue;
       A most = s.at[0];
-      widen(v.x[k], x);
+      widen(v.row[0][k], x);
       if (row.cap > 0) {
-        UNROLL for (int i = 0; i < V; ++i) x[i] = there(row, e, i) ? cap(row, x[i]) : nothing();
+        UNROLL for (int i = 0; i < V; ++i) {
+          x[i] = Rows::there(row, e, i) ? cap(row, x[i]) : Rows::nothing();
+        }
       }
       UNROLL for (int i = 0; i < V; ++i) {
         most = larger(most, x[i]);
         if constexpr (WEIGHTED) {
-          if (!row.smooth || !there(row, e, i)) continue;
+          if (!row.smooth || !Rows::there(row, e, i)) continue;
           const A w = weight_of(args, e + i);
           add_term(w * (x[i] - row.from), s.at[2], lost[0]);
           add_term(w, s.at[3], lost[1]);
-        } else if (!SOFT && there(row, e, i)) {
+        } else if (!SOFT && Rows::there(row, e, i)) {
           add_term(x[i] - row.from, s.at[2], lost[0]);
         }
       }
       rebase(s, most);
-      UNROLL for (int i = 0; i < V; ++i) s.at[1] += quick_exponential(x[i] - base(most));
-      if constexpr (SOFT) weigh(row, e, x, v.t[k], s, lost);
+      UNROLL for (int i = 0; i < V; ++i) s.at[1] += quick_exponential(x[i] - Rows::base(most));
+      if constexpr (SOFT) weigh(row, e, x, v.row[1][k], s, lost);
     }
   }
 
@@ -223,7 +179,7 @@ struct Entropy {
       const A power = PLAIN ? slope.near(x[i]) : quick_exponential(x[i] - slope.most);
       A less = SOFT ? slope.hit * probability(row, t, i) : slope.spread;
       if constexpr (WEIGHTED) {
-        if (!PLAIN && row.smooth && there(row, e, i)) less *= weight_of(args, e + i) / slope.whole;
+        if (!PLAIN && row.smooth && Rows::there(row, e, i)) less *= weight_of(args, e + i) / slope.whole;
       }
       // Of two products a compiler would fuse either.
       y[i] = fused(power, slope.weight, -less);
@@ -243,37 +199,20 @@ struct Entropy {
   static DEVICE void put_slopes(
       const Args& args, T* d, const Row& row, i32 h, const Loaded& v, const Slope& slope) {
     UNROLL for (int k = 0; k < HELD; ++k) {
-      const i32 e = element(row, h + k);
+      const i32 e = Rows::element(row, h + k);
       A y[V];
       if (e >= row.end) continue;
-      slopes<PLAIN>(args, row, e, v.x[k], v.t[k], slope, y);
-      put_vector(args, d, e, y);
+      slopes<PLAIN>(args, row, e, v.row[0][k], v.row[SOFT][k], slope, y);
+      put<Rows::ACCESS, ADD>(d, args.step[1], e, args.n, y);
     }
   }
-  static DEVICE void put_vector(const Args& args, T* d, i32 e, A (&x)[V]) {
-    if constexpr (WIDE) {
-      put<ADD>(d + e, x);
-    } else {
-      UNROLL for (int i = 0; i < V; ++i) {
-        A one[1] = {x[i]};
-        if (e + i < args.n) put<ADD>(d + (e + i) * args.step[1], one);
-      }
-    }
-  }
-
   static DEVICE void run(const Args& args) {
     if constexpr (CLUSTER > 1) cluster_arrive();
-    const int block = int(blockIdx.x % CLUSTER);
     Row row;
-    row.lanes = BY_BLOCK ? i32(blockDim.x) * CLUSTER : 1 << args.log_lanes;
-    row.rank = BY_BLOCK ? i32(blockDim.x) * block + i32(threadIdx.x)
-                        : i32(threadIdx.x) & (row.lanes - 1);
-    const int groups = BY_BLOCK ? 1 : int(blockDim.x) >> args.log_lanes;
-    const int group = BY_BLOCK ? 0 : int(threadIdx.x) >> args.log_lanes;
-    const i64 number = i64(blockIdx.x / CLUSTER) * groups + group;
-    const bool exists = number < args.rows;
+    static_cast<Share&>(row) = Rows::share(args.log_lanes);
+    const bool exists = row.number < args.rows;
     i64 at[4];
-    args.walk.template offsets<1>(exists ? number : 0, at);
+    args.walk.template offsets<1>(exists ? row.number : 0, at);
     const bool reduced = args.flags & REDUCED;
 
     i64 target = args.ignored;
@@ -282,13 +221,17 @@ struct Entropy {
       if (exists) target = entry_of(args.target, at[1], args.flags & WIDE_TARGET);
       Report* const listener = row.rank == 0 ? args.listener : nullptr;
       counts = target != args.ignored &&
-               valid(target, args.classes, listener, args.ticket, number);
+               valid(target, args.classes, listener, args.ticket, row.number);
     }
     // Rows that do not count are not read.
     const A smooth = A(args.label_smoothing), z = A(args.z_loss);
-    row.x = args.logits + at[0];
-    row.t = static_cast<const T*>(args.target) + (SOFT ? at[1] : 0);
-    row.end = counts ? args.n : 0;
+    row.row[0] = args.logits + at[0];
+    row.step[0] = args.step[0];
+    if constexpr (SOFT) {
+      row.row[1] = static_cast<const T*>(args.target) + at[1];
+      row.step[1] = args.step[2];
+    }
+    Rows::begin(row, counts ? args.n : 0, args.rounds, args.kept);
     row.cap = A(args.softcap);
     row.inverse = row.cap > 0 ? A(1) / row.cap : A(0);
     row.smooth = smooth > 0;
@@ -297,9 +240,7 @@ struct Entropy {
     row.keep = 1 - smooth;
     row.spread = row.smooth ? smooth / A(args.n) : A(0);
 
-    // Each thread has the vectors of all rounds; it holds what comes behind them.
-    const i32 rounds = LOOPS && counts ? args.rounds : 0, last = LOOPS ? args.rounds * HELD : 0;
-    Loaded held = fetch_all<false>(args, row, last);
+    const Loaded held = Rows::fetch_last(row);
     [[maybe_unused]] A share = 0, whole = 1, own = 1;
     if constexpr (GRADIENT) {
       const bool given = exists && (!LOSS || args.flags & GIVEN);
@@ -315,53 +256,15 @@ struct Entropy {
     A lost[2] = {};
     A goal = 0;  // the logit of the target, which the first thread of a row has
     if (counts && !SOFT) {
-      if (LOSS && row.rank == 0) goal = capped(row, widen(row.x[target * args.step[0]]));
-      const A first = row.smooth ? capped(row, widen(row.x[0])) : A(0);
+      if (LOSS && row.rank == 0) goal = capped(row, widen(row.row[0][target * args.step[0]]));
+      const A first = row.smooth ? capped(row, widen(row.row[0][0])) : A(0);
       if (first - first == 0) row.from = first;
     }
-    extern __shared__ __align__(16) u32 chip[];
-    Vec<T, V>* const room = reinterpret_cast<Vec<T, V>*>(chip + TOLD / 4) + threadIdx.x;
-    i32 h = last;
-    if constexpr (GRADIENT) {
-      Loaded v = held;
-      Vec<T, V>* to = room;
-      ROLLED for (i32 round = 0;; ++round) {
-        take(args, row, h, v, s, lost);
-        if (!LOOPS || round >= rounds) break;
-        h = round * HELD;
-        v = fetch_all<true>(args, row, h);
-        if (round >= args.kept) continue;
-        UNROLL for (int k = 0; k < HELD; ++k, to += ROWS * blockDim.x) {
-          to[0] = v.x[k];
-          if constexpr (SOFT) to[blockDim.x] = v.t[k];
-        }
-      }
-    } else {
-      // Nothing is kept: the next vectors are under way.
-      ROLLED for (i32 round = 0;; ++round) {
-        Loaded next;
-        if (LOOPS && round < rounds) next = fetch_all<true>(args, row, round * HELD);
-        take(args, row, h, held, s, lost);
-        if (!LOOPS || round >= rounds) break;
-        h = round * HELD;
-        held = next;
-      }
-    }
-    if constexpr (BY_BLOCK) {
-      using Meet = Rooms<State>;
-      __shared__ Meet rooms;
-      int turn = 0;
-      s = across_block(s, start(), rooms, turn, across);
-      if constexpr (CLUSTER > 1) {
-        State* const told = reinterpret_cast<State*>(chip);
-        cluster_wait();
-        if (threadIdx.x < CLUSTER) of_block(told, threadIdx.x)[block] = s;
-        cluster_sync();
-        s = across(told[threadIdx.x % CLUSTER], CLUSTER);
-      }
-    } else {
-      s = across(s, row.lanes);
-    }
+    const auto taking = [&](i32 h, const Loaded& v) { take(args, row, h, v, s, lost); };
+    if constexpr (GRADIENT) Rows::look(row, held, taking);
+    else Rows::look_once(row, held, taking);
+    int turn = 0;
+    s = Rows::across_row(row, s, start(), turn, across);
 
     // Relative to the largest logit, so that nothing large cancels.
     const A most = s.at[0], log_sum = logarithm(s.at[1]), norm = most + log_sum;
@@ -381,7 +284,7 @@ struct Entropy {
       if (!counts) loss = 0;
       if (!reduced) {
         if (exists && row.rank == 0) deliver_one(loss, args.loss, at[3], args.flags & WIDE_LOSS);
-      } else if constexpr (BY_BLOCK) {
+      } else if constexpr (Rows::BY_BLOCK) {
         if (row.rank == 0) args.sums[blockIdx.x / CLUSTER] = loss;
       } else {
         const A total = block_total(row.rank == 0 ? loss : A(0));
@@ -391,13 +294,7 @@ struct Entropy {
     if constexpr (GRADIENT) {
       if (!exists) return;
       T* const d = args.dlogits + at[2];
-      if (!counts) {
-        A zero[V] = {};
-        for (i32 h = 0; !ADD && element(row, h) < args.n; ++h) {
-          put_vector(args, d, element(row, h), zero);
-        }
-        return;
-      }
+      if (!counts) return Rows::template put_zeros<ADD>(row, d, args.step[1], args.n);
       A pull = A(1);
       if constexpr (SOFT) pull = s.at[3];
       // A weight by the sum: a quotient by a sum that is tiny overflows.
@@ -411,22 +308,10 @@ struct Entropy {
           near, most, plain ? weight * near.rest : weight, share * row.spread,
           SOFT ? share : WEIGHTED ? share * (row.keep * own) : share * row.keep, whole, i32(target),
           plain};
-      const Vec<T, V>* from = room;
-      h = last;
-      ROLLED for (i32 round = 0;; ++round) {
-        if (slope.plain) put_slopes<true>(args, d, row, h, held, slope);
-        else put_slopes<false>(args, d, row, h, held, slope);
-        if (!LOOPS || round >= rounds) break;
-        h = round * HELD;
-        if (round >= args.kept) {
-          held = fetch_all<true>(args, row, h);
-          continue;
-        }
-        UNROLL for (int k = 0; k < HELD; ++k, from += ROWS * blockDim.x) {
-          held.x[k] = from[0];
-          if constexpr (SOFT) held.t[k] = from[blockDim.x];
-        }
-      }
+      Rows::look_again(row, held, [&](i32 h, const Loaded& v) {
+        if (slope.plain) put_slopes<true>(args, d, row, h, v, slope);
+        else put_slopes<false>(args, d, row, h, v, slope);
+      });
     }
   }
 };

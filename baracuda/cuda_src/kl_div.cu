@@ -188,8 +188,7 @@ struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
 
   static DEVICE void run(const Args& args) {
     if constexpr (CLUSTER > 1) cluster_arrive();
-    extern __shared__ __align__(16) u32 chip[];
-    Share row = Rows::share(args.log_lanes, chip);
+    Share row = Rows::share(args.log_lanes);
     const bool exists = row.number < args.rows, reduced = args.flags & REDUCED;
     i64 at[5];
     args.walk.template offsets<1>(exists ? row.number : 0, at);
@@ -205,11 +204,21 @@ struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
     row.step[1] = args.step[1];
     Rows::begin(row, counts ? args.n : 0, args.rounds, args.kept);
 
+    const Loaded held = Rows::fetch_last(row);
+    [[maybe_unused]] A pull = weight;
+    if constexpr (GRADIENT) {
+      // A weight by the sum: a quotient by a sum that is tiny overflows.
+      if (args.parts) pull = pull / all_of(args.shares, args.parts);
+      if (args.flags & EQUAL_SHARES) pull = pull / A(args.rows);
+      if (exists && args.flags & GIVEN) {
+        pull *= widened(args.dloss, reduced ? 0 : at[3], args.flags & WIDE_DLOSS);
+      }
+    }
     const Cooled<A> power(args.temperature);
     State s = start();
-    const Loaded held = Rows::look(row, [&](i32 h, const Loaded& v) { take(row, power, h, v, s); });
+    Rows::look(row, held, [&](i32 h, const Loaded& v) { take(row, power, h, v, s); });
     int turn = 0;
-    s = Rows::across_row(row, s, start(), chip, turn, [&](State s, int lanes) {
+    s = Rows::across_row(row, s, start(), turn, [&](State s, int lanes) {
       return across(power, s, lanes);
     });
     const Known known(power, s, args.beta);
@@ -219,7 +228,7 @@ struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
       s = State{};
       Rows::look_again(
           row, held, [&](i32 h, const Loaded& v) { add_costs(row, known, h, v, s); });
-      s = Rows::across_row(row, s, State{}, chip, turn, [&](State s, int lanes) {
+      s = Rows::across_row(row, s, State{}, turn, [&](State s, int lanes) {
         return across_costs(s, lanes);
       });
     }
@@ -238,13 +247,7 @@ struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
       if (!exists) return;
       T* const d = args.dlogits + at[2];
       if (!counts) return Rows::template put_zeros<ADD>(row, d, args.step[2], args.n);
-      // A weight by the sum: a quotient by a sum that is tiny overflows.
-      if (args.parts) weight = weight / all_of(args.shares, args.parts);
-      if (args.flags & EQUAL_SHARES) weight = weight / A(args.rows);
-      if (args.flags & GIVEN) {
-        weight *= widened(args.dloss, reduced ? 0 : at[3], args.flags & WIDE_DLOSS);
-      }
-      const A scale = weight * power.cool * (KIND == JSD ? known.of_student : A(1));
+      const A scale = pull * power.cool * (KIND == JSD ? known.of_student : A(1));
       const A divergence = s.at[TWO];
       Rows::look_again(row, held, [&](i32 h, const Loaded& v) {
         put_slopes(args, d, row, known, divergence, scale, h, v);

@@ -129,8 +129,7 @@ struct LogProbs : LogitRows<T, WAY, HELD, WIDE, CLUSTER> {
 
   static DEVICE void run(const Args& args) {
     if constexpr (CLUSTER > 1) cluster_arrive();
-    extern __shared__ __align__(16) u32 chip[];
-    Share row = Rows::share(args.log_lanes, chip);
+    Share row = Rows::share(args.log_lanes);
     const bool exists = row.number < args.rows, wide = args.flags & WIDE_RESULT;
     i64 at[5];
     args.walk.template offsets<1>(exists ? row.number : 0, at);
@@ -153,17 +152,17 @@ struct LogProbs : LogitRows<T, WAY, HELD, WIDE, CLUSTER> {
     const A cap = A(args.softcap);
     const Scale scale{Cooled<A>(args.temperature), cap, cap > 0 ? A(1) / cap : A(0)};
 
+    const Loaded held = Rows::fetch_last(row);
     State s = start();
     A goal = 0;  // the logit of the target, which the first thread of a row has
     if (!GRADIENT && counts && row.rank == 0) {
       goal = scale.capped(widen(row.row[0][target * args.step[0]]));
     }
     const auto taking = [&](i32 h, const Loaded& v) { take(row, scale, h, v, s); };
-    [[maybe_unused]] Loaded held;
-    if constexpr (GRADIENT) held = Rows::look(row, taking);
-    else Rows::look_once(row, taking);
+    if constexpr (GRADIENT) Rows::look(row, held, taking);
+    else Rows::look_once(row, held, taking);
     int turn = 0;
-    s = Rows::across_row(row, s, start(), chip, turn, [&](State s, int lanes) {
+    s = Rows::across_row(row, s, start(), turn, [&](State s, int lanes) {
       return across(scale, s, lanes);
     });
     if (!exists) return;

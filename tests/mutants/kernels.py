@@ -280,10 +280,22 @@ MUTANTS = (
     ),
     mutant(
         "logits that are largest come first", "cuda_src/cross_entropy.cu",
-        "s.at[1] *= quick_exponential(s.at[0] - base(most));",
-        "s.at[1] *= quick_exponential(base(most) - s.at[0]);",
+        "s.at[1] *= quick_exponential(s.at[0] - Rows::base(most));",
+        "s.at[1] *= quick_exponential(Rows::base(most) - s.at[0]);",
         "test_emulated_cross_entropy.py::test_every_way_gives_what_the_body_gives"
         "[cross_entropy-a lane]",
+    ),
+    mutant(
+        "a student near its teacher costs what a series says", "cuda_src/kl_div.cu",
+        "magnitude(log) < A(0.5) ? p * exponential_excess(log) : far;", "far;",
+        "test_emulated_kl_div.py::"
+        "test_of_a_student_that_is_all_but_its_teacher_no_digits_cancel[forward]",
+    ),
+    mutant(
+        "rows of weight 0 are not read", "cuda_src/kl_div.cu",
+        "const bool counts = exists && weight != 0;", "const bool counts = exists;",
+        "test_emulated_kl_div.py::test_every_way_gives_what_torch_gives"
+        "[kl_div_with_logits-lanes, reverse]",
     ),
     mutant(
         "windows keep within the array", "cuda_src/common/window.cuh",

@@ -40,11 +40,19 @@ struct LogitRows {
     i64 step[ROWS];
     i64 number;
     i32 end, rank, lanes, rounds, last, kept;
-    Vec<T, V>* room;
   };
 
+  // What a block has of shared memory: for what it is told, and behind that for what it keeps.
+  static DEVICE u32* chip() {
+    extern __shared__ __align__(16) u32 all[];
+    return all;
+  }
+  static DEVICE Vec<T, V>* room() {
+    return reinterpret_cast<Vec<T, V>*>(chip() + TOLD / 4) + threadIdx.x;
+  }
+
   // Which row is this thread's, before anything is known of it.
-  static DEVICE Share share(i32 log_lanes, void* chip) {
+  static DEVICE Share share(i32 log_lanes) {
     Share row{};
     const int block = int(blockIdx.x % CLUSTER);
     row.lanes = BY_BLOCK ? i32(blockDim.x) * CLUSTER : 1 << log_lanes;
@@ -53,7 +61,6 @@ struct LogitRows {
     const int groups = BY_BLOCK ? 1 : int(blockDim.x) >> log_lanes;
     const int group = BY_BLOCK ? 0 : int(threadIdx.x) >> log_lanes;
     row.number = i64(blockIdx.x / CLUSTER) * groups + group;
-    row.room = reinterpret_cast<Vec<T, V>*>(static_cast<u32*>(chip) + TOLD / 4) + threadIdx.x;
     return row;
   }
   // It has `end` elements, 0 of a row that is not read.
@@ -78,8 +85,9 @@ struct LogitRows {
   // Vectors from the h-th on, which are all there (WHOLE) or not.
   template <bool WHOLE> static DEVICE Loaded fetch_all(const Share& row, i32 h) {
     Loaded to;
+    const i32 first = element(row, h), step = row.lanes * V;
     UNROLL for (int k = 0; k < HELD; ++k) {
-      const i32 e = element(row, h + k);
+      const i32 e = first + k * step;
       UNROLL for (int r = 0; r < ROWS; ++r) {
         if constexpr (WHOLE && WIDE) to.row[r][k] = load<V>(row.row[r] + e);
         else to.row[r][k] = fetch<V, ACCESS>(row.row[r], row.step[r], e, row.end, none(r));
@@ -88,9 +96,11 @@ struct LogitRows {
     return to;
   }
 
+  // The last vectors of a thread, with which every look begins. A kernel asks for them first, and
+  // then for all else that it has to wait for.
+  static DEVICE Loaded fetch_last(const Share& row) { return fetch_all<false>(row, row.last); }
   // Calls f(h, vectors) for all vectors of a thread. Nothing is kept: the next are under way.
-  template <class F> static DEVICE void look_once(const Share& row, const F& f) {
-    Loaded v = fetch_all<false>(row, row.last);
+  template <class F> static DEVICE void look_once(const Share& row, Loaded v, const F& f) {
     i32 h = row.last;
     ROLLED for (i32 round = 0;; ++round) {
       Loaded next;
@@ -101,11 +111,9 @@ struct LogitRows {
       v = next;
     }
   }
-  // The same where they are looked at again: the last are returned, others kept that fit.
-  template <class F> static DEVICE Loaded look(const Share& row, const F& f) {
-    const Loaded held = fetch_all<false>(row, row.last);
-    Loaded v = held;
-    Vec<T, V>* to = row.room;
+  // The same where they are looked at again: those are kept that fit.
+  template <class F> static DEVICE void look(const Share& row, Loaded v, const F& f) {
+    Vec<T, V>* to = room();
     i32 h = row.last;
     ROLLED for (i32 round = 0;; ++round) {
       f(h, v);
@@ -117,11 +125,10 @@ struct LogitRows {
         UNROLL for (int r = 0; r < ROWS; ++r, to += blockDim.x) to[0] = v.row[r][k];
       }
     }
-    return held;
   }
   // The same again.
   template <class F> static DEVICE void look_again(const Share& row, Loaded v, const F& f) {
-    const Vec<T, V>* from = row.room;
+    const Vec<T, V>* from = room();
     i32 h = row.last;
     ROLLED for (i32 round = 0;; ++round) {
       f(h, v);
@@ -149,14 +156,14 @@ struct LogitRows {
   // cluster have arrived before each.
   template <class State, class Across>
   static DEVICE State across_row(
-      const Share& row, State s, const State& start, void* chip, int& turn, const Across& across) {
+      const Share& row, State s, const State& start, int& turn, const Across& across) {
     if constexpr (!BY_BLOCK) return across(s, row.lanes);
     using Meet = Rooms<State>;
     __shared__ Meet rooms;
     s = across_block(s, start, rooms, turn, across);
     if constexpr (CLUSTER > 1) {
       static_assert(sizeof(State) <= 32, "the host leaves so many bytes for a block");
-      State* const told = static_cast<State*>(chip);
+      State* const told = reinterpret_cast<State*>(chip());
       cluster_wait();
       if (threadIdx.x < CLUSTER) of_block(told, threadIdx.x)[blockIdx.x % CLUSTER] = s;
       cluster_sync();
