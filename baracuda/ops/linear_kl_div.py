@@ -215,9 +215,9 @@ def linear_kl_div_backward(
     Notes
     -----
     Takes, beside the memory of the forward, that of `weight` in float32, where its gradient is
-    added up. Gradients of a chunk's logits take the place of these. In float16 and bfloat16 the gradients of
-    logits are rounded once, `dhidden` at most twice, `dweight` once, and not at all into a float32
-    `out`. Deterministic where the library's products are.
+    added up. Gradients of a chunk's logits take the place of these. In float16 and bfloat16 the
+    gradients of logits are rounded once, `dhidden` at most twice, `dweight` once, and not at all
+    into a float32 `out`. Deterministic where the library's products are.
 
     Examples
     --------
