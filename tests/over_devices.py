@@ -23,7 +23,7 @@ def works(op: str, where: str) -> None:
     except (BrokenPipeError, json.JSONDecodeError):
         _program.cache_clear()
         raise
-    assert found == {"eager": [], "collectives": [], "shard_map": [], "replicated": []}
+    assert found == {"eager": [], "collectives": [], "shard_map": [], "replicated": []}, found
 
 
 @cache

@@ -109,7 +109,7 @@ def _fused(spec: OpSpec) -> Callable[..., Any]:
             axis = options[packed.axis]
             halves = cupy.split(given[packed.array], 2, axis)
             given.update(zip(packed.order(options), halves, strict=True))
-        result = _kernel(spec, tuple(options.items()))(*[given[name] for name in spec.arrays])
+        result = _kernel(spec, tuple(options.items()))(*[given.get(name) for name in spec.arrays])
         if packed is not None and halved and type(result) is tuple:
             parts = dict(zip((packed.array, packed.other), result, strict=True))
             return cupy.concatenate([parts[name] for name in packed.order(options)], axis)

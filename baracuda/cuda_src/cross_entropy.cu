@@ -179,7 +179,9 @@ struct Entropy : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 1 + SOFT, 1> {
       const A power = PLAIN ? slope.near(x[i]) : quick_exponential(x[i] - slope.most);
       A less = SOFT ? slope.hit * probability(row, t, i) : slope.spread;
       if constexpr (WEIGHTED) {
-        if (!PLAIN && row.smooth && Rows::there(row, e, i)) less *= weight_of(args, e + i) / slope.whole;
+        if (!PLAIN && row.smooth && Rows::there(row, e, i)) {
+          less *= weight_of(args, e + i) / slope.whole;
+        }
       }
       // Of two products a compiler would fuse either.
       y[i] = fused(power, slope.weight, -less);

@@ -112,7 +112,7 @@ struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
   // over classes; q - p sums up to 0.
   static DEVICE A relative(A p, A q, A log) {
     const A far = fused(-p, log, q - p);
-    return p == 0 ? q : magnitude(log) < A(0.5) ? p * exponential_excess(log) : far;
+    return p == 0 ? q : magnitude(log) < A(2) ? p * exponential_excess(log) : far;
   }
   // Logarithms of the student's and of the teacher's probabilities by those of the mixture. Beside
   // the larger one the mixture is `rest + keep * exp(-|log|)`, which neither overflows nor cancels.

@@ -145,7 +145,9 @@ class Rows:
         most = self.xp.max(self.xp.abs(scale))
         return self.xp.where(self.xp.isfinite(most) & (most > 0), most, 1)
 
-    def reduced(self, losses: list[Array], reduction: str, number: Array | None = None) -> Array:
+    def reduced(
+        self, losses: list[Array], reduction: str, number: Array | int | None = None
+    ) -> Array:
         """What becomes of the losses of all chunks; a mean is their sum by the `number`."""
         join = self.xp.concat if losses[0].ndim else self.xp.stack
         every = join(losses) if len(losses) > 1 else losses[0]
@@ -214,7 +216,7 @@ def differentiated(
     of: Callable[[Chunk], tuple[Array, Array]],
     dloss: Array | None,
     reduction: str,
-    number: Array | None,
+    number: Array | int | None,
 ) -> tuple[Array, ...]:
     """The loss of all rows, and the gradients for a cotangent, of 1 if there is none.
 
@@ -226,7 +228,8 @@ def differentiated(
     scale = None if dloss is None else rows.widened(dloss)
     if number is not None:
         # Where none counts the loss is NaN and the gradients are 0.
-        count = xp.where(number != 0, number, 1)
+        known = isinstance(number, int)
+        count = max(number, 1) if known else xp.where(number != 0, number, 1)
         scale = 1 / count if scale is None else scale / count
     elif reduction == "none" and scale is not None:
         each, scale = xp.reshape(scale, (*rows.hidden.shape[:-1], 1)), rows.largest(scale)

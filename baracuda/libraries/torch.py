@@ -221,7 +221,8 @@ class Torch(Library):
         return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
 
     def halves(self, first: Array, second: Array, like: Array) -> Array:
-        out = torch.empty_like(like) if _plain(first) else None
+        plain = _plain(first) and forward_ad._current_level < 0
+        out = torch.empty_like(like) if plain else None
         return torch.cat((first, second), -1, out=out)
 
     def take(self, x: Array, index: Array, axis: int) -> Array:

@@ -52,14 +52,13 @@ class _Pair:
         self.teacher = Rows(teacher_hidden, teacher_weight, None, None, self.rows.chunk)
         self.options = {**options, "reduction": "none"}
 
-    def number(self, reduction: str) -> Array | None:
+    def number(self, reduction: str) -> Array | int | None:
         """What the sum of all losses is divided by for their mean."""
         rows, weight = self.rows, self.rows.numbers
         if reduction != "mean":
             return None
         if weight is None:
-            device = rows.library.device_of(rows.hidden)
-            return rows.xp.asarray(rows.count, dtype=rows.wide, device=device)
+            return rows.count
         return rows.xp.sum(rows.widened(weight))
 
     def losses(self, chunk: Chunk) -> Array:

@@ -537,7 +537,7 @@ _FRAMES = (
     ),
     mutant(
         "results of a share are summed over what they lack", "backends/cuda/jax.py",
-        "[jax.lax.psum(x, at) if at else x for x, at in zip(found, over, strict=True)]",
+        "[jax.lax.psum(x, at) if at else x for x, at in zip(found, sums, strict=True)]",
         "list(found)",
         "test_jax_kernels.py::test_over_four_devices[add_rms_norm]",
     ),

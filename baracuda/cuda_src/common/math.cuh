@@ -219,9 +219,15 @@ HD f32 exponential_less_one(f32 x) {
   const f32 near = fused(exponential_curve(x) * x, x, x), far = quick_exponential(x) - 1;
   return magnitude(x) < 0.5f ? near : far;
 }
-// exp(x) - 1 - x for x between -1/2 and 1/2.
+// exp(x) - 1 - x for x between -2 and 2. In f32 from that of x/4: with y = x/2 and the excess e of
+// y that of x is (y + e)^2 + 2 e, a sum of what is no less than 0.
 HD f64 exponential_excess(f64 x) { return expm1(x) - x; }
-HD f32 exponential_excess(f32 x) { return exponential_curve(x) * x * x; }
+HD f32 exponential_excess(f32 x) {
+  const f32 y = 0.25f * x;
+  f32 e = exponential_curve(y) * y * y;
+  e = fused(y + e, y + e, 2 * e);
+  return fused(2 * y + e, 2 * y + e, 2 * e);
+}
 
 // log(1 + x) for x from -1/2 to 1. In f32 2 artanh(s) with s = x/(2 + x), as x less a correction in
 // which the roundings of s hardly count; the series has a relative error of 2^-27, QUICK 2^-22.

@@ -254,18 +254,16 @@ def called(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]
         # Which operator it is depends on the dtypes that the region gives the arrays.
         arrays = autocast.taken(spec, arrays, region_of(arrays))
     if early is not None and torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled():
-        form, made = spec.forms(options)[0], early.spec.signatures[-1].outputs
-        duals = {x.name for x in made}
-        floats = [
-            (n, x) for n, x in zip(spec.arrays, arrays, strict=False) if n not in spec.discrete
-        ]
-        wanted = [x for n, x in floats if adjoint.dual(spec, n) in duals]
+        form = spec.forms(options)[0]
+        duals = [x.name for x in early.spec.signatures[-1].outputs]
+        floats = {n: x for n, x in zip(spec.arrays, arrays, strict=False) if n not in spec.discrete}
+        wanted = {n: x for n, x in floats.items() if adjoint.dual(spec, n) in duals}
+        fit = len(form.outputs[0].terms) == 0 and arrays[0].dtype != torch.float16
         # What it has no gradient of, as a teacher, is not to be watched.
-        fit = len(form.outputs[0].terms) == 0 and wanted[0].dtype != torch.float16
-        if fit and all(x.requires_grad == any(x is y for y in wanted) for _, x in floats):
+        if fit and all(x.requires_grad == (n in wanted) for n, x in floats.items()):
             below = [x.detach() for x in arrays]
-            loss, *grads = operator(early.spec, below, options)(*below, **options)
-            return Ahead.apply(loss, len(grads), *grads, *wanted)  # type: ignore[no-untyped-call]
+            loss, *made = operator(early.spec, below, options)(*below, **options)
+            return Ahead.apply(loss, len(made), *made, *wanted.values())  # type: ignore[no-untyped-call]
     return operator(spec, arrays, options)(*arrays, **options)
 
 
