@@ -22,7 +22,7 @@ struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
   static constexpr int V = Rows::V;
   // What slopes are made of: all sums but those of exponentials, which the forward kind needs none.
   static constexpr bool COSTS = LOSS || KIND != FORWARD;
-  static constexpr bool TWO = KIND == JSD && LOSS && GRADIENT;
+  static constexpr bool TWO = KIND != FORWARD && LOSS && GRADIENT;
 
   struct Args {
     const T* logits;
@@ -138,7 +138,9 @@ struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
       UNROLL for (int i = 0; i < V; ++i) {
         const Class c = known(x[i], y[i]);
         if constexpr (KIND == FORWARD) cost += relative(c.teacher, c.student, c.log);
-        if constexpr (KIND == REVERSE) cost += relative(c.student, c.teacher, -c.log);
+        if constexpr (KIND == REVERSE && LOSS) cost += relative(c.student, c.teacher, -c.log);
+        // What a sum of exponentials is off by has to be in this too, to leave slopes.
+        if constexpr (KIND == REVERSE && GRADIENT) own += times(c.student, c.log);
         if constexpr (KIND == JSD) {
           const Pair<A> logs = over_mixture(known, c.log);
           const A mine = times(c.student, logs.first);
@@ -149,7 +151,7 @@ struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
           }
         }
       }
-      if constexpr (KIND == JSD && !LOSS) cost = own;
+      if constexpr (KIND != FORWARD && !LOSS) cost = own;
       s.at[0] += cost;
       if constexpr (TWO) s.at[1] += own;
     }
