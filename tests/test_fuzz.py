@@ -73,7 +73,7 @@ def test_a_result_that_is_wrong_by_a_part_in_fifty_fails_for_every_op(monkeypatc
     monkeypatch.setattr(room, "expected", lambda *a: [x * 1.02 for x in exact(*a)])
     monkeypatch.setattr(moves, "gather", lambda *a: np.flip(taken(*a)))
     missed = set(draw.OPS)
-    for turn in range(0, 20 * len(draw.OPS), len(draw.OPS)):
+    for turn in range(0, 40 * len(draw.OPS), len(draw.OPS)):
         at = [turn + i for i, op in enumerate(draw.OPS) if op in missed]
         missed -= {op for _, op, text in _failures(at) if "expected" in text}
     assert not missed

@@ -24,7 +24,7 @@ _BAD: dict[str, tuple[Any, ...]] = {
     "keepdims": (1, None), "kind": ("mixed", None), "temperature": (0, -1.0, "1"),
     "grad_dtype": ("float32", None),
     "kernel_size": (0, -1, 1.5, (1, 2, 3)), "stride": (0, -2, "1"), "ceil_mode": (1, None),
-    "base": (0, -1.0, "e"), "rotary_dim": (3, -2, 1000), "num_groups": (0, -1, 1.0, 997),
+    "base": (0, -1.0, "e"), "rotary_dim": (3, -2, 1 << 20), "num_groups": (0, -1, 1.0, 997),
     "label_smoothing": (-0.1, 1.5, "some"), "z_loss": (-1.0, None), "softcap": (-1.0, "x"),
     "ignore_index": (1.5, None), "chunk": (0, -3, 1.5), "p": (0, -1.0, "2"), "swap": (1, None),
     "margin": ("1", None), "beta": ("1",), "delta": (0, -1.0), "alpha": ("1", None),
