@@ -205,7 +205,7 @@ template <bool QUICK = false, class A> HD Pair<A> sigmoid(A b) {
   return b >= 0 ? Pair<A>{large, small} : Pair<A>{small, large};
 }
 
-// (exp(x) - 1 - x)/x^2 for x between -1/2 and 1/2, by a polynomial.
+// (exp(x) - 1 - x)/x^2 for x from -1/2 to 0, by a polynomial.
 HD f32 exponential_curve(f32 x) {
   f32 p = fused(0.0011216348502784967f, x, 0.008187386207282543f);
   p = fused(p, x, 0.041629090905189514f);
@@ -219,12 +219,16 @@ HD f32 exponential_less_one(f32 x) {
   const f32 near = fused(exponential_curve(x) * x, x, x), far = quick_exponential(x) - 1;
   return magnitude(x) < 0.5f ? near : far;
 }
-// exp(x) - 1 - x for x between -2 and 2. In f32 from that of x/4: with y = x/2 and the excess e of
-// y that of x is (y + e)^2 + 2 e, a sum of what is no less than 0.
+// exp(x) - 1 - x for x between -2 and 2. In f32 a series for x/4; of the excess e of y that of 2 y
+// is (y + e)^2 + 2 e, a sum of what is no less than 0.
 HD f64 exponential_excess(f64 x) { return expm1(x) - x; }
 HD f32 exponential_excess(f32 x) {
   const f32 y = 0.25f * x;
-  f32 e = exponential_curve(y) * y * y;
+  f32 p = fused(1.9841270e-04f, y, 1.3888889e-03f);
+  p = fused(p, y, 8.3333333e-03f);
+  p = fused(p, y, 0.041666667f);
+  p = fused(p, y, 0.16666667f);
+  f32 e = fused(p, y, 0.5f) * y * y;
   e = fused(y + e, y + e, 2 * e);
   return fused(2 * y + e, 2 * y + e, 2 * e);
 }
