@@ -53,20 +53,21 @@ FLOORS = [
     {"frameworks"},
     {"__init__"},
     {"examples", "nn", "testing"},
+    {"integrations"},
     {"tools"},
     {"__main__"},
 ]
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 # Each is imported only where a file bears its name, and where one compares or demonstrates.
 HEAVY = {"torch": "torch", "cupy": "cupy", "cupyx": "cupy", "jax": "jax", "jaxlib": "jax",
-         "cuda": "cuda"}  # fmt: skip
+         "cuda": "cuda", "transformers": "transformers"}  # fmt: skip
 DEMONSTRATE = {"testing", "tools"}
-# torch's own name for modules.
-NAMESAKES = {("nn", "torch")}
+# Floors that are torch's own, whatever their files are called.
+NAMESAKES = {("nn", "torch"), ("integrations", "torch")}
 # Packages whose modules import each other, besides their own __init__.
 ROOMS = [
     ("backends", "numpy"), ("backends", "torch"), ("backends", "cuda"), ("frameworks", "torch"),
-    ("nn",), ("testing",),
+    ("nn",), ("testing",), ("integrations", "transformers"),
 ]  # fmt: skip
 # What is imported when it is asked for, and shown to type checkers.
 LAZY = {("__init__", "baracuda.nn")}
@@ -230,7 +231,7 @@ import tomllib
 from collections.abc import Sequence
 {first}
 import baracuda
-heavy = {{"torch", "cupy", "jax", "jaxlib", "cuda"}}
+heavy = {{"torch", "cupy", "jax", "jaxlib", "cuda", "transformers"}}
 print(*sorted(heavy & {{name.partition(".")[0] for name in sys.modules}}))
 """
 

@@ -1,0 +1,1 @@
+"""Other libraries' models, computed by the ops; each integration is imported by its own name."""

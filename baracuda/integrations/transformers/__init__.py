@@ -1,0 +1,5 @@
+"""Models of Hugging Face's transformers, patched so that they train and run on baracuda's ops."""
+
+from baracuda.integrations.transformers.patching import KINDS, Report, patch, unpatch
+
+__all__ = ["KINDS", "Report", "patch", "unpatch"]

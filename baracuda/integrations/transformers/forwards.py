@@ -1,0 +1,261 @@
+"""The forwards that run in the place of a model's own, each for one thing that was found.
+
+`was` is the class's own forward. It runs for what an op does not take: mixed dtypes, quantised or
+wrapped projections, modules with hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+from transformers.loss.loss_utils import ForCausalLMLoss
+
+from baracuda.integrations.transformers.code import Decoder, Head, Rope
+from baracuda.integrations.transformers.modules import Branch, Embedding, Layer, Mlp, Norm
+from baracuda.nn.namesakes import taken
+from baracuda.ops.indexing import gather
+from baracuda.ops.linear_cross_entropy import linear_cross_entropy
+from baracuda.ops.rope import rope
+
+__all__ = ["attention", "causal", "decoder", "embedding", "layer", "mlp", "norm"]
+
+Forward = Callable[..., Any]
+
+OPEN = "open_residual"
+"""The keyword by which a decoder lets its layers return a `Sum`."""
+
+
+class Sum(NamedTuple):
+    """An add that the next norm makes: the last branch, and the stream that it belongs to."""
+
+    branch: torch.Tensor
+    stream: torch.Tensor
+
+
+# -- norms and residuals -------------------------------------------------------------------------
+
+
+def _hooked(module: torch.nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _added(module: Any, found: Norm, x: Sum) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm of a sum, and the sum."""
+    if type(module) is found.kind and not _hooked(module):
+        parameters = found.parameters(module)
+        if taken(x.branch, x.stream, *parameters):
+            y, s = found.adding(x.branch, x.stream, *parameters, **found.options)
+            return y, s
+    s = x.stream + x.branch
+    return module(s), s
+
+
+def norm(was: Forward, found: Norm, alone: bool) -> Forward:
+    """A norm by its op where it stands `alone`, and that of a `Sum` by the op that adds first."""
+
+    def forward(self: Any, x: Any) -> Any:
+        if isinstance(x, Sum):
+            return _added(self, found, x)[0]
+        if alone and taken(x, *found.parameters(self)):
+            return found.op(x, *found.parameters(self), **found.options)
+        return was(self, x)
+
+    return forward
+
+
+def layer(was: Forward, found: Layer) -> Forward:
+    """A decoder layer whose adds are made by the norms that follow them."""
+
+    def entered(self: Any, branch: Branch, x: Any) -> tuple[Any, Any]:
+        """What a branch begins with, and the stream that its end is added to."""
+        module = getattr(self, branch.norm)
+        if isinstance(x, Sum):
+            return _added(module, found.norms[branch.norm], x)
+        return module(x), x
+
+    def ended(self: Any, branch: Branch, y: Any) -> Any:
+        for name in branch.after:
+            y = getattr(self, name)(y)
+        return y
+
+    def forward(self: Any, x: Any, *more: Any, **keywords: Any) -> Any:
+        is_open = keywords.pop(OPEN, False)
+        keywords |= zip(found.defaults, more, strict=False)
+        if not found.forwards:
+            keywords = {name: keywords[name] for name in found.defaults if name in keywords}
+        normed, stream = entered(self, found.attention, x)
+        keywords = {found.entry: normed, **found.defaults, **keywords}
+        y = getattr(self, found.attention.body)(**keywords)[0]
+        x = Sum(ended(self, found.attention, y), stream)
+        normed, stream = entered(self, found.mlp, x)
+        x = Sum(ended(self, found.mlp, getattr(self, found.mlp.body)(normed)), stream)
+        return x if is_open else x.stream + x.branch
+
+    return forward
+
+
+def decoder(was: Forward, found: Decoder) -> Forward:
+    """A decoder whose layers leave their last add to the next norm.
+
+    Not where someone looks at what a layer returns, and not where it is kept for a checkpoint.
+    """
+
+    def closed(each: Any, training: bool) -> bool:
+        return _hooked(each) or (training and getattr(each, "gradient_checkpointing", False))
+
+    def forward(self: Any, *inputs: Any, **keywords: Any) -> Any:
+        shown = keywords.get("output_hidden_states")
+        if shown is None:
+            shown = getattr(self.config, "output_hidden_states", False)
+        if not (shown or any(closed(each, self.training) for each in getattr(self, found.layers))):
+            keywords[OPEN] = True
+        return was(self, *inputs, **keywords)
+
+    return forward
+
+
+# -- what is within a layer ----------------------------------------------------------------------
+
+
+def mlp(was: Forward, found: Mlp) -> Forward:
+    """A gated MLP whose activation and product are one op."""
+
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        if found.packed:
+            y = found.op(self.get_submodule(found.packed)(x), **found.options)
+        else:
+            up, gate = self.get_submodule(found.up)(x), self.get_submodule(found.gate)(x)
+            y = found.op(up, gate, **found.options)
+        return self.get_submodule(found.down)(y)
+
+    return forward
+
+
+def attention(was: Forward, found: Rope) -> Forward:
+    """An attention that rotates q and k by their positions, in the layout that they have."""
+
+    def rotated(x: torch.Tensor, positions: torch.Tensor, size: int) -> torch.Tensor:
+        rows = positions[0] if positions.shape[0] == 1 else positions[:, :, None]
+        y: torch.Tensor = rope(
+            x.transpose(1, 2), rows, base=found.base, interleaved=found.interleaved,
+            rotary_dim=size, seq_axis=-3,
+        )  # fmt: skip
+        return y.transpose(1, 2)
+
+    def rotate(
+        q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, size: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return rotated(q, positions, size), rotated(k, positions, size)
+
+    inner = _with_globals(found.inner, **{found.function: rotate})
+
+    def forward(self: Any, *inputs: Any, **keywords: Any) -> Any:
+        positions, tables = keywords.get("position_ids"), keywords.get(found.tables)
+        if positions is None or positions.ndim != 2 or tables is None:
+            return was(self, *inputs, **keywords)
+        keywords[found.tables] = positions, tables[0].shape[-1]
+        return inner(self, *inputs, **keywords)
+
+    return forward
+
+
+def _with_globals(function: FunctionType, **instead: Any) -> FunctionType:
+    """A function's code with other global names, which no other function sees."""
+    names = {**function.__globals__, **instead}
+    # By this name torch.compile would look the others up in the module itself.
+    del names["__name__"]
+    other = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    other.__kwdefaults__ = function.__kwdefaults__
+    return other
+
+
+# -- embedding and head --------------------------------------------------------------------------
+
+
+def embedding(was: Forward, found: Embedding) -> Forward:
+    """An embedding by a gather, whose gradient needs neither a sort nor atomics."""
+
+    def forward(self: Any, ids: torch.Tensor) -> Any:
+        weight = self.weight
+        if not taken(weight) or ids.dtype not in (torch.int32, torch.int64):
+            return was(self, ids)
+        index = ids.reshape(-1, 1).expand(-1, weight.shape[1])
+        y: torch.Tensor = gather(weight, index, axis=0).reshape(*ids.shape, -1)
+        if found.scale:
+            y = y * getattr(self, found.scale).to(weight.dtype)
+        return y
+
+    return forward
+
+
+class _View:
+    """An object with some attributes instead of its own."""
+
+    def __init__(self, seen: Any, **instead: Any) -> None:
+        self._seen = seen
+        self.__dict__.update(instead)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._seen, name)
+
+
+def _loss(
+    head: Any, softcap: float, hidden: torch.Tensor, labels: torch.Tensor, vocab_size: int,
+    num_items_in_batch: Any = None, ignore_index: int = -100,
+    shift_labels: torch.Tensor | None = None, **_: Any,
+) -> Any:  # fmt: skip
+    """As transformers' `ForCausalLMLoss` of the logits."""
+    if shift_labels is None:
+        shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    target = shift_labels.reshape(-1).to(hidden.device)
+    parameters = (head.weight, target) if head.bias is None else (head.weight, target, head.bias)
+    loss = linear_cross_entropy(
+        hidden.reshape(-1, hidden.shape[-1]), *parameters, ignore_index=ignore_index,
+        softcap=softcap, reduction="mean" if num_items_in_batch is None else "sum",
+    )  # fmt: skip
+    if num_items_in_batch is None:
+        return loss
+    if isinstance(num_items_in_batch, torch.Tensor):
+        num_items_in_batch = num_items_in_batch.to(loss.device)
+    return loss / num_items_in_batch
+
+
+def causal(was: Forward, found: Head) -> Forward:
+    """A language model whose loss in training is made from the hidden states, without logits."""
+
+    def unlike(model: Any, keywords: dict[str, Any]) -> bool:
+        """Whether the logits are asked for, or are not those of a plain head and loss."""
+        head = getattr(model, found.head)
+        return (
+            not model.training
+            or keywords.get("labels") is None
+            or keywords.get("return_dict") is False
+            or model.loss_function is not ForCausalLMLoss
+            or type(head) is not torch.nn.Linear
+            or _hooked(head)
+            or not taken(head.weight)
+        )
+
+    def forward(self: Any, *inputs: Any, **keywords: Any) -> Any:
+        if unlike(self, keywords):
+            return was(self, *inputs, **keywords)
+        softcap = getattr(self.config, found.softcap) if found.softcap else None
+        head = getattr(self, found.head)
+
+        def loss_function(logits: Any, labels: Any, vocab_size: int, **more: Any) -> Any:
+            return _loss(head, softcap or 0.0, logits, labels, vocab_size, **more)
+
+        instead: dict[str, Any] = {found.head: lambda x: x, "loss_function": loss_function}
+        if found.softcap:
+            instead["config"] = _View(self.config, **{found.softcap: None})
+        output = was(_View(self, **instead), *inputs, **keywords)
+        given = {name: value for name, value in output.items() if name != "logits"}
+        return type(output)(**given)
+
+    return forward

@@ -1,0 +1,273 @@
+"""`patch` and `unpatch`: find what a model computes, and set forwards on its modules."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import wraps
+from importlib.metadata import version
+from types import MethodType
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from baracuda.errors import type_error, value_error
+from baracuda.integrations.transformers import code, forwards, modules
+from baracuda.integrations.transformers.modules import Mismatch
+
+__all__ = ["KINDS", "Report", "patch", "unpatch"]
+
+KINDS = ("norm", "mlp", "rope", "residual", "loss", "embedding")
+"""What `patch` can replace."""
+TRIED = ("5.17",)
+"""The versions of transformers that the tests run."""
+_MARK = "baracuda_kinds"
+
+
+@dataclass(repr=False)
+class Report:
+    """What `patch` or `unpatch` has done with a model.
+
+    Attributes
+    ----------
+    patched : dict of str to str
+        The names of modules with another forward now, and the kinds of what is replaced in them.
+    left : dict of str to str
+        The names of modules that were left as they are, and why.
+    """
+
+    patched: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        counts = Counter(kind for kinds in self.patched.values() for kind in kinds.split(", "))
+        what = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+        return f"Report(patched: {what or 'none'}; left: {len(self.left)})"
+
+
+def _kinds(only: Iterable[str] | str | None, without: Iterable[str] | str | None) -> set[str]:
+    """The kinds that are asked for."""
+    wanted = set(KINDS)
+    for name, given in (("only", only), ("without", without)):
+        if given is None:
+            continue
+        words = {given} if isinstance(given, str) else set(given)
+        if unknown := words - set(KINDS):
+            expected = f"some of {', '.join(KINDS)}"
+            raise value_error("patch", name, expected, ", ".join(sorted(map(str, unknown))))
+        wanted = wanted & words if name == "only" else wanted - words
+    return wanted
+
+
+def _is_norm(module: torch.nn.Module) -> bool:
+    """Whether a module has the parameters of a norm: a vector or two, and no modules."""
+    own = [p for p in module._parameters.values() if p is not None]
+    return bool(own) and all(p.ndim == 1 for p in own) and not module._modules
+
+
+def _is_mlp(module: torch.nn.Module) -> bool:
+    """Whether a module has the parts of an MLP: matrices and an activation, and nothing else."""
+    parts = list(module.children())
+    own = [p for p in module._parameters.values() if p is not None and p.ndim > 1]
+    matrices = [part for part in parts if any(p.ndim > 1 for p in part.parameters())]
+    return len(own) + len(matrices) > 1 and len(matrices) == len(parts) - 1
+
+
+class _Patching:
+    """One walk over a model."""
+
+    def __init__(self, model: torch.nn.Module, wanted: set[str]) -> None:
+        self.model, self.wanted, self.report = model, wanted, Report()
+        self.names = {module: name for name, module in model.named_modules()}
+        self.made: dict[torch.nn.Module, dict[str, Callable[..., Any]]] = {}
+
+    def set(self, module: torch.nn.Module, kind: str, make: Any, *found: Any) -> bool:
+        """Take `make`'s forward for a module, or report why not."""
+        name = self.names[module]
+        for each in found:
+            if isinstance(each, Mismatch):
+                self.report.left[name] = f"{kind}: {each}"
+                return False
+        own = vars(module).get("forward")
+        # A model that was pickled has its classes' own forwards on its modules.
+        plain = own is None or getattr(own, "__func__", None) is type(module).forward
+        if not (plain or hasattr(own, _MARK)):
+            self.report.left[name] = f"{kind}: its forward is set on the instance"
+            return False
+        self.made.setdefault(module, {})[kind] = make(type(module).forward, *found)
+        return True
+
+    def run(self) -> Report:
+        """Walk over the model, and set the forwards that were found."""
+        tables = [m for m in self.names if hasattr(m, "compute_default_rope_parameters")]
+        for module in self.names:
+            if "norm" in self.wanted and _is_norm(module):
+                self.set(module, "norm", forwards.norm, modules.norm_of(module), True)
+            elif "mlp" in self.wanted and _is_mlp(module):
+                self.set(module, "mlp", forwards.mlp, modules.mlp_of(module))
+            elif "embedding" in self.wanted and isinstance(module, torch.nn.Embedding):
+                found = modules.embedding_of(module)
+                self.set(module, "embedding", forwards.embedding, found)
+            elif "rope" in self.wanted and hasattr(module, "layer_idx") and module._modules:
+                if (rope := code.rope_of(module, tables)) != code.NO_ROTATION:
+                    self.set(module, "rope", forwards.attention, rope)
+            elif isinstance(module, PreTrainedModel):
+                if "loss" in self.wanted and module.get_output_embeddings() is not None:
+                    self.set(module, "loss", forwards.causal, code.head_of(module))
+                elif "residual" in self.wanted:
+                    self.residuals(module)
+        for module, made in self.made.items():
+            _set(module, made)
+            self.report.patched[self.names[module]] = ", ".join(made)
+        return self.report
+
+    def residuals(self, module: torch.nn.Module) -> None:
+        """Take forwards for the layers of a decoder, and for what joins them."""
+        found = code.decoder_of(module)
+        if isinstance(found, Mismatch):
+            if any(isinstance(each, torch.nn.ModuleList) for each in module.children()):
+                self.report.left[self.names[module]] = f"residual: {found}"
+            return
+        layers: Any = module.get_submodule(found.layers)
+        done = [self.set(each, "residual", forwards.layer, modules.layer_of(each))
+                for each in layers]  # fmt: skip
+        last = module.get_submodule(found.norm)
+        norm = modules.norm_of(last)
+        if not all(done) or isinstance(norm, Mismatch):
+            return
+        alone = "norm" in self.wanted
+        if self.set(last, "residual", forwards.norm, norm, alone):
+            self.set(module, "residual", forwards.decoder, found)
+
+
+def _set(module: Any, made: dict[str, Callable[..., Any]]) -> None:
+    """Set the forward on an instance, with the signature of its class's own."""
+    forward: Any = wraps(type(module).forward)(list(made.values())[-1])
+    setattr(forward, _MARK, tuple(made))
+    module.forward = MethodType(forward, module)
+
+
+def patch(
+    model_or_class: Any,
+    *,
+    only: Iterable[str] | str | None = None,
+    without: Iterable[str] | str | None = None,
+) -> Report:
+    """Let a model of transformers compute by baracuda's ops, in place.
+
+    What can be replaced is found by its structure, not by a model's name. Modules keep their
+    classes, parameters, hooks and names in a ``state_dict``; each gets a forward of its own.
+
+    Parameters
+    ----------
+    model_or_class : torch.nn.Module, or a class of transformers' models
+        A model, also one that is wrapped (PEFT). Of a class, every instance that is made from now
+        on is patched; the report is that of a model of the default configuration with two layers.
+    only, without : kinds, optional
+        Which of these to replace; all by default. "norm": RMS and layer norms. "mlp": gated
+        activations. "rope": the rotation of q and k. "residual": adds, by the norms that follow
+        them. "loss": the head and its loss in training. "embedding": the lookup of tokens.
+
+    Returns
+    -------
+    Report
+        What was patched, and what was left for which reason.
+
+    Raises
+    ------
+    TypeError
+        Neither a module nor a class of transformers' models.
+    ValueError
+        A kind that is not here.
+
+    Warns
+    -----
+    UserWarning
+        A version of transformers that the tests do not run.
+
+    Notes
+    -----
+    With ``labels`` in training ``output.logits`` is None, since no logits are made; in eval they
+    are there. Call it before `torch.compile`. Values are those of the model's own formulas, which
+    round more often in 16 bits. Deterministic as the ops are. `unpatch` is the way back.
+
+    Examples
+    --------
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from baracuda.integrations.transformers import patch
+    >>> config = LlamaConfig(
+    ...     vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+    ...     num_attention_heads=2,
+    ... )
+    >>> patch(LlamaForCausalLM(config))
+    Report(patched: 5 norm, 2 mlp, 2 rope, 4 residual, 1 loss, 1 embedding; left: 0)
+    """
+    wanted = _kinds(only, without)
+    if (found := version("transformers")).rpartition(".")[0] not in TRIED:
+        warnings.warn(
+            f"patch: transformers {found} is not one of the versions that were tried "
+            f"({', '.join(TRIED)}); what does not match is left alone",
+            stacklevel=2,
+        )
+    if isinstance(model_or_class, torch.nn.Module):
+        return _Patching(model_or_class, wanted).run()
+    if not (isinstance(model_or_class, type) and issubclass(model_or_class, PreTrainedModel)):
+        expected = "a torch.nn.Module, or a class of transformers' models"
+        raise type_error("patch", "model_or_class", expected, repr(model_or_class))
+    return _patch_class(model_or_class, wanted)
+
+
+def _patch_class(kind: Any, wanted: set[str]) -> Report:
+    """Patch every instance of a class once it is made."""
+    unpatch(kind)
+    own = kind.__init__
+
+    @wraps(own)
+    def __init__(self: Any, *inputs: Any, **keywords: Any) -> None:
+        own(self, *inputs, **keywords)
+        _Patching(self, wanted).run()
+
+    setattr(__init__, _MARK, tuple(wanted))
+    with torch.device("meta"):
+        config = kind.config_class()
+        config.num_hidden_layers = 2
+        example = kind(config)
+    kind.__init__ = __init__
+    return _Patching(example, wanted).run()
+
+
+def unpatch(model_or_class: Any) -> Report:
+    """Give a model its own forwards back, in place, or let a class make plain models again.
+
+    Parameters
+    ----------
+    model_or_class : torch.nn.Module, or a class of transformers' models
+        What `patch` was given, or any other.
+
+    Returns
+    -------
+    Report
+        The modules that have their class's forward again, as ``patched``; none for a class.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from baracuda.integrations.transformers import unpatch
+    >>> unpatch(torch.nn.Linear(2, 2))
+    Report(patched: none; left: 0)
+    """
+    report = Report()
+    if isinstance(model_or_class, type):
+        made: Any = vars(model_or_class).get("__init__")
+        if hasattr(made, _MARK):
+            model_or_class.__init__ = made.__wrapped__  # type: ignore[misc]
+        return report
+    for name, module in model_or_class.named_modules():
+        kinds = getattr(vars(module).get("forward"), _MARK, None)
+        if kinds is not None:
+            del module.forward
+            report.patched[name] = ", ".join(kinds)
+    return report

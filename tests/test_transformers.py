@@ -1,0 +1,464 @@
+"""`baracuda.integrations.transformers`: patched models compute, train and generate as before."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from lanes import cases
+from torch import distributed, nn
+from torch._dynamo.backends.debugging import aot_eager
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    transformers = pytest.importorskip("transformers")
+
+from transformers.models.llama import modeling_llama as llama
+
+from baracuda.integrations.transformers import KINDS, Report, patch, unpatch
+from baracuda.integrations.transformers.modules import (
+    Mismatch,
+    layer_of,
+    mlp_of,
+    norm_of,
+)
+
+VOCABULARY = 61
+IDS = torch.arange(22).reshape(2, 11) * 37 % VOCABULARY
+LABELS = IDS.clone()
+LABELS[0, :3], LABELS[1, -2:] = -100, -100
+MASK = torch.ones_like(IDS)
+MASK[1, :3] = 0
+
+SPECIAL = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": None}
+USUAL = "1 loss, 1 embedding; left: 0"
+# A family, what its configuration has besides, and what is found in two layers of it.
+FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
+    "Llama": ({"attention_bias": True}, f"5 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
+    "Qwen2": ({}, f"5 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
+    "Qwen3": ({}, f"9 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
+    "Mistral": ({"sliding_window": 4}, f"5 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
+    "Mixtral": ({}, "5 norm, 2 rope, 4 residual, 1 loss, 1 embedding; left: 2"),
+    "Gemma2": ({"final_logit_softcapping": 0.5},
+               f"9 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
+    "Gemma3": ({"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+               f"13 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
+    "Phi3": ({"resid_pdrop": 0.0}, f"5 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
+    "Olmo2": ({}, "9 norm, 2 mlp, 2 rope, 1 loss, 1 embedding; left: 2"),
+    "Glm4": ({}, f"9 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
+    "StableLm": ({}, f"5 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
+}  # fmt: skip
+each_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def model_of(family: str = "Llama", **more: Any) -> Any:
+    """A tiny model in training, whose norms and biases are not those of a beginning."""
+    name = "Gemma3Text" if family == "Gemma3" else family
+    heads = {} if family == "Phi3" else {"head_dim": 8}
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        **{**SPECIAL, **heads, **FAMILIES[family][0], **more},
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.05 * torch.randn_like(p)
+    return model.train()
+
+
+def twins(family: str = "Llama", **more: Any) -> tuple[Any, Any]:
+    """A model, and a patched one with its parameters."""
+    plain = model_of(family, **more)
+    patched = copy.deepcopy(plain)
+    patch(patched)
+    return plain, patched
+
+
+def step(model: Any, **inputs: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss and all gradients."""
+    model.zero_grad()
+    loss = model(**{"input_ids": IDS, "labels": LABELS, **inputs}).loss
+    loss.backward()
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), {name: grad.clone() for name, grad in grads.items()}
+
+
+def apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).detach().float().norm() / theirs.detach().float().norm())
+
+
+def assert_same_step(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
+    (loss, grads), (other, others) = ours, theirs
+    assert apart(loss, other) < tolerance
+    assert grads.keys() == others.keys() != set()
+    far = {name: apart(grad, others[name]) for name, grad in grads.items()}
+    assert max(far.values()) < tolerance, max(far, key=far.__getitem__)
+
+
+def is_patched(model: nn.Module) -> bool:
+    return any("forward" in vars(module) for module in model.modules())
+
+
+# -- every family --------------------------------------------------------------------------------
+
+
+@each_family
+def test_a_patched_model_computes_trains_and_generates_as_before(family: str) -> None:
+    plain, patched = model_of(family), model_of(family)
+    report = patch(patched)
+    assert repr(report) == f"Report(patched: {FAMILIES[family][1]})"
+    inputs: dict[str, Any] = {"attention_mask": MASK, "num_items_in_batch": torch.tensor(13)}
+    if family == "Mixtral":
+        # Its loss has the balance of the experts besides.
+        inputs["output_router_logits"] = True
+    assert_same_step(step(patched, **inputs), step(plain, **inputs))
+    assert patched(input_ids=IDS, labels=LABELS).logits is None
+    for model in (plain, patched):
+        model.eval()
+    with torch.no_grad():
+        ours, theirs = (m(input_ids=IDS, labels=LABELS) for m in (patched, plain))
+    assert apart(ours.logits, theirs.logits) < 1e-5
+    assert apart(ours.loss, theirs.loss) < 1e-5
+    tokens = [m.generate(IDS, attention_mask=MASK, max_new_tokens=5, do_sample=False)
+              for m in (patched, plain)]  # fmt: skip
+    assert torch.equal(*tokens)
+    assert tokens[0].shape == (2, 16)
+    assert patched.state_dict().keys() == plain.state_dict().keys()
+    assert unpatch(patched).patched == report.patched
+    assert not is_patched(patched)
+    with torch.no_grad():
+        assert torch.equal(patched(input_ids=IDS).logits, plain(input_ids=IDS).logits)
+
+
+@each_family
+def test_bfloat16_is_no_further_from_float32_than_the_models_own(family: str) -> None:
+    exact, patched = twins(family)
+    plain = copy.deepcopy(exact)
+    found = {}
+    for name, model in {"exact": exact, "plain": plain, "patched": patched}.items():
+        if name != "exact":
+            model.to(torch.bfloat16)
+        loss, grads = step(model)
+        every = torch.cat([grad.flatten().float() for grad in grads.values()])
+        logits = model.eval()(input_ids=IDS).logits.float()
+        found[name] = loss[None].float(), logits, every
+    for ours, theirs, truth in zip(found["patched"], found["plain"], found["exact"], strict=True):
+        assert apart(ours, truth) < max(1.25 * apart(theirs, truth), 2**-10)
+
+
+# -- the loss ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"num_items_in_batch": 7},
+        {"labels": torch.full_like(IDS, -100), "shift_labels": LABELS.roll(-1, 1)},
+    ],
+)
+def test_the_loss_takes_what_transformers_hands_to_it(inputs: dict[str, Any]) -> None:
+    plain, patched = twins()
+    assert_same_step(step(patched, **inputs), step(plain, **inputs))
+
+
+def test_tied_weights_have_the_gradients_of_both_their_uses() -> None:
+    plain, patched = twins("Gemma2", tie_word_embeddings=True)
+    assert patched.lm_head.weight is patched.model.embed_tokens.weight
+    assert_same_step(step(patched), step(plain))
+
+
+@pytest.mark.parametrize("ask", ["tuple", "own loss", "hook", "eval"])
+def test_logits_are_there_where_they_are_asked_for(ask: str) -> None:
+    plain, patched = twins()
+    inputs: dict[str, Any] = {"input_ids": IDS, "labels": LABELS}
+    for model in (plain, patched):
+        if ask == "own loss":
+            model.loss_function = lambda logits, labels, vocab_size, **_: logits.square().mean()
+        elif ask == "hook":
+            model.lm_head.register_forward_hook(lambda module, x, y: 2 * y)
+        elif ask == "eval":
+            model.eval()
+        else:
+            inputs["return_dict"] = False
+    (loss, logits), (other, others) = (m(**inputs)[:2] for m in (patched, plain))
+    assert logits.shape == (*IDS.shape, VOCABULARY)
+    assert apart(loss, other) < 1e-5
+    assert apart(logits, others) < 1e-5
+
+
+def test_scores_keep_the_labels_that_they_are_of() -> None:
+    plain, patched = twins()
+    inputs = {"labels": LABELS[:, -4:], "logits_to_keep": 4}
+    assert_same_step(step(patched, **inputs), step(plain, **inputs))
+
+
+# -- what stays intact ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_have_the_same_gradients(reentrant: bool) -> None:
+    plain, patched = twins()
+    patched.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    assert_same_step(step(patched), step(plain))
+
+
+def test_hooks_and_hidden_states_see_tensors() -> None:
+    plain, patched = twins()
+    seen: list[list[torch.Tensor]] = [[], []]
+    for model, found in zip((plain, patched), seen, strict=True):
+        model.model.layers[0].register_forward_hook(lambda m, x, y, found=found: found.append(y))
+        found += model(input_ids=IDS, output_hidden_states=True).hidden_states
+    assert [x.shape for x in seen[1]] == [(2, 11, 32)] * 4
+    for ours, theirs in zip(*reversed(seen), strict=True):
+        assert apart(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("family", cases(["Llama", "Gemma3"], lambda family: family == "Llama"))
+def test_a_compiled_model_is_one_graph_of_the_ops(family: str) -> None:
+    plain, patched = twins(family)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, example: Any) -> Any:
+        graphs.append(graph)
+        return aot_eager(graph, example)
+
+    torch.compiler.reset()
+    compiled = torch.compile(patched, fullgraph=True, backend=backend)
+    assert_same_step(step(compiled, use_cache=False), step_named(plain))
+    ops = Counter(
+        str(node.target).split(".")[1]
+        for node in graphs[-1].graph.nodes
+        if str(node.target).startswith("baracuda.")
+    )
+    # Of the two adds of each layer, a norm makes every one.
+    assert ops["add_rms_norm"] == 4
+    assert ops["rms_norm"] == {"Llama": 1, "Gemma3": 9}[family]
+    assert ops["rope"] == 4
+    assert ops["swiglu"] + ops["geglu"] == 2
+    assert ops["linear_cross_entropy"] + ops["linear_cross_entropy_with_gradient"] == 1
+
+
+def step_named(model: Any) -> Any:
+    """A step, with the names that a compiled module gives to parameters."""
+    loss, grads = step(model, use_cache=False)
+    return loss, {f"_orig_mod.{name}": grad for name, grad in grads.items()}
+
+
+class Adapted(nn.Module):
+    """A linear layer beside a product of low rank, as PEFT wraps one."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.down = base, nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("adapted_first", [True, False])
+def test_projections_may_be_adapters(adapted_first: bool) -> None:
+    def adapt(model: Any) -> None:
+        torch.manual_seed(2)
+        for layer in model.model.layers:
+            for module, name in ((layer.mlp, "up_proj"), (layer.self_attn, "q_proj")):
+                setattr(module, name, Adapted(getattr(module, name)))
+
+    plain, patched = model_of(), model_of()
+    adapt(plain)
+    if adapted_first:
+        adapt(patched)
+    report = patch(patched)
+    if not adapted_first:
+        adapt(patched)
+    assert not report.left
+    assert_same_step(step(patched), step(plain))
+
+
+def test_an_adapted_head_makes_its_logits() -> None:
+    plain, patched = model_of(), model_of()
+    patch(patched)
+    for model in (plain, patched):
+        torch.manual_seed(2)
+        model.lm_head = Adapted(model.lm_head)
+    assert_same_step(step(patched), step(plain))
+    assert patch(patched).left == {"": "loss: its head is a Adapted, not a plain torch.nn.Linear"}
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+    # A thread of gloo still drops its tensors.
+    time.sleep(0.1)
+
+
+def test_sharded_parameters_have_the_same_gradients(mesh: Any) -> None:
+    plain, patched = twins("Gemma2")
+    for layer in patched.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(patched, mesh=mesh)
+    loss, grads = step(patched)
+    whole: Any = {name: grad.full_tensor() for name, grad in grads.items()}  # type: ignore
+    assert_same_step((loss, whole), step(plain))
+
+
+def test_autocast_is_no_further_from_float32_than_the_models_own() -> None:
+    plain, patched = twins("Qwen3")
+    _, exact = step(plain)
+    with torch.autocast("cpu", torch.bfloat16):
+        (loss, ours), (other, theirs) = step(patched), step(plain)
+    assert loss.dtype == other.dtype == torch.float32
+    assert apart(loss, other) < 2**-8
+    every = [torch.cat([g.flatten() for g in grads.values()]) for grads in (ours, theirs, exact)]
+    assert apart(every[0], every[2]) < 1.25 * apart(every[1], every[2])
+
+
+def test_copies_are_patched_and_pickled_models_can_be() -> None:
+    plain, patched = twins()
+    again = copy.deepcopy(patched)
+    assert again.model.forward.__self__ is again.model
+    assert_same_step(step(again), step(plain))
+    loaded = pickle.loads(pickle.dumps(patched))
+    assert loaded(input_ids=IDS, labels=LABELS).logits is not None
+    assert patch(loaded).left == {}
+    assert_same_step(step(loaded), step(plain))
+
+
+# -- what is patched, and what is left -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_kind_alone_computes_as_before(kind: str) -> None:
+    plain, patched = model_of(), model_of()
+    report = patch(patched, only=kind)
+    assert set(report.patched.values()) == {kind}
+    assert_same_step(step(patched), step(plain))
+
+
+def test_kinds_are_chosen_by_name() -> None:
+    model = model_of()
+    report = patch(model, without=["loss", "rope"])
+    assert {kind for kinds in report.patched.values() for kind in kinds.split(", ")} == {
+        "norm", "mlp", "residual", "embedding",
+    }  # fmt: skip
+    assert report.patched["model.norm"] == "residual, norm"
+    assert model(input_ids=IDS, labels=LABELS).logits is not None
+    assert patch(model_of(), only=["norm", "mlp"], without="norm").patched.keys() == {
+        "model.layers.0.mlp", "model.layers.1.mlp",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"patch: only: expected some of norm, mlp, .*got nrom"):
+        patch(model, only="nrom")
+    with pytest.raises(TypeError, match=r"patch: model_or_class: expected a torch.nn.Module"):
+        patch("model")
+
+
+def test_a_class_is_patched_for_the_models_to_come() -> None:
+    kind = transformers.Qwen3ForCausalLM
+    before = model_of("Qwen3")
+    assert repr(patch(kind)) == f"Report(patched: {FAMILIES['Qwen3'][1]})"
+    try:
+        made = model_of("Qwen3")
+    finally:
+        unpatch(kind)
+    assert not is_patched(before)
+    assert not is_patched(model_of("Qwen3"))
+    assert_same_step(step(made), step(before))
+
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 8}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "where", "why"),
+    [
+        ("Llama", {"rope_parameters": LLAMA3}, "model.layers.0.self_attn",
+         "rope: rope_type 'llama3' scales the angles, which rope does not"),
+        ("Llama", {"hidden_act": "tanh"}, "model.layers.0.mlp",
+         "mlp: no activation of a gate that is known, times a value"),
+        ("Llama", {"pad_token_id": 0}, "model.embed_tokens",
+         "embedding: padding_idx: its row has no gradient, which the op does not leave out"),
+        ("StableLm", {"use_parallel_residual": True}, "model.layers.0",
+         "residual: its branches are not modules one after the other"),
+        ("Olmo2", {}, "model.layers.1",
+         "residual: no norm follows its adds: its norms come before them"),
+    ],
+)  # fmt: skip
+def test_what_does_not_match_is_left_with_a_reason(
+    family: str, more: dict[str, Any], where: str, why: str
+) -> None:
+    plain, patched = model_of(family, **more), model_of(family, **more)
+    assert patch(patched).left[where] == why
+    assert_same_step(step(patched), step(plain))
+
+
+def test_a_forward_of_the_users_is_left() -> None:
+    model = model_of()
+    own = model.model.norm.forward = lambda x: x
+    report = patch(model)
+    assert report.left["model.norm"].endswith("its forward is set on the instance")
+    assert_same_step(step(model), step(model))
+    unpatch(model)
+    assert model.model.norm.forward is own
+
+
+def changed(kind: type, **methods: Callable[..., Any]) -> Any:
+    """A class of transformers' with other code."""
+    return type(kind.__name__, (kind,), methods)
+
+
+def norm_without_mean(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.weight * (x.float() * torch.rsqrt(x.float().pow(2).sum(-1, True) + 1e-6)).to(
+        x.dtype
+    )
+
+
+def mlp_times_twice(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x) * 2)
+
+
+def mlp_of_two_inputs(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(-x))
+
+
+def layer_of_scaled_branch(self: Any, hidden_states: torch.Tensor, **keywords: Any) -> Any:
+    normed = self.input_layernorm(hidden_states)
+    hidden_states = hidden_states + 0.5 * self.self_attn(hidden_states=normed, **keywords)[0]
+    return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+@pytest.mark.parametrize(
+    ("find", "kind", "arguments", "code"),
+    [
+        (norm_of, llama.LlamaRMSNorm, (8,), norm_without_mean),
+        (mlp_of, llama.LlamaMLP, None, mlp_times_twice),
+        (mlp_of, llama.LlamaMLP, None, mlp_of_two_inputs),
+        (layer_of, llama.LlamaDecoderLayer, None, layer_of_scaled_branch),
+    ],
+)
+def test_other_code_is_no_match(find: Any, kind: Any, arguments: Any, code: Any) -> None:
+    config = model_of().config
+    given = arguments or ((config, 0) if kind is llama.LlamaDecoderLayer else (config,))
+    assert not isinstance(find(kind(*given)), Mismatch)
+    assert isinstance(find(changed(kind, forward=code)(*given)), Mismatch)
+
+
+def test_another_version_of_transformers_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "baracuda.integrations.transformers.patching.version", lambda name: "4.40.1"
+    )
+    with pytest.warns(UserWarning, match=r"transformers 4.40.1 is not one of the versions"):
+        assert patch(nn.Linear(2, 2)) == Report()
