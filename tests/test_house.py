@@ -52,8 +52,9 @@ FLOORS = [
     {"calls/adjoint", "ops"},
     {"frameworks"},
     {"__init__"},
-    {"examples", "nn", "testing"},
+    {"examples", "nn"},
     {"integrations"},
+    {"testing"},
     {"tools"},
     {"__main__"},
 ]
