@@ -13,7 +13,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -217,6 +217,8 @@ class Outcome:
         Why it did not run.
     missing : bool
         Whether that is a package that is not installed.
+    first : float
+        Seconds of the first step, where they were taken.
     """
 
     name: str
@@ -227,6 +229,7 @@ class Outcome:
     gradients_apart: float = math.nan
     error: str = ""
     missing: bool = False
+    first: float = math.nan
 
     @property
     def faults(self) -> list[str]:
@@ -261,7 +264,7 @@ def train(variant: Variant, sizes: Sizes, device: str) -> tuple[Outcome, list[Ar
         if step == sizes.untimed and on_gpu:
             torch.cuda.reset_peak_memory_stats()
         if step >= sizes.untimed:
-            marks.append(_mark(on_gpu))
+            marks.append(mark(on_gpu))
         loss = task(block, x, target)
         loss.backward()
         # Read behind the last step, where nothing is left to wait for.
@@ -271,15 +274,15 @@ def train(variant: Variant, sizes: Sizes, device: str) -> tuple[Outcome, list[Ar
             gradients = [(torch.zeros_like(w) if g is None else g).cpu() for w, g in found]
         optimiser.step()
         optimiser.zero_grad()
-    marks.append(_mark(on_gpu))
+    marks.append(mark(on_gpu))
     out = Outcome(variant.name, losses=[float(loss) for loss in losses])
-    out.seconds = statistics.median(_between(a, b) for a, b in pairwise(marks))
+    out.seconds = statistics.median(between(a, b) for a, b in pairwise(marks))
     if on_gpu:
         out.peak = torch.cuda.max_memory_allocated() / 2**30
     return out, gradients
 
 
-def _mark(on_gpu: bool) -> Any:
+def mark(on_gpu: bool) -> Any:
     """A point in time: of the current stream, or of the host."""
     if not on_gpu:
         return time.perf_counter()
@@ -288,7 +291,7 @@ def _mark(on_gpu: bool) -> Any:
     return event
 
 
-def _between(a: Any, b: Any) -> float:
+def between(a: Any, b: Any) -> float:
     """Seconds, once the work in between is done."""
     return float(b - a if isinstance(a, float) else a.elapsed_time(b) * 1e-3)
 
@@ -311,16 +314,23 @@ def measure(
     -------
     list of Outcome
     """
+    return compare({v.name: partial(train, v, sizes, device) for v in variants}, show)
+
+
+def compare(
+    tasks: Mapping[str, Callable[[], tuple[Outcome, list[Array]]]], show: Callable[[str], None]
+) -> list[Outcome]:
+    """Run each training, alone in memory, and compare its losses and gradients with the first's."""
     found: list[Outcome] = []
     reference: tuple[Outcome, list[Array]] | None = None
-    for variant in variants:
-        show(variant.name)
+    for name, task in tasks.items():
+        show(name)
         try:
-            outcome, gradients = train(variant, sizes, device)
+            outcome, gradients = task()
         except Exception as error:
             # The others are worth having without this one.
             text = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:100]}"
-            outcome = Outcome(variant.name, error=text, missing=isinstance(error, ImportError))
+            outcome = Outcome(name, error=text, missing=isinstance(error, ImportError))
         else:
             reference = reference or (outcome, gradients)
             outcome.losses_apart = _apart(outcome.losses, reference[0].losses)
@@ -367,7 +377,7 @@ def cells(found: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
-def figures(sizes: Sizes, found: Sequence[Outcome]) -> dict[str, Any]:
+def figures(sizes: Any, found: Sequence[Outcome]) -> dict[str, Any]:
     """All of it for JSON, which has no NaN."""
     every = {
         "sizes": asdict(sizes),

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +28,9 @@ SMALL = (2**10, 2**13, 2**16)
 FIGURES = {"host": "host cost, µs", "watched": "host cost with gradients, µs", "small":
            "small, swiglu_backward float32, µs", "across": "share of the ceiling, by library",
            "jax": "JAX", "cold": "cold start, ms"}  # fmt: skip
+# Of a model, by its option.
+SIZES = ("layers", "hidden", "ffn", "tokens", "vocabulary", "steps")
+MODELS = ("llama", "qwen3", "gemma3")
 # One row of each, from the arrays of every library that the kernels take.
 ACROSS = ("swiglu_backward", "rope", "lp_pool2d_backward", "gather_backward")
 
@@ -180,23 +183,46 @@ def small_sizes(torch: Any, peers: Any) -> dict[str, float]:
     return out
 
 
-# -- a block -------------------------------------------------------------------------------------
+# -- a block, a model ----------------------------------------------------------------------------
 
 
 def block(on_gpu: bool) -> tuple[dict[str, Any], int]:
     """Train a Llama-style block with each variant; all figures, and the exit status."""
-    torch, training = import_module("torch"), import_module("baracuda.testing.block")
-    device, sizes = ("cuda", training.Sizes()) if on_gpu else ("cpu", training.SMALL)
+    training = import_module("baracuda.testing.block")
+    sizes = training.Sizes() if on_gpu else training.SMALL
+    return _trained("block", training, partial(training.measure, training.VARIANTS), sizes, on_gpu)
+
+
+def model(arguments: argparse.Namespace, on_gpu: bool) -> tuple[dict[str, Any], int]:
+    """Train a model of transformers with each variant; all figures, and the exit status."""
+    training = import_module("baracuda.testing.model")
+    given = {name: getattr(arguments, name) for name in SIZES}
+    if arguments.tokens:
+        given["batch"], given["tokens"] = arguments.tokens
+    sizes = replace(
+        training.Sizes() if on_gpu else training.SMALL,
+        **{name: value for name, value in given.items() if value},
+    )
+    measure = partial(training.measure, arguments.model, training.VARIANTS)
+    return _trained(arguments.model, training, measure, sizes, on_gpu)
+
+
+def _trained(
+    what: str, training: Any, measure: Any, sizes: Any, on_gpu: bool
+) -> tuple[dict[str, Any], int]:
+    """Print the table of some variants of a training; all figures, and the exit status."""
+    torch = import_module("torch")
     name = torch.cuda.get_device_name() if on_gpu else "CPU only"
     print(f"{name}, torch {torch.__version__}; bfloat16, {sizes}")
     with progress(len(training.VARIANTS)) as show:
-        found = training.measure(training.VARIANTS, sizes, device, show)
+        found = measure(sizes, "cuda" if on_gpu else "cpu", show)
     table(*training.cells(found))
     faults = [f"{each.name}: {fault}" for each in found for fault in each.faults]
     for fault in faults:
         print(f"baracuda bench: {fault}", file=sys.stderr)
     figures = {"device": name, "torch": torch.__version__}
-    return figures | {"block": training.figures(sizes, found)}, int(bool(faults))
+    every = import_module("baracuda.testing.block").figures(sizes, found)
+    return figures | {what: every}, int(bool(faults))
 
 
 # -- pictures ------------------------------------------------------------------------------------
@@ -330,15 +356,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     either.add_argument(
         "--block", action="store_true", help="train a Llama-style block instead (tiny on a CPU)"
     )
+    either.add_argument(
+        "--model", choices=MODELS, help="train a model of transformers instead (tiny on a CPU)"
+    )
+    for name in SIZES:
+        both = name == "tokens"
+        parser.add_argument(
+            f"--{name}", type=int, nargs=2 if both else None, help=f"of --model: its {name}",
+            metavar=("BATCH", "LENGTH") if both else "N",
+        )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure or read, print, and return the exit status."""
     shown = arguments.html or arguments.compare or arguments.given
-    if arguments.block:
-        needs("torch", "--block", "torch")
+    instead = "--block" if arguments.block else "--model" if arguments.model else ""
+    if instead:
+        needs("torch", instead, "torch")
         if shown:
-            raise CannotRun("--block goes with none of --html, --compare and --from")
+            raise CannotRun(f"{instead} goes with none of --html, --compare and --from")
+    if arguments.model:
+        needs("transformers", instead, "transformers")
+    elif given := [f"--{name}" for name in SIZES if getattr(arguments, name)]:
+        raise CannotRun(f"{', '.join(given)}: give --model too")
     if arguments.plot:
         can_plot(arguments.plot)
     for option in ("html", "out"):
@@ -359,6 +399,8 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = 0.05 if arguments.quick else arguments.seconds
     if arguments.block:
         record, status = block(on_gpu)
+    elif arguments.model:
+        record, status = model(arguments, on_gpu)
     elif not arguments.given:
         found, ceiling, record = (device if on_gpu else host)(arguments, seconds)
         record["version"] = bc.__version__

@@ -1,0 +1,203 @@
+"""A language model of transformers, trained as it is and with other kernels: time, memory, losses.
+
+Random weights, a text that ships with Python, no network. The variants differ in what is patched,
+in whether torch.compile has the model, and in whether attention is told that it is causal.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from baracuda.examples.charlm import python_reference
+from baracuda.libraries import Array
+from baracuda.testing import block
+from baracuda.testing.block import DTYPE, Outcome
+
+MODELS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", 128, {"rope_theta": 5e5}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", 128, {"rope_theta": 1e6}),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", 256, {"tie_word_embeddings": True}),
+}
+"""Classes of the configuration and the model, the size of a head, and more of the former."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The model and its training."""
+
+    layers: int = 8
+    hidden: int = 2048
+    ffn: int = 8192
+    batch: int = 2
+    tokens: int = 4096
+    vocabulary: int = 128256
+    steps: int = 15
+    untimed: int = 5
+    rate: float = 1e-4
+
+    def __str__(self) -> str:
+        return (
+            f"[{self.batch}, {self.tokens}] tokens, {self.layers} layers, hidden {self.hidden}, "
+            f"FFN {self.ffn}, vocabulary {self.vocabulary}, {self.steps} steps of AdamW"
+        )
+
+
+SMALL = Sizes(layers=2, hidden=64, ffn=160, batch=2, tokens=32, vocabulary=128, steps=4, untimed=2)
+"""What a CPU trains in a moment."""
+
+
+# -- the variants --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is done to a model before its training."""
+
+    name: str
+    prepare: Callable[[Any], Any] = lambda model: None
+    compiled: bool = False
+    causal: bool = False
+    """Attention gets no mask, and is causal by its kernel; an eager model does so by itself."""
+
+
+def liger(model: Any) -> None:
+    """Patch by Liger, as its users do."""
+    transformers = import_module("liger_kernel.transformers")
+    transformers._apply_liger_kernel_to_instance(model=model)
+
+
+def patched(model: Any) -> None:
+    """Patch by baracuda."""
+    import_module("baracuda.integrations.transformers").patch(model)
+
+
+VARIANTS = (
+    Variant("eager"),
+    Variant("torch.compile", compiled=True),
+    Variant("torch.compile, causal kernel", compiled=True, causal=True),
+    Variant("Liger", liger),
+    Variant("baracuda", patched),
+    Variant("baracuda, torch.compile", patched, compiled=True),
+    Variant("baracuda, torch.compile, causal kernel", patched, compiled=True, causal=True),
+)
+
+
+@contextmanager
+def _without_masks(model: Any) -> Iterator[None]:
+    """Let the code of a model's decoder make no masks."""
+    own = vars(sys.modules[type(model.model).__module__])
+    made = {name: own[name] for name in own if name.startswith("create_") and "mask" in name}
+    own.update(dict.fromkeys(made, lambda *_, **__: None))
+    try:
+        yield
+    finally:
+        own.update(made)
+
+
+# -- the training --------------------------------------------------------------------------------
+
+
+def model_of(name: str, sizes: Sizes, device: str) -> Any:
+    """A model with random weights, the same for every variant."""
+    config_name, class_name, head, more = MODELS[name]
+    transformers = import_module("transformers")
+    heads = max(sizes.hidden // head, 1)
+    theta = more.get("rope_theta")
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": theta}} if theta else {}
+    config = getattr(transformers, config_name)(
+        hidden_size=sizes.hidden, intermediate_size=sizes.ffn, num_hidden_layers=sizes.layers,
+        num_attention_heads=heads, num_key_value_heads=max(heads // 4, 1),
+        head_dim=min(head, sizes.hidden // heads), vocab_size=sizes.vocabulary,
+        max_position_embeddings=sizes.tokens, sliding_window=sizes.tokens, use_cache=False,
+        pad_token_id=None, bos_token_id=None, eos_token_id=None,
+        **rope, **{key: value for key, value in more.items() if key != "rope_theta"},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.device(device):
+        return getattr(transformers, class_name)(config).to(DTYPE).train()
+
+
+def batches(sizes: Sizes, device: str) -> Iterator[Array]:
+    """The text of `help()`, character by character, without end."""
+    ids = torch.as_tensor(python_reference().training.astype("int64") % sizes.vocabulary)
+    size = sizes.batch * sizes.tokens
+    at = 0
+    while True:
+        taken = torch.arange(at, at + size) % ids.shape[0]
+        yield ids[taken].reshape(sizes.batch, sizes.tokens).to(device)
+        at += size
+
+
+def train(variant: Variant, name: str, sizes: Sizes, device: str) -> tuple[Outcome, list[Array]]:
+    """Train with one variant; what came of it, and the first gradients, on the host."""
+    model = model_of(name, sizes, device)
+    variant.prepare(model)
+    if not variant.causal:
+        return _train(variant, model, sizes, device)
+    with _without_masks(model):
+        return _train(variant, model, sizes, device)
+
+
+def _train(variant: Variant, model: Any, sizes: Sizes, device: str) -> tuple[Outcome, list[Array]]:
+    on_gpu = device == "cuda"
+    optimiser = torch.optim.AdamW(model.parameters(), lr=sizes.rate, fused=on_gpu)
+    task = torch.compile(model, fullgraph=True, dynamic=False) if variant.compiled else model
+    text = batches(sizes, device)
+    losses: list[Array] = []
+    gradients: list[Array] = []
+    marks: list[Any] = []
+    out = Outcome(variant.name)
+    for step in range(sizes.steps):
+        ids = next(text)
+        if step == sizes.untimed and on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        if step >= sizes.untimed:
+            marks.append(block.mark(on_gpu))
+        began = time.perf_counter()
+        loss = task(input_ids=ids, labels=ids).loss
+        loss.backward()
+        # Read behind the last step, where nothing is left to wait for.
+        losses.append(loss.detach())
+        if step == 0:
+            found = ((w, w.grad) for w in model.parameters())
+            gradients = [(torch.zeros_like(w) if g is None else g).cpu() for w, g in found]
+        optimiser.step()
+        optimiser.zero_grad()
+        if step == 0:
+            float(loss.detach())
+            out.first = time.perf_counter() - began
+    marks.append(block.mark(on_gpu))
+    out.losses = [float(loss) for loss in losses]
+    out.seconds = statistics.median(block.between(a, b) for a, b in pairwise(marks))
+    if on_gpu:
+        out.peak = torch.cuda.max_memory_allocated() / 2**30
+    return out, gradients
+
+
+def measure(
+    name: str, variants: Sequence[Variant], sizes: Sizes, device: str, show: Callable[[str], None]
+) -> list[Outcome]:
+    """Train one of `MODELS` with each variant, alone in memory, and compare with the first one."""
+    tasks = {each.name: partial(train, each, name, sizes, device) for each in variants}
+    return block.compare(tasks, show)
+
+
+def cells(found: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
+    """The table of the block, with the time of the first step."""
+    head, rows = block.cells(found)
+    for each, row in zip(found, rows, strict=True):
+        row.insert(4, "-" if math.isnan(each.first) else f"{each.first:.1f}")
+    head.insert(4, "first step, s")
+    return head, rows

@@ -1,0 +1,107 @@
+"""The model that the benchmark trains: its variants agree, and one that is wrong is found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lanes import FULL
+
+from baracuda.__main__ import main
+from baracuda.testing import block, model
+from baracuda.testing.model import MODELS, SMALL, VARIANTS, Variant
+from baracuda.tools import bench
+
+pytest.importorskip("transformers")
+
+SHORT = replace(SMALL, steps=3, untimed=1)
+EAGER = tuple(v for v in VARIANTS if not v.compiled and v.name != "Liger")
+
+
+def measured(name: str, *variants: Variant) -> list[block.Outcome]:
+    return model.measure(name, variants, SHORT, "cpu", lambda name: None)
+
+
+def test_all_models_and_variants_of_the_table_are_there() -> None:
+    assert tuple(MODELS) == bench.MODELS
+    assert [v.name for v in EAGER] == ["eager", "baracuda"]
+    assert sum(v.compiled for v in VARIANTS) == 4
+    assert sum(v.causal for v in VARIANTS) == 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_patched_model_trains_as_the_plain_one(name: str) -> None:
+    plain, patched = measured(name, *EAGER)
+    assert plain.losses_apart == plain.gradients_apart == 0
+    assert len(plain.losses) == SHORT.steps
+    assert patched.faults == []
+    # Another function ran.
+    assert patched.gradients_apart > 0
+    assert patched.losses_apart < block.LOSSES / 4
+    assert patched.gradients_apart < block.GRADIENTS / 2
+    assert patched.seconds > 0
+    assert patched.first > 0
+    head, rows = model.cells([plain, patched])
+    assert head[4] == "first step, s"
+    assert [row[-1] for row in rows] == ["equal", "equal"]
+
+
+def test_a_model_that_is_patched_wrongly_is_found() -> None:
+    def larger(each: Any) -> None:
+        for layer in each.model.layers:
+            layer.mlp.register_forward_hook(lambda module, x, y: 1.25 * y)
+
+    wrong = measured("llama", EAGER[0], Variant("wrong", larger))[1]
+    assert any(fault.startswith("gradients ") for fault in wrong.faults)
+
+
+def test_causal_attention_without_masks_is_the_same() -> None:
+    made = model.model_of("gemma3", SHORT, "cpu").eval()
+    ids = next(model.batches(SHORT, "cpu"))
+    code = model.sys.modules[type(made.model).__module__]
+    own = code.create_causal_mask
+    want = made(input_ids=ids).logits
+    with model._without_masks(made):
+        assert code.create_causal_mask(None) is None
+        torch.testing.assert_close(made(input_ids=ids).logits, want)
+    assert code.create_causal_mask is own
+
+
+@pytest.mark.full
+@pytest.mark.slow("four variants are compiled")
+def test_the_command_trains_every_variant(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not FULL:
+        pytest.skip("of the full lane")
+    # Without what generates code, for which a machine may lack a compiler.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    file = tmp_path / "model.json"
+    asked = ["--layers", "1", "--tokens", "1", "16", "--steps", "3"]
+    assert main(["bench", "--cpu", "--model", "qwen3", *asked, "--json", str(file)]) == 0
+    assert "[1, 16] tokens, 1 layers" in capsys.readouterr().out
+    found = json.loads(file.read_text())["qwen3"]
+    assert found["sizes"]["layers"] == 1
+    assert [each["name"] for each in found["variants"]] == [v.name for v in VARIANTS]
+    assert all(each["seconds"] for each in found["variants"] if each["name"] != "Liger")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--layers", "2", "--ffn", "8"], "--layers, --ffn: give --model too"),
+        (["--model", "llama", "--html", "x.html"], "--model goes with none of --html"),
+    ],
+)
+def test_options_that_do_not_go_together_are_said_in_one_line(
+    capsys: pytest.CaptureFixture[str], asked: list[str], said: str
+) -> None:
+    assert main(["bench", *asked]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
