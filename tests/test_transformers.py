@@ -56,6 +56,8 @@ FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     "Olmo2": ({}, "9 norm, 2 mlp, 2 rope, 1 loss, 1 embedding; left: 2"),
     "Glm4": ({}, f"9 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
     "StableLm": ({}, f"5 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
+    # Its MLP returns a pair.
+    "GptOss": ({}, "5 norm, 4 residual, 1 loss, 1 embedding; left: 2"),
 }  # fmt: skip
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
@@ -170,6 +172,16 @@ def test_bfloat16_is_no_further_from_float32_than_the_models_own(family: str) ->
 def test_the_loss_takes_what_transformers_hands_to_it(inputs: dict[str, Any]) -> None:
     plain, patched = twins()
     assert_same_step(step(patched, **inputs), step(plain, **inputs))
+
+
+def test_the_row_of_padding_has_no_gradient() -> None:
+    pad = int(IDS[0, 4])
+    plain, patched = twins(pad_token_id=pad)
+    ours = step(patched)
+    assert_same_step(ours, step(plain))
+    rows = ours[1]["model.embed_tokens.weight"][IDS[0, 3:5]]
+    assert rows[0].any()
+    assert not rows[1].any()
 
 
 def test_tied_weights_have_the_gradients_of_both_their_uses() -> None:
@@ -386,11 +398,9 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_fac
     ("family", "more", "where", "why"),
     [
         ("Llama", {"rope_parameters": LLAMA3}, "model.layers.0.self_attn",
-         "rope: rope_type 'llama3' scales the angles, which rope does not"),
+         "rope: its angles are of rope_type 'llama3', and those of rope are of 'default'"),
         ("Llama", {"hidden_act": "tanh"}, "model.layers.0.mlp",
          "mlp: no activation of a gate that is known, times a value"),
-        ("Llama", {"pad_token_id": 0}, "model.embed_tokens",
-         "embedding: padding_idx: its row has no gradient, which the op does not leave out"),
         ("StableLm", {"use_parallel_residual": True}, "model.layers.0",
          "residual: its branches are not modules one after the other"),
         ("Olmo2", {}, "model.layers.1",

@@ -132,7 +132,7 @@ def _base(module: Any, tables: Iterable[torch.nn.Module]) -> float | Mismatch:
         parameters, options = parameters[layer_type], {"layer_type": layer_type}
     kind, base = parameters.get("rope_type"), parameters.get("rope_theta")
     if kind != "default" or base is None:
-        return Mismatch(f"rope_type {kind!r} scales the angles, which rope does not")
+        return Mismatch(f"its angles are of rope_type {kind!r}, and those of rope are of 'default'")
     for each in tables:
         compute = getattr(each, "compute_default_rope_parameters", None)
         if compute is None:

@@ -74,10 +74,11 @@ def layer(was: Forward, found: Layer) -> Forward:
         """What a branch begins with, and the stream that its end is added to."""
         module = getattr(self, branch.norm)
         if isinstance(x, Sum):
-            return _added(module, found.norms[branch.norm], x)
+            return _added(module, branch.computes, x)
         return module(x), x
 
     def ended(self: Any, branch: Branch, y: Any) -> Any:
+        y = y[0] if branch.first else y
         for name in branch.after:
             y = getattr(self, name)(y)
         return y
@@ -89,7 +90,7 @@ def layer(was: Forward, found: Layer) -> Forward:
             keywords = {name: keywords[name] for name in found.defaults if name in keywords}
         normed, stream = entered(self, found.attention, x)
         keywords = {found.entry: normed, **found.defaults, **keywords}
-        y = getattr(self, found.attention.body)(**keywords)[0]
+        y = getattr(self, found.attention.body)(**keywords)
         x = Sum(ended(self, found.attention, y), stream)
         normed, stream = entered(self, found.mlp, x)
         x = Sum(ended(self, found.mlp, getattr(self, found.mlp.body)(normed)), stream)
@@ -187,6 +188,9 @@ def embedding(was: Forward, found: Embedding) -> Forward:
             return was(self, ids)
         index = ids.reshape(-1, 1).expand(-1, weight.shape[1])
         y: torch.Tensor = gather(weight, index, axis=0).reshape(*ids.shape, -1)
+        if self.padding_idx is not None:
+            # Its row has no gradient.
+            y = torch.where((ids == self.padding_idx)[..., None], y.detach(), y)
         if found.scale:
             y = y * getattr(self, found.scale).to(weight.dtype)
         return y

@@ -9,7 +9,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -90,8 +90,12 @@ class Branch:
     """What is added to the stream: ``after(body(norm(stream)))``; names of modules."""
 
     norm: str
+    computes: Norm
+    """What the norm computes."""
     body: str
     after: tuple[str, ...]
+    first: bool
+    """Whether the body returns more, of which the first is taken."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,6 @@ class Layer:
     """The layer's own parameters but for the stream, in their order, with their defaults."""
     forwards: bool
     """Whether the attention takes the keywords that the layer does not know."""
-    norms: dict[str, Norm] = field(default_factory=dict)
 
 
 @contextmanager
@@ -176,8 +179,6 @@ def embedding_of(module: torch.nn.Module) -> Embedding | Mismatch:
     """The lookup that an embedding computes, with its scale."""
     if not isinstance(module, torch.nn.Embedding):
         return Mismatch("no embedding")
-    if module.padding_idx is not None:
-        return Mismatch("padding_idx: its row has no gradient, which the op does not leave out")
     if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
         return Mismatch("max_norm, sparse or scale_grad_by_freq is torch's own")
     if type(module) is torch.nn.Embedding:
@@ -287,34 +288,48 @@ def mlp_of(module: torch.nn.Module) -> Mlp | Mismatch:
     return Mismatch("no activation of a gate that is known, times a value")
 
 
-def _chain(node: Any, stream: Node) -> tuple[list[str], Node | None]:
-    """The modules from the stream to a node, and that of them which takes keywords."""
-    names: list[str] = []
-    body = None
+def _chain(node: Any, stream: Node) -> tuple[list[Node], set[Node]]:
+    """The calls of modules from the stream to a node, and those whose first result is taken."""
+    calls: list[Node] = []
+    first: set[Node] = set()
     while node is not stream:
         match node:
-            case Node(target=operator.getitem, args=(Node(op="call_module") as inner, 0)):
-                node = inner
+            case Node(target=operator.getitem, args=(Node(op="call_module") as call, 0)):
+                first.add(call)
+                node = call
                 continue
-            case Node(op="call_module", args=(Node() as inner,), kwargs=keywords) if not keywords:
+            case Node(op="call_module", args=(Node() as given,), kwargs=keywords) if not keywords:
                 pass
-            case Node(op="call_module", args=(), kwargs=keywords) if body is None:
-                computed: list[Any] = [
-                    v for v in keywords.values() if v is stream or _is_computed(v)
-                ]
-                if len(computed) != 1:
-                    return [], None
-                body, (inner,) = node, computed
+            case Node(op="call_module", args=(), kwargs=keywords):
+                found = [v for v in keywords.values() if v is stream or _is_computed(v)]
+                if len(found) != 1 or not isinstance(found[0], Node):
+                    return [], set()
+                given = found[0]
             case _:
-                return [], None
-        names.insert(0, str(node.target))
-        node = inner
-    return names, body
+                return [], set()
+        calls.insert(0, node)
+        node = given
+    return calls, first
 
 
 def _is_computed(value: Any) -> bool:
     """Whether a node is the result of a module."""
     return isinstance(value, Node) and value.op == "call_module"
+
+
+def _branch(module: torch.nn.Module, node: Any, stream: Node) -> tuple[Branch, Node] | Mismatch:
+    """The branch between the stream and a node, and the call of its body."""
+    calls, first = _chain(node, stream)
+    if not calls:
+        return Mismatch("its branches are not modules one after the other")
+    norm = norm_of(module.get_submodule(str(calls[0].target)))
+    if isinstance(norm, Mismatch) or len(calls) < 2:
+        return Mismatch("no norm follows its adds: its norms come before them")
+    body = calls[1]
+    if first - {body} or any(call.kwargs for call in calls if call is not body):
+        return Mismatch("its norms take or return more than one tensor")
+    names = [str(call.target) for call in calls]
+    return Branch(names[0], norm, names[1], tuple(names[2:]), body in first), body
 
 
 def layer_of(module: torch.nn.Module) -> Layer | Mismatch:
@@ -330,13 +345,14 @@ def layer_of(module: torch.nn.Module) -> Layer | Mismatch:
             return Mismatch("it does not end in the second of two adds")
     if x is not inputs[0]:
         return Mismatch("its first add is not to its input")
-    (first, attention), (second, _) = _chain(a, x), _chain(m, s)
-    if attention is None or len(first) < 2 or not second:
-        return Mismatch("its branches are not modules one after the other")
-    found = {name: norm_of(module.get_submodule(name)) for name in (first[0], second[0])}
-    norms = {name: norm for name, norm in found.items() if isinstance(norm, Norm)}
-    if len(norms) < 2 or len(second) < 2:
-        return Mismatch("no norm follows its adds: its norms come before them")
+    one, two = _branch(module, a, x), _branch(module, m, s)
+    if isinstance(one, Mismatch):
+        return one
+    if isinstance(two, Mismatch):
+        return two
+    (before, attention), (after, mlp) = one, two
+    if attention.args or mlp.kwargs:
+        return Mismatch("its attention does not take keywords alone, or its MLP takes some")
     entry, known = "", set()
     for name, value in attention.kwargs.items():
         if _is_computed(value):
@@ -349,5 +365,4 @@ def layer_of(module: torch.nn.Module) -> Layer | Mismatch:
     defaults = {str(node.target): node.args[0] if node.args else None for node in own}
     if known - {FORWARDED} != set(defaults):
         return Mismatch("its attention does not take all that the layer takes")
-    before, after = (Branch(some[0], some[1], tuple(some[2:])) for some in (first, second))
-    return Layer(before, after, entry, defaults, FORWARDED in known, norms)
+    return Layer(before, after, entry, defaults, FORWARDED in known)
