@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import doctest
+import inspect
 import pickle
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import wraps
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -24,7 +28,7 @@ with warnings.catch_warnings():
 
 from transformers.models.llama import modeling_llama as llama
 
-from baracuda.integrations.transformers import KINDS, Report, patch, unpatch
+from baracuda.integrations.transformers import KINDS, Report, patch, patching, unpatch
 from baracuda.integrations.transformers.modules import (
     Mismatch,
     layer_of,
@@ -267,6 +271,18 @@ def step_named(model: Any) -> Any:
     return loss, {f"_orig_mod.{name}": grad for name, grad in grads.items()}
 
 
+@pytest.mark.full
+def test_an_exported_model_has_the_ops() -> None:
+    plain, patched = twins()
+    inputs = {"input_ids": IDS, "use_cache": False}
+    program = torch.export.export(patched.eval(), (), inputs, strict=False)
+    ops = {str(node.target) for node in program.graph.nodes}
+    assert {
+        f"baracuda.{name}.default" for name in ("rms_norm", "add_rms_norm", "rope", "swiglu")
+    } <= ops
+    assert apart(program.module()(**inputs).logits, plain.eval()(**inputs).logits) < 1e-5
+
+
 class Adapted(nn.Module):
     """A linear layer beside a product of low rank, as PEFT wraps one."""
 
@@ -420,9 +436,15 @@ def test_a_forward_of_the_users_is_left() -> None:
     own = model.model.norm.forward = lambda x: x
     report = patch(model)
     assert report.left["model.norm"].endswith("its forward is set on the instance")
+    assert inspect.signature(model.forward) == inspect.signature(model_of().forward)
     assert_same_step(step(model), step(model))
+    # As accelerate wraps a forward, with all its attributes.
+    mlp = model.model.layers[0].mlp
+    wrapper = mlp.forward = MethodType(wraps(mlp.forward)(lambda self, x: -x), mlp)
+    assert patch(model).left["model.layers.0.mlp"].endswith("its forward is set on the instance")
     unpatch(model)
     assert model.model.norm.forward is own
+    assert mlp.forward is wrapper
 
 
 def changed(kind: type, **methods: Callable[..., Any]) -> Any:
@@ -464,6 +486,12 @@ def test_other_code_is_no_match(find: Any, kind: Any, arguments: Any, code: Any)
     given = arguments or ((config, 0) if kind is llama.LlamaDecoderLayer else (config,))
     assert not isinstance(find(kind(*given)), Mismatch)
     assert isinstance(find(changed(kind, forward=code)(*given)), Mismatch)
+
+
+def test_the_examples_run() -> None:
+    found = doctest.testmod(patching)
+    assert found.attempted > 4
+    assert found.failed == 0
 
 
 def test_another_version_of_transformers_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

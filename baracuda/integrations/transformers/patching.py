@@ -10,6 +10,7 @@ from functools import wraps
 from importlib.metadata import version
 from types import MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
@@ -24,7 +25,9 @@ KINDS = ("norm", "mlp", "rope", "residual", "loss", "embedding")
 """What `patch` can replace."""
 TRIED = ("5.17",)
 """The versions of transformers that the tests run."""
-_MARK = "baracuda_kinds"
+_MADE: WeakKeyDictionary[Callable[..., Any], tuple[str, ...]] = WeakKeyDictionary()
+"""The functions that `patch` has made, and their kinds. A mark on them would be copied by whoever
+wraps them."""
 
 
 @dataclass(repr=False)
@@ -94,7 +97,7 @@ class _Patching:
         own = vars(module).get("forward")
         # A model that was pickled has its classes' own forwards on its modules.
         plain = own is None or getattr(own, "__func__", None) is type(module).forward
-        if not (plain or hasattr(own, _MARK)):
+        if not (plain or _kinds_of(module)):
             self.report.left[name] = f"{kind}: its forward is set on the instance"
             return False
         self.made.setdefault(module, {})[kind] = make(type(module).forward, *found)
@@ -143,10 +146,16 @@ class _Patching:
             self.set(module, "residual", forwards.decoder, found)
 
 
+def _kinds_of(module: torch.nn.Module) -> tuple[str, ...]:
+    """What is replaced in a module; nothing where its forward is not of `patch`."""
+    function = getattr(vars(module).get("forward"), "__func__", None)
+    return () if function is None else _MADE.get(function, ())
+
+
 def _set(module: Any, made: dict[str, Callable[..., Any]]) -> None:
     """Set the forward on an instance, with the signature of its class's own."""
     forward: Any = wraps(type(module).forward)(list(made.values())[-1])
-    setattr(forward, _MARK, tuple(made))
+    _MADE[forward] = tuple(made)
     module.forward = MethodType(forward, module)
 
 
@@ -230,7 +239,7 @@ def _patch_class(kind: Any, wanted: set[str]) -> Report:
         own(self, *inputs, **keywords)
         _Patching(self, wanted).run()
 
-    setattr(__init__, _MARK, tuple(wanted))
+    _MADE[__init__] = tuple(wanted)
     with torch.device("meta"):
         config = kind.config_class()
         config.num_hidden_layers = 2
@@ -262,12 +271,11 @@ def unpatch(model_or_class: Any) -> Report:
     report = Report()
     if isinstance(model_or_class, type):
         made: Any = vars(model_or_class).get("__init__")
-        if hasattr(made, _MARK):
+        if made in _MADE:
             model_or_class.__init__ = made.__wrapped__  # type: ignore[misc]
         return report
     for name, module in model_or_class.named_modules():
-        kinds = getattr(vars(module).get("forward"), _MARK, None)
-        if kinds is not None:
+        if kinds := _kinds_of(module):
             del module.forward
             report.patched[name] = ", ".join(kinds)
     return report
