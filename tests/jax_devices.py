@@ -63,6 +63,9 @@ class Sharded:
             i for i, x in enumerate(self.arrays) if jnp.issubdtype(x.dtype, jnp.floating)
         ]
 
+        # The second derivative of an op is a large program: usually a gradient itself has none.
+        self.differentiated = lanes.FULL or self.spec.adjoint_of is None
+
     def __repr__(self) -> str:
         return f"{self.call.case} {self.call.form.text} over {self.label}"
 
@@ -191,11 +194,11 @@ def placed(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:
 def collectives(this: Sharded, mesh: Mesh) -> None:
     """None is in the compiled program, of the op and of its gradient; the results are right."""
     arrays = [placed(x, s, mesh) for x, s in zip(this.arrays, this.specs, strict=True)]
-    spread = tuple(placed(x, s, mesh) for x, s in zip(this.cotangents, this.outs, strict=True))
-    for function, given, right in (
-        (this.function, arrays, this.want),
-        (this.gradients, (spread, *arrays), this.slopes),
-    ):
+    programs: list[Any] = [(this.function, arrays, this.want)]
+    if this.differentiated:
+        spread = [placed(x, s, mesh) for x, s in zip(this.cotangents, this.outs, strict=True)]
+        programs.append((this.gradients, (tuple(spread), *arrays), this.slopes))
+    for function, given, right in programs:
         program = jax.jit(function).lower(*given).compile()
         # What all devices share has a gradient that is summed over them.
         ways = this.outs if function == this.function else [this.specs[i] for i in this.floats]
@@ -220,6 +223,8 @@ def shard_map(this: Sharded, mesh: Mesh) -> None:
         return
     forward = mapped(share.function, in_specs=this.specs, out_specs=this.outs)
     near(jax.jit(forward)(*this.arrays), this.want)
+    if not this.differentiated:
+        return
     floats = tuple(this.specs[i] for i in this.floats)
     inside = mapped(share.gradients, in_specs=(this.outs, *this.specs), out_specs=floats)
     near(jax.jit(inside)(this.cotangents, *this.arrays), this.slopes)
@@ -228,7 +233,7 @@ def shard_map(this: Sharded, mesh: Mesh) -> None:
 def replicated(this: Sharded, mesh: Mesh) -> None:
     """The gradient of an operand that all devices share is the sum over them."""
     last, share = this.floats[-1], this.local()
-    if last == this.floats[0] or "devices" not in this.specs[last]:
+    if not this.differentiated or last == this.floats[0] or "devices" not in this.specs[last]:
         return
     at = list(this.specs[last]).index("devices")
     arrays, specs = list(this.arrays), list(this.specs)

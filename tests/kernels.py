@@ -6,6 +6,7 @@ powers and sizes of windows) has a `Case`, a layout or an alignment below that l
 have too many combinations for any run: unless ``BARACUDA_ALL_KERNELS=1``, norms other than the
 Euclidean go without the alignments between the ends, and without 64-bit offsets in strips, as do
 losses; and variants that only `autotune` asks for are planned for fully aligned arrays alone.
+Outside of the full lane nothing is planned for alignments between the ends.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from kinds import FIRST
+from lanes import FULL
 
 import baracuda.ops  # noqa: F401
 from baracuda import backends, layouts
@@ -333,7 +335,7 @@ def thin(options: Mapping[str, Any]) -> bool:
 def alignments(problem: Problem) -> list[int]:
     """What the addresses may be multiples of."""
     every = [1 << i for i in range(5) if 1 << i >= named(problem.dtype).itemsize]
-    few = thin(problem.options) or (derived(problem.spec) and not ALL)
+    few = not FULL or thin(problem.options) or (derived(problem.spec) and not ALL)
     return [every[0], WIDEST] if few else every
 
 

@@ -2,7 +2,8 @@
 
 XLA compiles every case of every op anew, which takes longer than all else together. So outside of
 the full lane JAX tries all dtypes of one op of each kind (`kinds`) and float32 of every op, each
-form at one case. Parameters wider than activations are tried in bfloat16, of one op of each kind.
+form at one case. Parameters wider than activations are tried in bfloat16, of one op of each kind,
+on JAX of each category. Laws that no dtype matters to are tried in two.
 """
 
 from __future__ import annotations
@@ -13,17 +14,23 @@ from dataclasses import replace
 import lanes
 import pytest
 from holding import hold
-from kinds import FIRST
+from kinds import FIRST, USUAL
 
 from baracuda.testing.cases import LIBRARIES, Subject, subjects
+from baracuda.testing.laws import LAWS
 
 _LIBRARIES = ("numpy", "torch") if lanes.LANE == "quick" else LIBRARIES
+# Runs that have the same bits.
+RUNS = 20 if lanes.FULL else 5
+# Where a problem is cut, and what its plan is found by, is said by shapes and strides.
+SHAPES = ("broadcast_inputs_agree", "parts_make_the_whole", "plans_are_reused")
 
 
 def tried() -> Iterator[Subject]:
     """The subjects of this lane, by op, so that all of an op share its references."""
     for op in lanes.ops():
         for subject in subjects([op], _LIBRARIES):
+            subject = replace(subject, runs=RUNS)
             if subject.library != "jax" or lanes.FULL:
                 yield subject
             elif op in FIRST or subject.dtype == "float32":
@@ -31,11 +38,28 @@ def tried() -> Iterator[Subject]:
 
 
 def usual(subject: Subject) -> bool:
-    if subject.mixed and not (subject.op in FIRST and subject.dtype == "bfloat16"):
+    some = USUAL if subject.library == "jax" else FIRST
+    if subject.mixed and not (subject.op in some and subject.dtype == "bfloat16"):
         return False
     return subject.library != "jax" or subject.brief
 
 
+def left_out(subject: Subject) -> tuple[str, ...]:
+    """The laws that are tried in other dtypes of the op, and in the full lane in this one too."""
+    other = set(lanes.registry[subject.op].spec.dtypes) - {subject.dtype}
+    if lanes.FULL or "float32" not in other:
+        return ()
+    # A program that is traced is compiled once more.
+    traced = () if subject.library != "jax" else ("traces_as_it_runs",)
+    return traced if lanes.common(subject.dtype) else (*traced, *SHAPES)
+
+
+def test_no_law_is_left_out_in_every_dtype() -> None:
+    assert {*SHAPES, "traces_as_it_runs"} <= {*LAWS}
+    for subject in tried():
+        assert subject.dtype != "float32" or not left_out(subject)
+
+
 @pytest.mark.parametrize("subject", lanes.cases(tried(), usual), ids=str)
 def test_laws(subject: Subject) -> None:
-    hold(subject)
+    hold(subject, left_out(subject))

@@ -34,7 +34,8 @@ class Subject:
     """One op on one backend, for arrays of one library and dtype.
 
     A brief one tries each form of the op at the first case alone. In a mixed one some kinds of
-    inputs are wider than the dtype: parameters, a residual stream.
+    inputs are wider than the dtype: parameters, a residual stream. What is deterministic gives the
+    same bits in so many `runs`.
     """
 
     op: str
@@ -44,6 +45,7 @@ class Subject:
     device: str = "cpu"
     brief: bool = False
     mixed: tuple[Wide, ...] = ()
+    runs: int = 20
 
     def __str__(self) -> str:
         end = "".join([f"-wide_{kind}" for kind in self.mixed]) + "-brief" * self.brief

@@ -331,14 +331,14 @@ def skus_are_honest(subject: Subject) -> None:
 
 @law
 def declared_determinism_holds(subject: Subject) -> None:
-    """The same bits over 20 runs wherever the SKU says so."""
+    """The same bits over the subject's number of runs wherever the SKU says so."""
     for call in subject.calls():
         arrays = call.given()
         plan = call.plan(arrays)
         if not plan.sku.precision.deterministic:
             continue
         first = many(plan(*arrays, **call.scalars))
-        for _ in range(20):
+        for _ in range(subject.runs):
             same_bits(first, many(plan(*arrays, **call.scalars)), f"{call.case}")
 
 
