@@ -35,6 +35,11 @@ def _usual_axis(given: tuple[str, int]) -> bool:
     return op in USUAL and axis == (-1 if registry[op].spec.adjoint_of else 0)
 
 
+def spread(op: str) -> bool:
+    """One op of each category, and each made of products, which a GPU may round differently."""
+    return one_of_category(op) or (runs_both_ways(op) and registry[op].spec.composite)
+
+
 @pytest.fixture
 def wide() -> Iterator[None]:
     with jax.enable_x64(True):
@@ -133,7 +138,7 @@ def test_first_and_second_derivatives_are_those_of_the_body(op: str) -> None:
             close(got, want, f"{g.call.case} {g.call.form.text} {order.__name__}")
 
 
-@pytest.mark.parametrize("op", lanes.cases(registry, runs_both_ways))
+@pytest.mark.parametrize("op", lanes.cases(registry, spread))
 @pytest.mark.usefixtures("wide")
 def test_forward_mode_is_that_of_the_body(op: str) -> None:
     for g in given(op, "float64", most=1):
@@ -449,11 +454,6 @@ def test_an_eager_call_is_one_program_whatever_its_values() -> None:
     assert _compilations(lambda: entropy(negative, target, softcap=3.0)) == 0
     bc.lerp(x, negative, weight=0.25), bc.lerp(x, negative, weight=0.75)
     assert _compilations(lambda: [bc.lerp(x, negative, weight=i / 9) for i in range(9)]) == 0
-
-
-def spread(op: str) -> bool:
-    """One op of each category, and each made of products, which a GPU may round differently."""
-    return one_of_category(op) or (runs_both_ways(op) and registry[op].spec.composite)
 
 
 # Gradients by themselves are spread as custom calls (`test_jax_kernels`).

@@ -12,7 +12,7 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from graphs import calls, floats, overload
-from kinds import FIRST, USUAL, runs_both_ways
+from kinds import USUAL, runs_both_ways
 from torch._dynamo.backends.common import aot_autograd
 
 import baracuda as bc
@@ -20,18 +20,21 @@ from baracuda.calls import adjoint, check
 from baracuda.calls.op import registry
 from baracuda.testing.cases import Call
 
-each_op = pytest.mark.parametrize("op", lanes.cases(registry, FIRST.__contains__))
-
 
 def _usual(op: str) -> bool:
     """Whether an op stands for others: one of each kind, and one gradient of each category."""
     return op in USUAL or runs_both_ways(op)
 
 
+def _whole(op: str) -> bool:
+    """Whether it stands for a category, or is made of other ops: what compiles a whole program."""
+    return op in USUAL or (runs_both_ways(op) and registry[op].spec.composite)
+
+
 def _sizes(given: tuple[str, bool]) -> bool:
     """Whether these sizes, fixed or not, are usual for an op: a gradient's are not fixed."""
     op, dynamic = given
-    return _usual(op) and dynamic == (registry[op].spec.adjoint_of is not None)
+    return _whole(op) and dynamic == (registry[op].spec.adjoint_of is not None)
 
 
 @pytest.mark.parametrize("op", lanes.cases(registry, _usual))
@@ -144,7 +147,7 @@ def test_inductor_trains_as_eager_does() -> None:
     torch.testing.assert_close(*found)
 
 
-@each_op
+@pytest.mark.parametrize("op", lanes.cases(registry, _whole))
 def test_an_exported_program_comes_back(op: str, tmp_path: Any) -> None:
     for i, call in enumerate(calls(op)):
 

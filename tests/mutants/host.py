@@ -746,7 +746,8 @@ _FRAMEWORKS = (
         "a gradient is differentiated again", "frameworks/torch/autograd.py",
         "        if torch.is_grad_enabled():\n            found = self._again",
         "        if False:\n            found = self._again",
-        "test_torch.py::test_first_and_second_derivatives_by_finite_differences[glu]",
+        "test_torch.py::test_first_and_second_derivatives_by_finite_differences"
+        "[glu-along a direction]",
     ),
     mutant(
         "dispatch options hold for the gradient", "frameworks/torch/autograd.py",
