@@ -186,8 +186,8 @@ def kept_trials(op: str, dtype: str, mixed: Mixed = (), **options: Any) -> Itera
 def streamed_trials(op: str, dtype: str, mixed: Mixed = (), **options: Any) -> Iterator[Trial]:
     """Rows that come in bulk, more of a block than it has places for, of one block and of more."""
     form = registry[op].spec.signatures[-1]
-    # What is mixed is cut as what is not.
-    most = 8 if lanes.FULL or not mixed else 2
+    # What is mixed is cut as what is not, and by eight blocks as by four.
+    most = 8 if lanes.FULL else 2 if mixed else 4
     for parts, slots, held in ((1, 2, 4), (1, 3, 2), (2, 3, 4), (most, 2, 4)):
         size = named("float32" if {"residual", "cotangent"} & {*mixed} else dtype).itemsize
         n = parts * 64 * held * 16 // size

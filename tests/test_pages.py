@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import lanes
 import numpy as np
 import pytest
 
@@ -214,13 +215,16 @@ def test_what_is_said_of_backends_on_request_holds() -> None:
     assert "only when asked for by backend='torch'" in why["torch"]
 
 
+# The site's theme, furo, takes as long for its frames as all else for the pages.
 @pytest.mark.slow("a page for every op")
-def test_the_docs_build_without_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("theme", lanes.cases(("basic", "furo"), "basic".__eq__))
+def test_the_docs_build_without_a_warning(theme: str, tmp_path: Path) -> None:
     for module in ("sphinx", "furo", "numpydoc", "myst_parser"):
         pytest.importorskip(module)
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html",
-         "-d", str(tmp_path / "trees"), str(pages.DOCS), str(tmp_path / "html")],
+         "-D", f"html_theme={theme}", "-d", str(tmp_path / "trees"), str(pages.DOCS),
+         str(tmp_path / "html")],
         capture_output=True, text=True, cwd=pages.DOCS.parent,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
