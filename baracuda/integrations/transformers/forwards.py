@@ -203,7 +203,8 @@ class _View:
 
     def __init__(self, seen: Any, **instead: Any) -> None:
         self._seen = seen
-        self.__dict__.update(instead)
+        for name, value in instead.items():
+            setattr(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._seen, name)
