@@ -87,10 +87,11 @@ VARIANTS = (
     Variant("eager"),
     Variant("torch.compile", compiled=True),
     Variant("torch.compile, causal kernel", compiled=True, causal=True),
-    Variant("Liger", liger),
     Variant("baracuda", patched),
     Variant("baracuda, torch.compile", patched, compiled=True),
     Variant("baracuda, torch.compile, causal kernel", patched, compiled=True, causal=True),
+    # The last, as it replaces functions of transformers in the whole process.
+    Variant("Liger", liger),
 )
 
 
