@@ -189,7 +189,10 @@ def test_the_gradient_calls_the_explicit_backward(forward: str, backward: str) -
     for g in given(forward, "float32"):
         pull = jax.make_jaxpr(g.grad(g.op))(*g.inputs)
         early, want = registry[forward].early, [forward, backward]
-        if early is not None and g.call.form.outputs[0].terms == ():
+        # What it has no gradient of, as a teacher, leaves the way ahead to others.
+        made = {x.name for form in early.spec.signatures for x in form.outputs} if early else set()
+        floats = [n for n in g.call.form.names if n not in registry[forward].spec.discrete]
+        if g.call.form.outputs[0].terms == () and {f"d{n}" for n in floats} <= made:
             want = [early.spec.name]
         assert called(pull.jaxpr) == want, g.call.form.text
         assert called(jax.make_jaxpr(jax.jit(g.grad(g.op)))(*g.inputs).jaxpr) == want

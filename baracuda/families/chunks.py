@@ -228,7 +228,7 @@ def differentiated(
     scale = None if dloss is None else rows.widened(dloss)
     if number is not None:
         # Where none counts the loss is NaN and the gradients are 0.
-        known = isinstance(number, int)
+        known = not hasattr(number, "dtype")
         count = max(number, 1) if known else xp.where(number != 0, number, 1)
         scale = 1 / count if scale is None else scale / count
     elif reduction == "none" and scale is not None:

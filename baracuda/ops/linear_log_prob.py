@@ -118,7 +118,7 @@ def _joined(rows: Rows, parts: list[tuple[Array, ...]]) -> list[Array]:
     options={**_OPTIONS, "entropy": flag},
     roles={**TARGET, **RESULTS},
     cases=(
-        Case({"b": (5,), "d": 4, "v": 9}, chunk=3, temperature=0.7, softcap=2.0, entropy=True),
+        Case({"b": (5,), "d": 4, "v": 9}, temperature=0.7, softcap=2.0, entropy=True),
         Case({"b": (2, 3), "d": 3, "v": 7}),
     ),
 )

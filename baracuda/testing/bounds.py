@@ -40,7 +40,9 @@ def tolerance(call: Call, stored: bool = True) -> list[np.ndarray[Any, Any]]:
         smallest = 2.0**-24 if dtype == "float16" else 2.0**-126
         # An element that cancels has the error of its neighbours' size, not of its own; the terms
         # of a product are larger still, and roundings of slopes are among them.
-        steps = compute.eps * (STEPS * np.abs(value) + (STEPS if spec.products else 0.25) * size)
+        steps = compute.eps * (
+            STEPS * np.abs(value) + (2 * STEPS if spec.products else 0.25) * size
+        )
         out.append(rounding * (1 + store.eps) + steps + STEPS * shift + smallest)
     return out
 
