@@ -182,18 +182,27 @@ def called(jaxpr: Any) -> list[str]:
     ]
 
 
+def ahead(g: Given) -> Any:
+    """The op that makes a loss with its gradients, where these are of all that has one.
+
+    A teacher, of which it makes none, has the gradient of the body.
+    """
+    spec = g.call.subject.spec
+    early = registry[spec.name].early
+    if early is None or g.call.form.outputs[0].terms:
+        return None
+    made = {x.name for form in early.spec.signatures for x in form.outputs}
+    floats = [name for name in g.call.form.names if name not in spec.discrete]
+    return early if {f"d{name}" for name in floats} <= made else None
+
+
 @pytest.mark.parametrize(
     ("forward", "backward"), lanes.cases(PAIRS, lambda pair: not FIRST.keys().isdisjoint(pair))
 )
 def test_the_gradient_calls_the_explicit_backward(forward: str, backward: str) -> None:
     for g in given(forward, "float32"):
         pull = jax.make_jaxpr(g.grad(g.op))(*g.inputs)
-        early, want = registry[forward].early, [forward, backward]
-        # What it has no gradient of, as a teacher, leaves the way ahead to others.
-        made = {x.name for form in early.spec.signatures for x in form.outputs} if early else set()
-        floats = [n for n in g.call.form.names if n not in registry[forward].spec.discrete]
-        if g.call.form.outputs[0].terms == () and {f"d{n}" for n in floats} <= made:
-            want = [early.spec.name]
+        want = [early.spec.name] if (early := ahead(g)) else [forward, backward]
         assert called(pull.jaxpr) == want, g.call.form.text
         assert called(jax.make_jaxpr(jax.jit(g.grad(g.op)))(*g.inputs).jaxpr) == want
 
@@ -206,10 +215,8 @@ def test_an_eager_gradient_calls_the_explicit_backward_once(
     forward: str, backward: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     g = next(given(forward, "float32"))
-    early = registry[forward].early
-    if early is not None:
-        # It made the gradients in the forward pass.
-        assert g.call.form.outputs[0].terms == ()
+    if (early := ahead(g)) is not None:
+        # It makes the gradients in the forward pass.
         backward = early.spec.name
     seen, own = [], registry[backward]
     # What an earlier test has differentiated calls nothing anew.
