@@ -68,6 +68,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "layer_norm_backward_": (64, "the same; a second look at rows is rare"),
     "softmax_f64_": (32, "a few pointers beside two exponentials of float64 at once"),
     "_add_f32": (192, "columns wider than rows, beside an output that is added to"),
+    "_long_wide_jsd_add": (8, "as many threads as hold a long row outweigh two registers"),
     "_wide_clusters_": (48, "sm_120: as many threads as hold a long row outweigh a few registers"),
     "_wide_add_clusters_": (24, "sm_100: as many threads as hold a long row, the same"),
     "_f64_kept_": (128, "sm_120: float64 waits for its few units there, not for memory"),

@@ -299,18 +299,22 @@ def networks(op: str, mesh: Any) -> Iterator[str]:
 def refused(op: str, mesh: Any) -> Iterator[str]:
     """What lies nowhere, or elsewhere, has to be put somewhere first."""
     for call in calls(op, even=False):
-        plain = [x for x in Spread(call, ()).arrays if x is not None]
-        if len(plain) < 2:
+        plain = list(Spread(call, ()).arrays)
+        there = [i for i, x in enumerate(plain) if x is not None]
+        if len(there) < 2:
             continue
-        one = distribute_tensor(plain[0], mesh, [WHOLE])
+        first, last = there[:2]
+        x = plain[last]
+        plain[first] = distribute_tensor(plain[first], mesh, [WHOLE])
         other = init_device_mesh(DEVICE, (RANKS // 2, 2))
         function = functools.partial(registry[op], **call.options)
         for second, error, text in (
-            (plain[1], TypeError, "expected a DTensor as the others, got Tensor"),
-            (distribute_tensor(plain[1], other, [WHOLE, WHOLE]), ValueError, "as of the others"),
+            (x, TypeError, "expected a DTensor as the others, got Tensor"),
+            (distribute_tensor(x, other, [WHOLE, WHOLE]), ValueError, "as of the others"),
         ):
             try:
-                function(one, second, *plain[2:])
+                plain[last] = second
+                function(*plain)
                 yield f"{call}: nothing was raised"
             except error as raised:
                 if text not in str(raised):
