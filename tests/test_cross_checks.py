@@ -259,7 +259,8 @@ SEVERAL = ["swiglu", "geglu apart", "F.glu axis", "reglu first", "geglu tanh", "
            "max_pool1d", "rope batched", "rope halves", "rms_norm", "rms_norm_add",
            "layer_norm weight", "add_rms_norm", "softmax axis 1", "log_softmax scale",
            "softmax causal", "l2_normalize axis 1 2.5", "logsumexp axis 1 False",
-           "logsumexp axis 0 True", "group_norm weight", "instance_norm plain", "batch_norm weight"]  # fmt: skip
+           "logsumexp axis 0 True", "group_norm weight", "instance_norm plain",
+           "batch_norm weight"]  # fmt: skip
 several_rows = pytest.mark.parametrize("row", SEVERAL)
 
 

@@ -257,7 +257,7 @@ def rms_norm_add(
 ) -> A:
     """Normalise and add a residual: ``residual + rms_norm(x)``.
 
-    Gemma 2 and 3, OLMo 2 and GLM-4 add after a norm.
+    OLMo 2's layers add so.
 
     Parameters
     ----------
