@@ -130,7 +130,7 @@ def _ones(sizes: Sizes) -> nnx.Param[Array]:
     return nnx.Param(jnp.ones(sizes.hidden, sizes.dtype))
 
 
-class Layer(nnx.Module):
+class Layer(nnx.Module):  # type: ignore[misc]
     """Attention and a gated MLP, each behind a norm that makes the add before it."""
 
     def __init__(self, sizes: Sizes, ops: Ops, rngs: nnx.Rngs) -> None:
@@ -155,11 +155,11 @@ class Layer(nnx.Module):
         q, k, v = (w(y).reshape(*y.shape[:2], self.heads, -1) for w in (self.q, self.k, self.v))
         q, k = self.ops.rope(q, k)
         where = "cudnn" if jax.default_backend() == "gpu" else "xla"
-        out = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=where)  # type: ignore[arg-type]
+        out = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=where)
         return out.reshape(y.shape)
 
 
-class Model(nnx.Module):
+class Model(nnx.Module):  # type: ignore[misc]
     """A decoder: ``model(ids, target)`` is the mean loss of the next tokens.
 
     Parameters

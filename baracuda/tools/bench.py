@@ -381,7 +381,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model:
         needs("transformers", instead, "transformers")
         if arguments.model == "jax":
-            needs("flax", instead, "jax")
+            needs("flax", instead, "flax")
     elif given := [f"--{name}" for name in SIZES if getattr(arguments, name)]:
         raise CannotRun(f"{', '.join(given)}: give --model too")
     if arguments.plot:
