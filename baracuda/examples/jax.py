@@ -1,6 +1,7 @@
 """A Llama-style language model in flax.nnx, with baracuda's ops or in plain `jax.numpy`.
 
-The two differ in `Ops` alone: norms, residual adds, rotations, gates, and the head with its loss.
+The two differ in `Ops` alone: the embedding, norms, residual adds, rotations, gates, and the head
+with its loss.
 Parameters, products and attention (`jax.nn.dot_product_attention`) are the same.
 """
 
@@ -45,6 +46,8 @@ class Ops(NamedTuple):
 
     Attributes
     ----------
+    embed : callable
+        ``(weight, ids) -> rows``.
     norm : callable
         ``(x, weight) -> y``.
     add_norm : callable
@@ -57,6 +60,7 @@ class Ops(NamedTuple):
         ``(hidden, weight, target) -> loss``, the weight of shape [vocabulary, hidden].
     """
 
+    embed: Callable[[Array, Array], Array]
     norm: Callable[[Array, Array], Array]
     add_norm: Callable[[Array, Array, Array], tuple[Array, Array]]
     rope: Callable[[Array, Array], tuple[Array, Array]]
@@ -96,11 +100,23 @@ def _loss(hidden: Array, weight: Array, target: Array) -> Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, target).mean()
 
 
-PLAIN = Ops(_norm, _add_norm, _rope, lambda value, gate: value * nnx.silu(gate), _loss)
+PLAIN = Ops(
+    lambda weight, ids: jnp.take(weight, ids, axis=0),
+    _norm,
+    _add_norm,
+    _rope,
+    lambda value, gate: value * nnx.silu(gate),
+    _loss,
+)
 """In `jax.numpy`, which XLA fuses as it sees fit."""
 
 
 # -- with baracuda's ops -------------------------------------------------------------------------
+
+
+def _embed(weight: Array, ids: Array) -> Array:
+    index = jnp.broadcast_to(ids.reshape(-1, 1), (ids.size, weight.shape[1]))
+    return bc.gather(weight, index, axis=0).reshape(*ids.shape, -1)
 
 
 def _rotated(q: Array, k: Array) -> tuple[Array, Array]:
@@ -109,6 +125,7 @@ def _rotated(q: Array, k: Array) -> tuple[Array, Array]:
 
 
 FUSED = Ops(
+    _embed,
     lambda x, weight: bc.rms_norm(x, weight, eps=EPS),
     lambda x, residual, weight: bc.add_rms_norm(x, residual, weight, eps=EPS),
     _rotated,
@@ -172,14 +189,12 @@ class Model(nnx.Module):  # type: ignore[misc]
 
     def __init__(self, sizes: Sizes, ops: Ops, rngs: nnx.Rngs) -> None:
         self.ops = ops
-        self.embedding = nnx.Embed(
-            sizes.vocabulary, sizes.hidden, dtype=jnp.dtype(sizes.dtype),
-            param_dtype=jnp.dtype(sizes.dtype), rngs=rngs,
-        )  # fmt: skip
         self.layers = nnx.List([Layer(sizes, ops, rngs) for _ in range(sizes.layers)])
         self.norm = _ones(sizes)
         shape, draw = (sizes.vocabulary, sizes.hidden), nnx.initializers.lecun_normal(1, 0)
-        self.head = nnx.Param(draw(rngs.params(), shape, jnp.dtype(sizes.dtype)))
+        self.embedding, self.head = (
+            nnx.Param(draw(rngs.params(), shape, jnp.dtype(sizes.dtype))) for _ in range(2)
+        )
 
     def __call__(self, ids: Array, target: Array) -> Array:
         """The mean cross entropy.
@@ -192,7 +207,7 @@ class Model(nnx.Module):  # type: ignore[misc]
         -------
         scalar of float32
         """
-        x, stream = None, self.embedding(ids)
+        x, stream = None, self.ops.embed(self.embedding[...], ids)
         for layer in self.layers:
             x, stream = layer(x, stream)
         y, _ = self.ops.add_norm(x, stream, self.norm[...])
