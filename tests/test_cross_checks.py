@@ -338,14 +338,18 @@ def test_forward_and_backward_are_torchs(row, library):
         same(ours, expected)
 
 
+# Losses of logits are in test_losses, steps of optimisers in test_optimisers.
+ELSEWHERE = ("cross_entropy", "log_prob", "optimiser")
+
+
 def test_the_table_has_every_op_that_names_no_function_of_torch():
-    """Those that do are tested by that in test_namesakes, losses of logits in test_losses."""
+    """Those that do are tested by that in test_namesakes."""
     rows = {op for op, *_ in TABLE.values()}
     every = {name: getattr(bc, name) for name in bc.__all__}
     public = {
         name: op
         for name, op in every.items()
-        if isinstance(op, bc.Op) and op.spec.category not in ("cross_entropy", "log_prob")
+        if isinstance(op, bc.Op) and op.spec.category not in ELSEWHERE
     }
     forwards = {name for name in public if not name.endswith("_backward")}
     missing = {name for name in forwards - rows if not public[name].spec.namesake}

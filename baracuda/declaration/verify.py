@@ -148,7 +148,7 @@ def _structs(file: str) -> frozenset[str]:
 
 def _of_kernel(spec: OpSpec, kernel: Kernel) -> Iterator[tuple[str, str]]:
     one_by_one = kernel.schedule in ("elementwise", "reduce")
-    ends = {spec.given_end(form.names) for form in spec.signatures} if one_by_one else {""}
+    ends = {spec.form_end(form) for form in spec.signatures} if one_by_one else {""}
     names = [kernel.functor + end for end in ends if kernel.functor]
     if not (_SOURCES / kernel.file).is_file():
         yield "kernel", f"there is no cuda_src/{kernel.file}"
