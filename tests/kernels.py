@@ -90,15 +90,16 @@ KL_DIV = tuple(
     )
     for kind in ("forward", "reverse", "jsd")
 )
+# Tables of 11 rows have r entries in each.
 ROPE = tuple(
-    Case(axes, interleaved=interleaved, **more)
+    Case({**axes, "p": 11}, interleaved=interleaved, **more)
     for interleaved in (True, False)
     for axes, more in (
-        ({"b": (2, 3), "s": 9, "h": (), "d": 64}, {}),
-        ({"b": (2,), "s": 9, "h": (3,), "d": 64}, {"seq_axis": 1, "rotary_dim": 32}),
-        ({"b": (2,), "s": 5, "h": (), "d": 400}, {}),
-        ({"b": (2,), "s": 5, "h": (), "d": 7}, {"rotary_dim": 4}),
-        ({"b": (HUGE,), "s": HUGE, "h": (), "d": 16}, {}),
+        ({"b": (2, 3), "s": 9, "h": (), "d": 64, "r": 32}, {}),
+        ({"b": (2,), "s": 9, "h": (3,), "d": 64, "r": 32}, {"seq_axis": 1, "rotary_dim": 32}),
+        ({"b": (2,), "s": 5, "h": (), "d": 400, "r": 200}, {}),
+        ({"b": (2,), "s": 5, "h": (), "d": 7, "r": 2}, {"rotary_dim": 4}),
+        ({"b": (HUGE,), "s": HUGE, "h": (), "d": 16, "r": 8}, {}),
     )
 )
 POWERS = (1, 2, 3, 4, 2.5, math.inf)
