@@ -90,9 +90,18 @@ KL_DIV = tuple(
     )
     for kind in ("forward", "reverse", "jsd")
 )
-# Tables of 11 rows have r entries in each.
+
+
+def roped(axes: dict[str, Any]) -> dict[str, Any]:
+    """With the axes of tables, of 11 rows, and of keys, which have one head."""
+    b, h = axes["b"], axes["h"]
+    heads = {"c": b, "g": (1,)} if h else {"c": (*b[:-1], 1), "g": ()}
+    return {**axes, "p": 11, **heads, "i": heads["c"], "j": heads["g"], "u": heads["c"],
+            "v": heads["g"]}  # fmt: skip
+
+
 ROPE = tuple(
-    Case({**axes, "p": 11}, interleaved=interleaved, **more)
+    Case(roped(axes), interleaved=interleaved, **more)
     for interleaved in (True, False)
     for axes, more in (
         ({"b": (2, 3), "s": 9, "h": (), "d": 64, "r": 32}, {}),

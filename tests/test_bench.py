@@ -73,7 +73,8 @@ def small(op: str) -> Row:
     elif spec.category == "loss":
         shapes = dict.fromkeys(spec.arrays, (3, 4)) | {"dloss": (), "target": (3,)}
     elif spec.category == "rope":
-        shapes = {"x": (2, 5, 8), "dy": (2, 5, 8), "cos": (5, 4), "sin": (5, 4)}
+        shapes = dict.fromkeys(("x", "q", "dy"), (2, 5, 8)) | dict.fromkeys(("k", "dz"), (1, 5, 8))
+        shapes |= dict.fromkeys(("cos", "sin"), (5, 4))
     else:
         shapes, options = dict.fromkeys(("a", "b", "dy"), (3, 4)), {"weight": 0.3}
     return Row(op, "small", tuple(shapes[n] for n in spec.arrays if n in shapes), options)

@@ -252,7 +252,7 @@ def added(norm):
 
 TABLE = {name: row for name, *row in rows()}
 # Not every floating input has an explicit gradient: test_rope.py holds these to transformers.
-ELSEWHERE = {"rope_with_tables"}
+ELSEWHERE = {"rope_qk", "rope_qk_with_tables", "rope_with_tables"}
 every_row = pytest.mark.parametrize("row", TABLE)
 SEVERAL = ["swiglu", "geglu apart", "F.glu axis", "reglu first", "geglu tanh", "lerp 0.3",
            "gather 1", "lp_pool1d even 2 3 None", "lp_pool1d any sign 2.5", "lp_pool2d ceil",

@@ -89,3 +89,26 @@ def test_a_position_without_a_row_is_reported_and_turns_to_0() -> None:
     np.testing.assert_allclose(out, want, rtol=1e-12)
     assert not out[1, :, 2].any()
     assert (record.state, record.ticket, record.value, record.position) == (2, 9, 6, 6)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("op", ["rope_qk", "rope_qk_with_tables_backward"])
+def test_queries_and_keys_of_other_numbers_of_heads_turn_in_one_launch(op: str, dtype: str) -> None:
+    rng, kind = np.random.default_rng(3), library("numpy").dtype(dtype)
+    q, k = (rng.standard_normal((2, 5, heads, 16)).astype(kind) for heads in (7, 3))
+    angles = [rng.standard_normal((5, 8)).astype(kind) for _ in range(2)]
+    given = [q, k, *(angles if "tables" in op else ())]
+    options = {"seq_axis": 1, "interleaved": "tables" in op}
+    want = registry[op](*given, **options)
+    tolerance = 1e-2 if dtype == "bfloat16" else 1e-12
+    for adds in ((), (True, False), (False, True)):
+        placed = [emulator.placed(x) for x in given]
+        problem = check.problem(registry[op].spec, placed, options, DEFAULT)
+        outs = tuple(strides_of(y) for y in problem.outputs)
+        steps = plan(Call(problem, FACTS, outs, some=adds))
+        assert len(steps.steps) == 1
+        found = [emulator.placed(np.ones(y.shape).astype(kind)) for y in problem.outputs]
+        emulator.run(tuple(s.entry for s in steps.kernels), steps, [*placed, *found])
+        for x, y, add in zip(found, want, adds or (False, False), strict=True):
+            near = {"rtol": tolerance, "atol": 4 * tolerance}
+            np.testing.assert_allclose(x.astype(float), y.astype(float) + add, **near)

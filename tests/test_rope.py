@@ -1,4 +1,4 @@
-"""Ropes by tables: transformers' own rotations, autograd along x and along the tables, layouts."""
+"""Ropes by tables, and of q and k: transformers' own rotations, autograd, layouts, in place."""
 
 from __future__ import annotations
 
@@ -168,3 +168,81 @@ def test_dtypes_of_tables() -> None:
         bc.rope_with_tables(x, cos, sin)
     with pytest.raises(TypeError, match=r"sin: expected float32 \(as cos\)"):
         bc.rope_with_tables(x.half(), cos.float(), sin.half())
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_queries_and_keys_turn_together_as_transformers_does(interleaved: bool) -> None:
+    q, k, (cos, sin) = normal(B, H, S, D), normal(B, K, S, D), tables(B, S)
+    leaves = [q.requires_grad_(), k.requires_grad_()]
+    want = theirs(q, k, twice(cos, interleaved), twice(sin, interleaved), interleaved)
+    cotangents = [normal(*x.shape) for x in want]
+    grads = torch.autograd.grad(want, leaves, cotangents)
+    more = cos[:, None], sin[:, None]
+    got = bc.rope_qk_with_tables(q, k, *more, interleaved=interleaved)
+    own = torch.autograd.grad(got, leaves, cotangents)
+    explicit = bc.rope_qk_with_tables_backward(*cotangents, *more, interleaved=interleaved)
+    for a, b, e, y, z in zip(own, grads, explicit, got, want, strict=True):
+        torch.testing.assert_close(y, z)
+        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(e, b)
+
+
+@pytest.mark.parametrize("tabled", [False, True])
+def test_q_and_k_have_the_bits_and_layouts_of_single_calls(tabled: bool) -> None:
+    q, k = normal(B, S, H, D).transpose(1, 2), normal(B, K, S, D)
+    more: tuple[Any, ...] = (*tables(9), torch.tensor(RNG.integers(0, 9, (B, 1, S))))
+    more = more if tabled else more[2:]
+    both, alone = (bc.rope_qk_with_tables, bc.rope_with_tables) if tabled else (bc.rope_qk, bc.rope)
+    found = both(q, k, *more, interleaved=False)
+    for x, y in zip((q, k), found, strict=True):
+        assert torch.equal(y, alone(x, *more, interleaved=False))
+        assert y.stride() == x.stride()
+    plan = both.plan(q, k, *more, interleaved=False)
+    own = [x.clone(memory_format=torch.preserve_format) for x in (q, k)]
+    for x, y in zip(plan(*own, *more, out=own), found, strict=True):
+        assert torch.equal(x, y)
+
+
+def test_results_change_no_places() -> None:
+    """In one launch q may not be written over k before that is read."""
+    q, k, other = normal(H, S, D), normal(H, S, D), normal(H, S, D)
+    plan = bc.rope_qk.plan(q, k)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="memory apart from k, got an overlap"):
+            plan(q, k, out=(k, other))
+        with pytest.raises(ValueError, match="memory apart from k, got an overlap"):
+            plan(q, q, out=(q, other))
+        plan(q, k, out=(q, k))
+
+
+def test_keys_are_like_queries_but_for_their_heads() -> None:
+    q, k = normal(B, H, S, D), normal(B, K, S, D)
+    per_head = torch.zeros(B, H, S, dtype=torch.int64)
+    with pytest.raises(ValueError, match="alike along every axis along which positions"):
+        bc.rope_qk(q, k, per_head)
+    with pytest.raises(ValueError, match="alike but along one axis, that of heads, got 2 and 1, 4"):
+        bc.rope_qk(q, k[:1])
+    with pytest.raises(ValueError, match="k: expected at most 4 along axis 1"):
+        bc.rope_qk(q, normal(B, H + 1, S, D))
+    assert torch.equal(bc.rope_qk(q, q, per_head)[1], bc.rope(q, per_head))
+
+
+def test_jax_differentiates_and_batches_q_and_k() -> None:
+    q, k = (jnp.asarray(normal(B, heads, S, D).numpy(), jnp.float32) for heads in (H, K))
+
+    def loss(q: Any, k: Any, both: Any) -> Any:
+        y, z = both(q, k)
+        return (y**2 * y).sum() + (z**3).sum()
+
+    def apart(q: Any, k: Any) -> Any:
+        return bc.rope(q), bc.rope(k)
+
+    for got, want in zip(
+        jax.jit(jax.grad(lambda q, k: loss(q, k, bc.rope_qk), (0, 1)))(q, k),
+        jax.grad(lambda q, k: loss(q, k, apart), (0, 1))(q, k),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    many = jax.vmap(bc.rope_qk)(jnp.stack([q, 2 * q]), jnp.stack([k, 2 * k]))
+    for x, y in zip(many, bc.rope_qk(q, k), strict=True):
+        np.testing.assert_allclose(x[1], 2 * y, rtol=1e-5, atol=1e-6)

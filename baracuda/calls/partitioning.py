@@ -35,7 +35,7 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     looked_up = {
         t.name for p in form.inputs if p.name in spec.indices for t in p.terms if not t.group
     }
-    shared = frozenset.intersection(*[p.names for p in form.outputs], *_cotangents(spec, form))
+    shared = frozenset.intersection(*[p.reached for p in form.outputs], *_cotangents(spec, form))
     return shared & frozenset(
         t.name
         for p in form.outputs
@@ -49,7 +49,7 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
 def _cotangents(spec: OpSpec, form: Signature) -> list[frozenset[str]]:
     """What the results had of which an op takes the gradients."""
     given = [p for p in form.inputs if spec.adjoint_of and p.name.startswith("d")]
-    return [p.names | p.bounds for p in given]
+    return [p.reached for p in given]
 
 
 def added_up(spec: OpSpec, form: Signature) -> frozenset[str]:
@@ -63,8 +63,8 @@ def added_up(spec: OpSpec, form: Signature) -> frozenset[str]:
     if spec.numbered:
         return frozenset()
     apart = frozenset(t.name for t in terms if spec.batch(t) or spec.elementwise)
-    whole = apart.intersection(*[p.names for p in others], *_cotangents(spec, form))
-    return whole - frozenset.intersection(*[p.names for p in form.outputs])
+    whole = apart.intersection(*[p.reached for p in others], *_cotangents(spec, form))
+    return whole - frozenset.intersection(*[p.reached for p in form.outputs])
 
 
 def joined(spec: OpSpec) -> frozenset[str]:

@@ -99,3 +99,28 @@ def turned(
         first, second = x[..., : size // 2], x[..., size // 2 : size]
         y = library.halves(first * cos - second * sin, first * sin + second * cos, x[..., :size])
     return y if size == x.shape[-1] else library.xp.concat([y, x[..., size:]], axis=-1)
+
+
+def paired(name: str, axes: Axes) -> None:
+    """See that q and k differ along one axis at most, and angles do not change along that one.
+
+    The groups of q are b and h, those of k c and g; what angles come from has i and j, or u and v.
+
+    Raises
+    ------
+    ValueError
+        Where they do.
+    """
+    apart, moving = list[str](), False
+    for q, k, *sources in (("b", "c", "i", "u"), ("h", "g", "j", "v")):
+        every: list[Any] = [axes[group] for group in (q, k, *sources) if group in axes]
+        for m, n, *angles in zip(*every, strict=True):
+            if m != n:
+                apart.append(f"{m} and {n}")
+                moving |= any(extent != 1 for extent in angles)
+    if len(apart) > 1:
+        expected = "two arrays alike but along one axis, that of heads"
+        raise value_error(name, "axes", expected, ", ".join(apart), axes)
+    if moving:
+        expected = "two arrays alike along every axis along which positions or tables change"
+        raise value_error(name, "axes", expected, apart[0], axes)

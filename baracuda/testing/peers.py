@@ -137,6 +137,29 @@ def rope_backward(xp: Any, dy: Array, *, interleaved: bool = True) -> Array:
     return _rotated(xp, dy, interleaved, -1)
 
 
+def rope_qk(xp: Any, q: Array, k: Array, *, interleaved: bool = True) -> tuple[Array, Array]:
+    return _rotated(xp, q, interleaved, 1), _rotated(xp, k, interleaved, 1)
+
+
+def rope_qk_backward(
+    xp: Any, dy: Array, dz: Array, *, interleaved: bool = True
+) -> tuple[Array, Array]:
+    return _rotated(xp, dy, interleaved, -1), _rotated(xp, dz, interleaved, -1)
+
+
+def rope_qk_with_tables(
+    xp: Any, q: Array, k: Array, cos: Array, sin: Array, *, interleaved: bool = True
+) -> tuple[Array, ...]:
+    both = (q, k)
+    return tuple([rope_with_tables(xp, x, cos, sin, interleaved=interleaved) for x in both])
+
+
+def rope_qk_with_tables_backward(
+    xp: Any, dy: Array, dz: Array, cos: Array, sin: Array, *, interleaved: bool = True
+) -> tuple[Array, ...]:
+    return rope_qk_with_tables(xp, dy, dz, cos, -sin, interleaved=interleaved)
+
+
 def _spots(x: Array, y: Array, k: int, s: int) -> list[tuple[Any, ...]]:
     h, w = y.shape[-2:]
     return [
@@ -205,7 +228,8 @@ EXPRESSIONS: dict[str, Expression] = {
     for f in (
         glu, reglu, swiglu, geglu, glu_backward, reglu_backward, swiglu_backward, geglu_backward,
         lerp, lerp_backward, rope, rope_backward, rope_with_tables, rope_with_tables_backward,
-        lp_pool2d, lp_pool2d_backward, gather, gather_backward, *row_peers.EXPRESSIONS,
+        rope_qk, rope_qk_backward, rope_qk_with_tables, rope_qk_with_tables_backward, lp_pool2d,
+        lp_pool2d_backward, gather, gather_backward, *row_peers.EXPRESSIONS,
     )
 }  # fmt: skip
 """Of the ops that torch has no function for, or one that takes other arguments."""

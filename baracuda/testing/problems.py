@@ -159,9 +159,13 @@ def host_rows(n: int) -> list[Row]:
 
 
 def _ropes(x: Shape, name: str, options: dict[str, Any]) -> list[Row]:
-    """Rotations of one array, by angles that are computed and by tables of them."""
-    table = (x[-2], x[-1] // 2)
-    kinds = (("rope", (x,)), ("rope_with_tables", (x, table, table)))
+    """Rotations by angles that are computed and by tables, of one array and with a quarter as many
+    heads of keys beside it."""
+    tables, k = ((x[-2], x[-1] // 2),) * 2, (*x[:-3], max(x[-3] // 4, 1), *x[-2:])
+    kinds = (
+        ("rope", (x,)), ("rope_with_tables", (x, *tables)),
+        ("rope_qk", (x, k)), ("rope_qk_with_tables", (x, k, *tables)),
+    )  # fmt: skip
     return [
         Row(f"{op}{end}", f"{list(x)}{name}", shapes, options)
         for op, shapes in kinds

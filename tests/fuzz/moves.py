@@ -76,6 +76,30 @@ def _by_tables(x: Any, t: Any, o: Any, sign: int) -> Any:
     return (out,)
 
 
+def _positions(t: Any) -> Any:
+    return t["positions"].numpy() if "positions" in t else None
+
+
+@formula("rope_qk")
+def rope_qk(t: Any, o: Any) -> Any:
+    return tuple([_roped(t[n].numpy(), _positions(t), o, 1)[0] for n in ("q", "k")])
+
+
+@formula("rope_qk_backward")
+def rope_qk_backward(t: Any, o: Any) -> Any:
+    return tuple([_roped(t[n].numpy(), _positions(t), o, -1)[0] for n in ("dy", "dz")])
+
+
+@formula("rope_qk_with_tables")
+def rope_qk_with_tables(t: Any, o: Any) -> Any:
+    return tuple([_by_tables(t[n].numpy(), t, o, 1)[0] for n in ("q", "k")])
+
+
+@formula("rope_qk_with_tables_backward")
+def rope_qk_with_tables_backward(t: Any, o: Any) -> Any:
+    return tuple([_by_tables(t[n].numpy(), t, o, -1)[0] for n in ("dy", "dz")])
+
+
 @formula("rope_with_tables")
 def rope_with_tables(t: Any, o: Any) -> Any:
     return _by_tables(t["x"].numpy(), t, o, 1)
@@ -88,12 +112,12 @@ def rope_with_tables_backward(t: Any, o: Any) -> Any:
 
 @formula("rope")
 def rope(t: Any, o: Any) -> Any:
-    return _roped(t["x"].numpy(), t["positions"].numpy() if "positions" in t else None, o, 1)
+    return _roped(t["x"].numpy(), _positions(t), o, 1)
 
 
 @formula("rope_backward")
 def rope_backward(t: Any, o: Any) -> Any:
-    return _roped(t["dy"].numpy(), t["positions"].numpy() if "positions" in t else None, o, -1)
+    return _roped(t["dy"].numpy(), _positions(t), o, -1)
 
 
 def _windows(extent: int, size: int, stride: int, ceil: bool) -> list[slice]:

@@ -518,7 +518,7 @@ _CHECKS = (
     ),
     mutant(
         "an index is no larger than its source", "declaration/shapes.py",
-        "if n > most:", "if False:",
+        "if n > most and not", "if False and not",
         "test_errors.py::test_bad_input_says_what_was_expected_and_what_came"
         "[numpy-index larger off the axis]",
     ),
@@ -674,6 +674,11 @@ _BODIES = (
         "rope turns back in its gradient", "families/rotation.py",
         "        sin = -sin\n", "        pass\n",
         "test_laws.py::test_laws[rope_backward-numpy-numpy-f32]",
+    ),
+    mutant(
+        "angles do not change along heads of keys", "families/rotation.py",
+        "moving |= any(extent != 1 for extent in angles)", "pass",
+        "test_rope.py::test_keys_are_like_queries_but_for_their_heads",
     ),
     mutant(
         "pairs are neighbours where they are interleaved", "libraries/__init__.py",

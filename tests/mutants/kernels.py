@@ -87,6 +87,12 @@ MUTANTS = (
         "[rope-float64-16-options0]",
     ),
     mutant(
+        "keys are added to where that is asked for", "cuda_src/common/rotate.cuh",
+        "} else if (ADD >> side & 1) {", "} else if (ADD & 1) {",
+        "test_emulated_rope.py::test_queries_and_keys_of_other_numbers_of_heads_turn_in_one_launch"
+        "[rope_qk-float64]",
+    ),
+    mutant(
         "a position without a row turns to 0", "cuda_src/common/angles.cuh",
         "v[k][j] = Vec<C, W>{};", "v[k][j] = load<W>(from.table[k]);",
         "test_emulated_rope.py::test_a_position_without_a_row_is_reported_and_turns_to_0",
