@@ -864,8 +864,8 @@ _FRAMEWORKS = (
     ),
     mutant(
         "an axis that a cotangent lacks is not cut", "calls/partitioning.py",
-        "*[p.names for p in form.outputs], *_cotangents(spec, form))\n    return shared",
-        "*[p.names for p in form.outputs])\n    return shared",
+        "*[p.reached for p in form.outputs], *_cotangents(spec, form))\n    return shared",
+        "*[p.reached for p in form.outputs])\n    return shared",
         "test_pages.py::test_no_page_is_stale",
     ),
     mutant(
