@@ -90,15 +90,25 @@ KL_DIV = tuple(
     )
     for kind in ("forward", "reverse", "jsd")
 )
+
+
+def roped(axes: dict[str, Any]) -> dict[str, Any]:
+    """With the axes of tables, of 11 rows, and of keys, which have one head."""
+    b, h = axes["b"], axes["h"]
+    heads = {"c": b, "g": (1,)} if h else {"c": (*b[:-1], 1), "g": ()}
+    return {**axes, "p": 11, **heads, "i": heads["c"], "j": heads["g"], "u": heads["c"],
+            "v": heads["g"]}  # fmt: skip
+
+
 ROPE = tuple(
-    Case(axes, interleaved=interleaved, **more)
+    Case(roped(axes), interleaved=interleaved, **more)
     for interleaved in (True, False)
     for axes, more in (
-        ({"b": (2, 3), "s": 9, "h": (), "d": 64}, {}),
-        ({"b": (2,), "s": 9, "h": (3,), "d": 64}, {"seq_axis": 1, "rotary_dim": 32}),
-        ({"b": (2,), "s": 5, "h": (), "d": 400}, {}),
-        ({"b": (2,), "s": 5, "h": (), "d": 7}, {"rotary_dim": 4}),
-        ({"b": (HUGE,), "s": HUGE, "h": (), "d": 16}, {}),
+        ({"b": (2, 3), "s": 9, "h": (), "d": 64, "r": 32}, {}),
+        ({"b": (2,), "s": 9, "h": (3,), "d": 64, "r": 32}, {"seq_axis": 1, "rotary_dim": 32}),
+        ({"b": (2,), "s": 5, "h": (), "d": 400, "r": 200}, {}),
+        ({"b": (2,), "s": 5, "h": (), "d": 7, "r": 2}, {"rotary_dim": 4}),
+        ({"b": (HUGE,), "s": HUGE, "h": (), "d": 16, "r": 8}, {}),
     )
 )
 POWERS = (1, 2, 3, 4, 2.5, math.inf)

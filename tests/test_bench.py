@@ -75,7 +75,8 @@ def small(op: str) -> Row:
     elif spec.category == "optimiser":
         shapes, options = dict.fromkeys(spec.arrays, (3, 4)), OPTIMISERS[op]
     elif spec.category == "rope":
-        shapes = {"x": (2, 5, 8), "dy": (2, 5, 8)}
+        shapes = dict.fromkeys(("x", "q", "dy"), (2, 5, 8)) | dict.fromkeys(("k", "dz"), (1, 5, 8))
+        shapes |= dict.fromkeys(("cos", "sin"), (5, 4))
     else:
         shapes, options = dict.fromkeys(("a", "b", "dy"), (3, 4)), {"weight": 0.3}
     return Row(op, "small", tuple(shapes[n] for n in spec.arrays if n in shapes), options)

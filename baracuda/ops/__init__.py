@@ -29,6 +29,8 @@ from baracuda.ops.pooling import *
 from baracuda.ops.prelu import *
 from baracuda.ops.rectifiers import *
 from baracuda.ops.rope import *
+from baracuda.ops.rope_qk import *
+from baracuda.ops.rope_with_tables import *
 from baracuda.ops.self_gated import *
 from baracuda.ops.shrinks import *
 from baracuda.ops.sigmoids import *

@@ -109,6 +109,12 @@ def _rotated(xp: Any, x: Array, interleaved: bool, sign: int) -> Array:
     # The table has the dtype of x, as models keep it.
     cos, sin = xp.cos(angles), sign * xp.sin(angles)
     cos, sin = (t.to(x.dtype) if on else t.astype(x.dtype) for t in (cos, sin))
+    return rope_with_tables(xp, x, cos, sin, interleaved=interleaved)
+
+
+def rope_with_tables(
+    xp: Any, x: Array, cos: Array, sin: Array, *, interleaved: bool = True
+) -> Array:
     if interleaved:
         e, o = x[..., 0::2], x[..., 1::2]
         out = xp.stack((e * cos - o * sin, o * cos + e * sin), -1)
@@ -117,12 +123,41 @@ def _rotated(xp: Any, x: Array, interleaved: bool, sign: int) -> Array:
     return _join(xp, e * cos - o * sin, o * cos + e * sin)
 
 
+def rope_with_tables_backward(
+    xp: Any, dy: Array, cos: Array, sin: Array, *, interleaved: bool = True
+) -> Array:
+    return rope_with_tables(xp, dy, cos, -sin, interleaved=interleaved)
+
+
 def rope(xp: Any, x: Array, *, interleaved: bool = True) -> Array:
     return _rotated(xp, x, interleaved, 1)
 
 
 def rope_backward(xp: Any, dy: Array, *, interleaved: bool = True) -> Array:
     return _rotated(xp, dy, interleaved, -1)
+
+
+def rope_qk(xp: Any, q: Array, k: Array, *, interleaved: bool = True) -> tuple[Array, Array]:
+    return _rotated(xp, q, interleaved, 1), _rotated(xp, k, interleaved, 1)
+
+
+def rope_qk_backward(
+    xp: Any, dy: Array, dz: Array, *, interleaved: bool = True
+) -> tuple[Array, Array]:
+    return _rotated(xp, dy, interleaved, -1), _rotated(xp, dz, interleaved, -1)
+
+
+def rope_qk_with_tables(
+    xp: Any, q: Array, k: Array, cos: Array, sin: Array, *, interleaved: bool = True
+) -> tuple[Array, ...]:
+    both = (q, k)
+    return tuple([rope_with_tables(xp, x, cos, sin, interleaved=interleaved) for x in both])
+
+
+def rope_qk_with_tables_backward(
+    xp: Any, dy: Array, dz: Array, cos: Array, sin: Array, *, interleaved: bool = True
+) -> tuple[Array, ...]:
+    return rope_qk_with_tables(xp, dy, dz, cos, -sin, interleaved=interleaved)
 
 
 def _spots(x: Array, y: Array, k: int, s: int) -> list[tuple[Any, ...]]:
@@ -192,8 +227,10 @@ EXPRESSIONS: dict[str, Expression] = {
     f.__name__: f
     for f in (
         glu, reglu, swiglu, geglu, glu_backward, reglu_backward, swiglu_backward, geglu_backward,
-        lerp, lerp_backward, rope, rope_backward, lp_pool2d, lp_pool2d_backward, gather,
-        gather_backward, *row_peers.EXPRESSIONS, *optimiser_peers.EXPRESSIONS,
+        lerp, lerp_backward, rope, rope_backward, rope_with_tables, rope_with_tables_backward,
+        rope_qk, rope_qk_backward, rope_qk_with_tables, rope_qk_with_tables_backward, lp_pool2d,
+        lp_pool2d_backward, gather, gather_backward, *row_peers.EXPRESSIONS,
+        *optimiser_peers.EXPRESSIONS,
     )
 }  # fmt: skip
 """Of the ops that torch has no function for, or one that takes other arguments."""

@@ -229,6 +229,22 @@ def _adjust(
         axes["d"] += axes["d"] % 2
         if axes["d"] and rng.random() < 0.4:
             options["rotary_dim"] = 2 * int(rng.integers(1, axes["d"] // 2 + 1))
+    if name.startswith("rope_qk"):
+        # q and k have the same axes but for one, along which angles do not change.
+        places = [(group, i) for group in ("b", "h") for i in range(len(axes[group]))]
+        group, at = places[rng.integers(len(places))] if places else ("", 0)
+        for whole, keys, *angles in (("b", "c", "i", "u"), ("h", "g", "j", "v")):
+            fewer = list(axes[whole])
+            if whole == group and fewer[at]:
+                fewer[at] = int(rng.integers(1, fewer[at] + 1))
+            axes[keys] = tuple(fewer)
+            both = zip(axes[whole], fewer, strict=True)
+            axes |= dict.fromkeys(angles, tuple([m if m == n else 1 for m, n in both]))
+    if "r" in axes:
+        axes["r"] = options.get("rotary_dim") or axes["d"]
+        axes["r"] //= 1 + (rng.random() < 0.5)
+        # Entries of an empty table are all out of range.
+        axes["p"] = max(axes.get("p", 1), 1)
     if "one" in form.derived:
         axes["one"] = 1
     if name.startswith("lp_pool"):

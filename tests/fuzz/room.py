@@ -255,12 +255,15 @@ def _gate(drawn: Drawn, t: Any, want: Any) -> list[Any]:
 def _pairs(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     """The norm of the pair that an entry belongs to: two terms of that size may cancel."""
     o = {**drawn.spec.defaults, **drawn.options}
-    x = np.nan_to_num(t["x" if "x" in t else "dy"], posinf=0.0, neginf=0.0)
-    other = np.arange(x.shape[-1])
-    size = len(other) if o["rotary_dim"] is None else o["rotary_dim"]
-    turn = other[:size]
-    other[:size] = turn ^ 1 if o["interleaved"] else np.roll(turn, size // 2)
-    return [np.hypot(x, x[..., other])]
+    out = []
+    for name in [n for n in ("x", "q", "k", "dy", "dz") if n in t]:
+        x = np.nan_to_num(t[name], posinf=0.0, neginf=0.0)
+        other = np.arange(x.shape[-1])
+        size = len(other) if o["rotary_dim"] is None else o["rotary_dim"]
+        turn = other[:size]
+        other[:size] = turn ^ 1 if o["interleaved"] else np.roll(turn, size // 2)
+        out.append(np.hypot(x, x[..., other]))
+    return out
 
 
 def _centred(drawn: Drawn, t: Any, want: Any) -> list[Any]:
@@ -321,7 +324,8 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
                     _centred),
     **dict.fromkeys(("mish_backward", "silu_backward", "gelu_backward"), _act),
     **dict.fromkeys(("geglu", "swiglu", "geglu_backward", "swiglu_backward"), _gate),
-    **dict.fromkeys(("rope", "rope_backward"), _pairs),
+    **{f"{op}{end}": _pairs for end in ("", "_backward") for op in
+       ("rope", "rope_with_tables", "rope_qk", "rope_qk_with_tables")},
     "log_softmax": _log_softmax,
     "softmax_backward": _softmax,
     "l2_normalize_backward": _unit,
