@@ -72,6 +72,12 @@ def small(op: str) -> Row:
         options = {"entropy": True} if "entropy" in spec.options else {}
     elif spec.category == "loss":
         shapes = dict.fromkeys(spec.arrays, (3, 4)) | {"dloss": (), "target": (3,)}
+    elif spec.category == "qk_norm_rope":
+        shapes = dict.fromkeys(("q", "dq_out"), (2, 3, 4, 8)) | dict.fromkeys(
+            ("k", "dk_out"), (2, 3, 1, 8)
+        )
+        shapes |= dict.fromkeys(("q_weight", "k_weight"), (8,))
+        shapes |= dict.fromkeys(("cos", "sin"), (1, 3, 4))
     elif spec.category == "rope":
         shapes = {"x": (2, 5, 8), "dy": (2, 5, 8)}
     else:

@@ -109,12 +109,37 @@ def _rotated(xp: Any, x: Array, interleaved: bool, sign: int) -> Array:
     # The table has the dtype of x, as models keep it.
     cos, sin = xp.cos(angles), sign * xp.sin(angles)
     cos, sin = (t.to(x.dtype) if on else t.astype(x.dtype) for t in (cos, sin))
+    return _turned(xp, x, cos, sin, interleaved)
+
+
+def _turned(xp: Any, x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     if interleaved:
         e, o = x[..., 0::2], x[..., 1::2]
         out = xp.stack((e * cos - o * sin, o * cos + e * sin), -1)
         return out.reshape(x.shape)
     e, o = _halves(x)
     return _join(xp, e * cos - o * sin, o * cos + e * sin)
+
+
+def qk_norm_rope(
+    xp: Any, q: Array, k: Array, q_weight: Array, k_weight: Array, cos: Array, sin: Array, *,
+    interleaved: bool = True,
+) -> tuple[Array, ...]:  # fmt: skip
+    angles = cos[..., None, :], sin[..., None, :]
+    normal = [row_peers.rms_norm(xp, x, w) for x, w in ((q, q_weight), (k, k_weight))]
+    return tuple([_turned(xp, x, *angles, interleaved) for x in normal])
+
+
+def qk_norm_rope_backward(
+    xp: Any, dq_out: Array, dk_out: Array, q: Array, k: Array, q_weight: Array, k_weight: Array,
+    cos: Array, sin: Array, *, interleaved: bool = True,
+) -> tuple[Array, ...]:  # fmt: skip
+    angles = cos[..., None, :], -sin[..., None, :]
+    (dq, dq_weight), (dk, dk_weight) = (
+        row_peers.rms_norm_backward(xp, _turned(xp, dy, *angles, interleaved), x, w)
+        for dy, x, w in ((dq_out, q, q_weight), (dk_out, k, k_weight))
+    )
+    return dq, dk, dq_weight, dk_weight
 
 
 def rope(xp: Any, x: Array, *, interleaved: bool = True) -> Array:
@@ -193,7 +218,7 @@ EXPRESSIONS: dict[str, Expression] = {
     for f in (
         glu, reglu, swiglu, geglu, glu_backward, reglu_backward, swiglu_backward, geglu_backward,
         lerp, lerp_backward, rope, rope_backward, lp_pool2d, lp_pool2d_backward, gather,
-        gather_backward, *row_peers.EXPRESSIONS,
+        gather_backward, qk_norm_rope, qk_norm_rope_backward, *row_peers.EXPRESSIONS,
     )
 }  # fmt: skip
 """Of the ops that torch has no function for, or one that takes other arguments."""

@@ -91,7 +91,7 @@ def _part(call: Call, first: int, pairs: int, last: bool) -> Step:
     )  # fmt: skip
     packer.extents(sum(chunks)).add(packer.unsigned, 0)
     packer.walk(place, 3).walk(row, 2)
-    for table in _turns(options["base"], turning // 2, call.accumulate == "f64"):
+    for table in turns(options["base"], turning // 2, call.accumulate == "f64"):
         part = table[first : first + pairs]
         packer.add("Q", *part, *[0] * (_MOST_PAIRS - len(part)))
     arguments = packer.done()
@@ -169,7 +169,7 @@ def _span(view: View) -> int:
 
 
 @lru_cache(maxsize=64)
-def _turns(base: float, count: int, double: bool) -> tuple[tuple[int, ...], ...]:
+def turns(base: float, count: int, double: bool) -> tuple[tuple[int, ...], ...]:
     """``base**(-i/count) / 2pi`` modulo 1 in units of 2^-64, and for float64 64 bits more."""
     exact, bits = decimal.Decimal(base), 128 if double else 64
     out = []
