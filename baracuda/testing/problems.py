@@ -372,7 +372,8 @@ def _likelihoods(x: Shape, axis: int = -1) -> list[Row]:
 def _norms(x: Shape) -> list[Row]:
     """The norms with all of their parameters, and their gradients."""
     shapes = {"weight": x[-1:], "bias": x[-1:]}
-    kinds = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "l2_normalize")
+    kinds = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add",
+             "l2_normalize")  # fmt: skip
     return [
         Row(op, f"{list(x)}", tuple([shapes.get(name, x) for name in registry[op].spec.arrays]), {})
         for kind in kinds
