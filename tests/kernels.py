@@ -90,20 +90,21 @@ KL_DIV = tuple(
     )
     for kind in ("forward", "reverse", "jsd")
 )
+# Tables of 11 rows have r entries in each.
 ROPE = tuple(
-    Case(axes, interleaved=interleaved, **more)
+    Case({**axes, "p": 11}, interleaved=interleaved, **more)
     for interleaved in (True, False)
     for axes, more in (
-        ({"b": (2, 3), "s": 9, "h": (), "d": 64}, {}),
-        ({"b": (2,), "s": 9, "h": (3,), "d": 64}, {"seq_axis": 1, "rotary_dim": 32}),
-        ({"b": (2,), "s": 5, "h": (), "d": 400}, {}),
-        ({"b": (2,), "s": 5, "h": (), "d": 7}, {"rotary_dim": 4}),
-        ({"b": (HUGE,), "s": HUGE, "h": (), "d": 16}, {}),
+        ({"b": (2, 3), "s": 9, "h": (), "d": 64, "r": 32}, {}),
+        ({"b": (2,), "s": 9, "h": (3,), "d": 64, "r": 32}, {"seq_axis": 1, "rotary_dim": 32}),
+        ({"b": (2,), "s": 5, "h": (), "d": 400, "r": 200}, {}),
+        ({"b": (2,), "s": 5, "h": (), "d": 7, "r": 2}, {"rotary_dim": 4}),
+        ({"b": (HUGE,), "s": HUGE, "h": (), "d": 16, "r": 8}, {}),
     )
 )
 # Heads of a few lanes, of a warp, and of as many chunks as lanes hold; what passes through.
 HEADS = tuple(
-    Case({"b": (2,), "s": 5, "h": 4, "g": 2, "d": d}, **more)
+    Case({"b": (2,), "s": 5, "h": 4, "g": 2, "d": d, "r": more.get("rotary_dim", d)}, **more)
     for d, more in (
         (128, {"interleaved": False}),
         (128, {"casting": "before_weight"}),

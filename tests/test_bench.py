@@ -79,7 +79,7 @@ def small(op: str) -> Row:
         shapes |= dict.fromkeys(("q_weight", "k_weight"), (8,))
         shapes |= dict.fromkeys(("cos", "sin"), (1, 3, 4))
     elif spec.category == "rope":
-        shapes = {"x": (2, 5, 8), "dy": (2, 5, 8)}
+        shapes = {"x": (2, 5, 8), "dy": (2, 5, 8), "cos": (5, 4), "sin": (5, 4)}
     else:
         shapes, options = dict.fromkeys(("a", "b", "dy"), (3, 4)), {"weight": 0.3}
     return Row(op, "small", tuple(shapes[n] for n in spec.arrays if n in shapes), options)

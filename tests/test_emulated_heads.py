@@ -29,13 +29,14 @@ Trial = tuple[str, list[Any], Any, Steps, Call]
 def trial(
     op: str, dtype: str, d: int, how: str = "dense", angles: int = 3, add: bool = False,
     wide: tuple[str, ...] = (), places: tuple[tuple[int, ...], int] = ((2,), 3),
-    heads: tuple[int, int] = (5, 2), **options: Any,
+    heads: tuple[int, int] = (5, 2), twice: bool = False, **options: Any,
 ) -> Trial:  # fmt: skip
     """A call of the form of that number, with its arrays where the emulator has them."""
     spec = registry[op].spec
     form, rng = spec.signatures[angles], np.random.default_rng(d)
     rotary = options.get("rotary_dim", d)
-    axes = {"b": places[0], "s": places[1], "h": heads[0], "g": heads[1], "d": d, "r": rotary // 2}
+    axes = dict(zip("bshg", (*places, *heads), strict=True))
+    axes |= {"d": d, "r": rotary // 2 * (1 + twice)}
     arrays: list[Any] = []
     for name in spec.arrays:
         pattern = next((p for p in form.inputs if p.name == name), None)
@@ -74,9 +75,9 @@ def trials(op: str, dtype: str) -> list[Trial]:
     found = [
         trial(op, dtype, 8 * width),
         trial(op, dtype, 8 * width, "turned", 0, interleaved=False, base=500.0),
-        trial(op, dtype, 128 * width, angles=4, interleaved=False, places=((), 2)),
+        trial(op, dtype, 128 * width, twice=True, interleaved=False, places=((), 2)),
         trial(op, dtype, 7, angles=2, rotary_dim=4, casting="before_weight"),
-        trial(op, dtype, 6 * width, "padded", 4, rotary_dim=4 * width),
+        trial(op, dtype, 6 * width, "padded", twice=True, rotary_dim=4 * width),
         trial(op, dtype, 40, "odd", 1, interleaved=False, heads=(1, 9), rotary_dim=0),
         # So many positions that none is cut into slices.
         trial(op, dtype, 16, places=((3,), 720), heads=(3, 1), interleaved=False),

@@ -33,7 +33,7 @@ FLOORS = [
         "declaration/verify",
     },
     {"families/chunks", "families/numerics", "families/reductions"},
-    {"families/entropy"},
+    {"families/entropy", "families/rotation"},
     {"calls/check", "calls/partitioning"},
     {"calls/body", "calls/outputs"},
     {"backends"},

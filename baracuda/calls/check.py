@@ -370,13 +370,14 @@ def _outputs(
     out = []
     for pattern in signature.outputs:
         extents = pattern.shape(axes)
-        primal = known.get(pattern.name.removeprefix("d"), known[signature.names[0]])
+        role = spec.role(pattern.name)
+        primal = known.get(role.typed_as or pattern.name.removeprefix("d"))
+        primal = primal or known[signature.names[0]]
         strides = None
         if spec.keeps_layout and primal.strides and len(primal.shape) == len(extents):
             order = layouts.dense_order(primal.shape, primal.strides)
             if order is not None:
                 strides = layouts.canonical(extents, layouts.in_order(extents, order))
-        role = spec.role(pattern.name)
         own = role.result(dtype, {x.name: x.dtype for x in known.values()}, options)
         # Gradients go back to inputs of 16 bits; other results are never rounded by an option.
         narrower = spec.adjoint_of is not None and named(own).accumulate == dtype

@@ -107,14 +107,16 @@ def batch(
     if not all((t := first[p.name]) and t.group for p in form.outputs):
         return None
     shapes: list[Shape] = []
+    # Arrays of the same axes, as two tables, are both of the form that has batches, or neither is.
+    differing = {patterns[x.name].terms for x, d in zip(problem.given, along, strict=True) if d}
     for x, differs in zip(problem.given, along, strict=True):
         term = first[x.name]
         if term is not None and term.group:
             shapes.append((size if differs or not term.or_one else 1, *x.shape))
-        elif not differs:
+        elif patterns[x.name].terms not in differing:
             shapes.append(x.shape)
         else:
-            inner = _with_groups(problem, patterns[x.name])
+            inner = _with_groups(problem, patterns[x.name]) if differs else None
             if inner is None:
                 return None
             shapes.append((size, *inner))
@@ -138,7 +140,9 @@ def _with_groups(problem: Problem, pattern: Pattern) -> Shape | None:
                     extent
                     for t in wide.terms
                     for extent in (
-                        [1] * len(_group(problem, t.name)) if t.group else [_axis(problem, t.name)]
+                        [1] * len(_group(problem, t.bound or t.name))
+                        if t.group
+                        else [_axis(problem, t.name)]
                     )
                 )
     return None

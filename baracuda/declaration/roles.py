@@ -44,7 +44,8 @@ class Role:
         others of its kind that are given: float32 parameters, or a float32 residual stream, beside
         16-bit activations. "": it may not.
     typed_as : str
-        Of a result: the input whose dtype it has; that of the primal by default.
+        Of a result: the input whose dtype it has, and whose layout where the op keeps layouts; the
+        primal by default. In place it may be no other input, unless the op is elementwise.
     accumulated : bool
         Of a result: it has the accumulate dtype of the problem, as losses of 16-bit inputs do.
     chosen : str
@@ -122,7 +123,7 @@ def chosen(option: str) -> Role:
 
 
 def typed_as(name: str) -> Role:
-    """A result that has the dtype of the input `name`."""
+    """A result that has the dtype, and may have the layout and the memory, of the input `name`."""
     return Role(typed_as=name)
 
 

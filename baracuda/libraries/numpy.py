@@ -101,8 +101,7 @@ class NumPy(Library):
         return x
 
     def turned(self, x: Array, cos: Array, sin: Array) -> Array:
-        shape = np.broadcast_shapes(cos.shape, sin.shape)
-        turns = np.empty(shape, np.result_type(x.dtype, np.complex64))
+        turns = np.empty(cos.shape, np.result_type(x.dtype, np.complex64))
         turns.real, turns.imag = cos, sin
         return (np.ascontiguousarray(x).view(turns.dtype) * turns).view(x.dtype)
 

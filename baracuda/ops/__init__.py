@@ -29,6 +29,7 @@ from baracuda.ops.prelu import *
 from baracuda.ops.qk_norm_rope import *
 from baracuda.ops.rectifiers import *
 from baracuda.ops.rope import *
+from baracuda.ops.rope_with_tables import *
 from baracuda.ops.self_gated import *
 from baracuda.ops.shrinks import *
 from baracuda.ops.sigmoids import *

@@ -12,19 +12,14 @@ from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.shapes import Axes
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import between, flag, integer, optional, positive
-from baracuda.errors import value_error
-from baracuda.families import norms
-from baracuda.families.numerics import rotations
-from baracuda.libraries import A, Array, library_of
+from baracuda.families import norms, rotation
+from baracuda.libraries import A, Array
 
 __all__ = ["qk_norm_rope", "qk_norm_rope_backward"]
 
 GIVEN = "q[*b s h d], k[*b s g d], q_weight[d], k_weight[d]"
-# What angles come from: places, positions, tables of each angle once or twice.
-ANGLES = (
-    "", ", positions[s]", ", positions[*b? s]",
-    ", cos[*b? s r], sin[*b? s r]", ", cos[*b? s 2r], sin[*b? s 2r]",
-)  # fmt: skip
+# What angles come from: places, positions, tables.
+ANGLES = ("", ", positions[s]", ", positions[*b? s]", ", cos[*b? s r], sin[*b? s r]")
 MADE = "q_out[*b s h d], k_out[*b s g d]"
 PULLED = "dq_out[*b s h d], dk_out[*b s g d]"
 GRADIENTS = "dq[*b s h d], dk[*b s g d], dq_weight[d], dk_weight[d]"
@@ -46,15 +41,9 @@ HINTS = {
 
 
 def _rotary_dim(name: str, axes: Axes, options: dict[str, Any]) -> dict[str, int]:
-    """Complete `rotary_dim` by the extent of a head, and find how many angles a position has."""
-    d: Any = axes["d"]
-    if options["rotary_dim"] is None:
-        options["rotary_dim"] = d
-    size = options["rotary_dim"]
-    if size % 2 or not 0 <= size <= d:
-        expected = f"an even number from 0 to d = {d}"
-        raise value_error(name, "rotary_dim", expected, size, axes)
-    return {"r": size // 2}
+    """Complete `rotary_dim` by the extent of a head, beside tables or without."""
+    find = rotation.table_dim if "r" in axes else rotation.rotary_dim
+    return find(name, axes, options)
 
 
 qk = partial(
@@ -68,14 +57,13 @@ qk = partial(
         "rotary_dim": optional(integer),
     },
     scalars={"eps": positive(zero=True), "offset": between(-1e30, 1e30)},
-    derived=("r",),
     resolve=_rotary_dim,
     hints=HINTS,
     keeps_layout=True,
     cases=(
-        Case({"b": (2,), "s": 3, "h": 2, "g": 1, "d": 8}, interleaved=False),
+        Case({"b": (2,), "s": 3, "h": 2, "g": 1, "d": 8, "r": 4}, interleaved=False),
         Case(
-            {"b": (), "s": 2, "h": 1, "g": 2, "d": 6},
+            {"b": (), "s": 2, "h": 1, "g": 2, "d": 6, "r": 4},
             eps=0.5, offset=1.0, rotary_dim=4, casting="before_weight",
         ),
     ),
@@ -88,32 +76,18 @@ def _angles(
     interleaved: bool, size: Any,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Cosines and sines along an axis of the angles, to broadcast along that of the heads."""
-    library, count = library_of(q), size // 2
-    if cos is None or sin is None:
-        bound = q.shape[-3] if positions is None else None
-        if positions is None:
-            positions = library.xp.arange(bound, device=library.device_of(q))
-        cos, sin = rotations(positions, base, count, q, bound=bound)
-    elif cos.shape[-1] != count:
-        part = (..., slice(None, None, 2) if interleaved else slice(count))
-        cos, sin = cos[part], sin[part]
-    return cos[..., None, :], sin[..., None, :]
-
-
-def _turned(x: Array, cos: Array, sin: Array, interleaved: bool, size: Any) -> Array:
-    """The pairs of the first `size` entries of each head, turned by the angles."""
-    library, turning = library_of(x), x[..., :size]
-    if interleaved:
-        y = library.turned(turning, cos, sin)
-    else:
-        first, second = x[..., : size // 2], x[..., size // 2 : size]
-        y = library.halves(first * cos - second * sin, first * sin + second * cos, turning)
-    return y if size == x.shape[-1] else library.xp.concat([y, x[..., size:]], axis=-1)
+    axis = q.ndim - 3
+    if cos is not None and sin is not None:
+        tables = cos[..., None, :], sin[..., None, :]
+        return rotation.read(q, tables, None, interleaved, size, axis, checked=True)
+    if positions is not None and positions.ndim > 1:
+        positions = positions[..., None]
+    return rotation.computed(q, positions, base, size, axis)
 
 
 @qk(
     *[f"{GIVEN}{angles} -> {MADE}" for angles in ANGLES],
-    roles=SCALED,
+    roles={**SCALED, "q_out": roles.typed_as("q"), "k_out": roles.typed_as("k")},
     kernel=Kernel("qk_norm_rope.cu", "QkNormRope", schedule="heads"),
 )
 def qk_norm_rope(
@@ -172,7 +146,7 @@ def qk_norm_rope(
     Returns
     -------
     q_out, k_out : arrays of shapes [*b, s, h, d] and [*b, s, g, d]
-        dtype of `q`; the layout of a dense `q`.
+        dtype of `q`; the layouts of a dense `q` and `k`.
 
     Raises
     ------
@@ -202,11 +176,12 @@ def qk_norm_rope(
            [-0.3012,  1.3818]]), array([[ 2.    ,  2.    ],
            [-0.6023,  2.7635]]))
     """
-    angles = _angles(q, cos, sin, positions, base, interleaved, rotary_dim)
+    size: Any = rotary_dim
+    angles = _angles(q, cos, sin, positions, base, interleaved, size)
 
     def made(x: Array, weight: Array) -> Array:
         y = norms.rms_norm(x, weight, eps, offset, casting)
-        return _turned(y, *angles, interleaved, rotary_dim)
+        return rotation.turned(y, angles, interleaved, size, back=False)
 
     return made(q, q_weight), made(k, k_weight)
 
@@ -276,10 +251,11 @@ def qk_norm_rope_backward(
     >>> dq.round(4), dq_weight.round(4)
     (array([[[0.3333, 0.3333]]]), array([1., 0.]))
     """
-    cosines, sines = _angles(q, cos, sin, positions, base, interleaved, rotary_dim)
+    size: Any = rotary_dim
+    angles = _angles(q, cos, sin, positions, base, interleaved, size)
 
     def pulled(dy: Array, x: Array, weight: Array) -> tuple[Array, ...]:
-        back = _turned(dy, cosines, -sines, interleaved, rotary_dim)
+        back = rotation.turned(dy, angles, interleaved, size, back=True)
         return norms.rms_norm_backward(back, x, weight, eps, offset, casting)
 
     (dq, dq_weight), (dk, dk_weight) = pulled(dq_out, q, q_weight), pulled(dk_out, k, k_weight)

@@ -65,7 +65,7 @@ def peers(row: Row, arrays: list[Array], compiled: bool = True) -> dict[str, Tas
     torch.compiler.reset()
     fused = torch.compile(expression, dynamic=False)
     out["compile"] = lambda: fused(torch, *arrays, **options)
-    if row.op.startswith("rope"):
+    if row.op in ("rope", "rope_backward"):
         out |= _rope(row, arrays)
     if row.op.startswith("qk_norm_rope"):
         out |= _qk_norm_rope(row, arrays)

@@ -109,10 +109,12 @@ def _rotated(xp: Any, x: Array, interleaved: bool, sign: int) -> Array:
     # The table has the dtype of x, as models keep it.
     cos, sin = xp.cos(angles), sign * xp.sin(angles)
     cos, sin = (t.to(x.dtype) if on else t.astype(x.dtype) for t in (cos, sin))
-    return _turned(xp, x, cos, sin, interleaved)
+    return rope_with_tables(xp, x, cos, sin, interleaved=interleaved)
 
 
-def _turned(xp: Any, x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+def rope_with_tables(
+    xp: Any, x: Array, cos: Array, sin: Array, *, interleaved: bool = True
+) -> Array:
     if interleaved:
         e, o = x[..., 0::2], x[..., 1::2]
         out = xp.stack((e * cos - o * sin, o * cos + e * sin), -1)
@@ -121,24 +123,31 @@ def _turned(xp: Any, x: Array, cos: Array, sin: Array, interleaved: bool) -> Arr
     return _join(xp, e * cos - o * sin, o * cos + e * sin)
 
 
+def rope_with_tables_backward(
+    xp: Any, dy: Array, cos: Array, sin: Array, *, interleaved: bool = True
+) -> Array:
+    return rope_with_tables(xp, dy, cos, -sin, interleaved=interleaved)
+
+
 def qk_norm_rope(
     xp: Any, q: Array, k: Array, q_weight: Array, k_weight: Array, cos: Array, sin: Array, *,
     interleaved: bool = True,
 ) -> tuple[Array, ...]:  # fmt: skip
     angles = cos[..., None, :], sin[..., None, :]
     normal = [row_peers.rms_norm(xp, x, w) for x, w in ((q, q_weight), (k, k_weight))]
-    return tuple([_turned(xp, x, *angles, interleaved) for x in normal])
+    return tuple([rope_with_tables(xp, x, *angles, interleaved=interleaved) for x in normal])
 
 
 def qk_norm_rope_backward(
     xp: Any, dq_out: Array, dk_out: Array, q: Array, k: Array, q_weight: Array, k_weight: Array,
     cos: Array, sin: Array, *, interleaved: bool = True,
 ) -> tuple[Array, ...]:  # fmt: skip
-    angles = cos[..., None, :], -sin[..., None, :]
-    (dq, dq_weight), (dk, dk_weight) = (
-        row_peers.rms_norm_backward(xp, _turned(xp, dy, *angles, interleaved), x, w)
-        for dy, x, w in ((dq_out, q, q_weight), (dk_out, k, k_weight))
-    )
+    back = [
+        rope_with_tables(xp, dy, cos[..., None, :], -sin[..., None, :], interleaved=interleaved)
+        for dy in (dq_out, dk_out)
+    ]
+    dq, dq_weight = row_peers.rms_norm_backward(xp, back[0], q, q_weight)
+    dk, dk_weight = row_peers.rms_norm_backward(xp, back[1], k, k_weight)
     return dq, dk, dq_weight, dk_weight
 
 
@@ -217,8 +226,9 @@ EXPRESSIONS: dict[str, Expression] = {
     f.__name__: f
     for f in (
         glu, reglu, swiglu, geglu, glu_backward, reglu_backward, swiglu_backward, geglu_backward,
-        lerp, lerp_backward, rope, rope_backward, lp_pool2d, lp_pool2d_backward, gather,
-        gather_backward, qk_norm_rope, qk_norm_rope_backward, *row_peers.EXPRESSIONS,
+        lerp, lerp_backward, rope, rope_backward, rope_with_tables, rope_with_tables_backward,
+        lp_pool2d, lp_pool2d_backward, gather, gather_backward, qk_norm_rope,
+        qk_norm_rope_backward, *row_peers.EXPRESSIONS,
     )
 }  # fmt: skip
 """Of the ops that torch has no function for, or one that takes other arguments."""

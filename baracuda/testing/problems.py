@@ -125,7 +125,7 @@ def host_rows(n: int) -> list[Row]:
     ]
     heads, channels, side = (8, 64, 128) if n >= 512 else (1, 4, 16)
     x = (1, heads, n * n // (heads * side), side)
-    rows += [Row(op, f"{list(x)}", (x,), {}) for op in ("rope", "rope_backward")]
+    rows += _ropes(x, "", {})
     rows += _heads((1, x[2], heads, side), max(heads // 4, 1))
     image = (n * n // (channels * side**2), channels, side, side)
     for k, s, p in ((2, 2, 2.0), (3, 2, 2.0), (3, 1, 3.0)):
@@ -159,6 +159,17 @@ def host_rows(n: int) -> list[Row]:
     return rows + _others(rows, f"[{n}, {n}]", square)
 
 
+def _ropes(x: Shape, name: str, options: dict[str, Any]) -> list[Row]:
+    """Rotations of one array, by angles that are computed and by tables of them."""
+    table = (x[-2], x[-1] // 2)
+    kinds = (("rope", (x,)), ("rope_with_tables", (x, table, table)))
+    return [
+        Row(f"{op}{end}", f"{list(x)}{name}", shapes, options)
+        for op, shapes in kinds
+        for end in ("", "_backward")
+    ]
+
+
 def device_rows(dtype: str) -> list[Row]:
     """Problems for a GPU: a large language model's step, a vision model's first layers."""
     n = 14336 if dtype == "bfloat16" else 7168
@@ -173,8 +184,7 @@ def device_rows(dtype: str) -> list[Row]:
     rows.append(Row("lerp_backward", "[2^27]", (flat,), {"weight": 0.3}))
     x = (4, 32, 8192, 128)
     for interleaved, name in ((True, "interleaved"), (False, "half-split")):
-        for op in ("rope", "rope_backward"):
-            rows.append(Row(op, f"[4, 32, 8192, 128] {name}", (x,), {"interleaved": interleaved}))
+        rows += _ropes(x, f" {name}", {"interleaved": interleaved})
     # As Qwen 3 of 8 billion parameters has them, and Gemma 3 of 12.
     rows += _heads((4, 4096, 32, 128), 8) + _heads((4, 4096, 16, 256), 8)
     image = (32, 64, 224, 224)

@@ -225,8 +225,11 @@ def _adjust(
         axes["d"] += axes["d"] % 2
         if axes["d"] and rng.random() < 0.4:
             options["rotary_dim"] = 2 * int(rng.integers(1, axes["d"] // 2 + 1))
-        if "r" in form.derived:
-            axes["r"] = options.get("rotary_dim", axes["d"]) // 2
+    if "r" in axes:
+        axes["r"] = options.get("rotary_dim") or axes["d"]
+        axes["r"] //= 1 + (rng.random() < 0.5)
+        # Entries of an empty table are all out of range.
+        axes["p"] = max(axes.get("p", 1), 1)
     if "one" in form.derived:
         axes["one"] = 1
     if name.startswith("lp_pool"):

@@ -56,6 +56,37 @@ def _roped(x: Any, positions: Any, o: Any, sign: int) -> Any:
     return (out.astype(np.float64),)
 
 
+def _by_tables(x: Any, t: Any, o: Any, sign: int) -> Any:
+    """Each element has a cosine and a sine; those of positions without a row are 0."""
+    d, axis = x.shape[-1], o["seq_axis"] % x.ndim
+    size = d if o["rotary_dim"] is None else o["rotary_dim"]
+    first = slice(0, size, 2) if o["interleaved"] else slice(0, size // 2)
+    second = slice(1, size, 2) if o["interleaved"] else slice(size // 2, size)
+    tables = []
+    for table in (t["cos"].numpy(), t["sin"].numpy()):
+        if "positions" in t:
+            at = t["positions"].numpy()
+            valid = (at >= 0) & (at < len(table))
+            table = np.where(valid[..., None], table[np.where(valid, at, 0)], 0)
+        if table.ndim == 2:
+            table = table.reshape(len(table), *[1] * (x.ndim - 2 - axis), table.shape[-1])
+        tables.append(table if table.shape[-1] == size // 2 else table[..., first])
+    (cos, sin), out = tables, x.copy()
+    a, b, sin = x[..., first], x[..., second], sign * sin
+    out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
+    return (out,)
+
+
+@formula("rope_with_tables")
+def rope_with_tables(t: Any, o: Any) -> Any:
+    return _by_tables(t["x"].numpy(), t, o, 1)
+
+
+@formula("rope_with_tables_backward")
+def rope_with_tables_backward(t: Any, o: Any) -> Any:
+    return _by_tables(t["dy"].numpy(), t, o, -1)
+
+
 @formula("rope")
 def rope(t: Any, o: Any) -> Any:
     return _roped(t["x"].numpy(), t["positions"].numpy() if "positions" in t else None, o, 1)

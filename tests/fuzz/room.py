@@ -348,7 +348,9 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
                     _centred),
     **dict.fromkeys(("mish_backward", "silu_backward", "gelu_backward"), _act),
     **dict.fromkeys(("geglu", "swiglu", "geglu_backward", "swiglu_backward"), _gate),
-    **dict.fromkeys(("rope", "rope_backward"), _pairs),
+    **dict.fromkeys(
+        ("rope", "rope_backward", "rope_with_tables", "rope_with_tables_backward"), _pairs
+    ),
     **dict.fromkeys(("qk_norm_rope", "qk_norm_rope_backward"), _heads),
     "log_softmax": _log_softmax,
     "softmax_backward": _softmax,

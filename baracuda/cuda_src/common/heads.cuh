@@ -12,43 +12,15 @@
 // that of the next chunk: no two lanes of a run want the same bank. So are sums of gradients of the
 // weights, of which every thread has its own.
 #pragma once
+#include "angles.cuh"
 #include "reduce.cuh"
-#include "rotate.cuh"
 #include "vec.cuh"
 #ifdef __CUDACC__
 
 namespace baracuda {
 
-// Angles out of tables of C, cosines and sines.
-template <class A, class C> struct Tables {
-  i64 step[2];
-
-  DEVICE void fill(const Tables& from) {
-    if (threadIdx.x == 0) *this = from;
-  }
-  DEVICE Pair<A> angle(const void* const (&from)[2], const i64* at, int pair) const {
-    const auto one = [&](int k) {
-      return A(widen(static_cast<const C*>(from[k])[at[k] + pair * step[k]]));
-    };
-    return {one(0), one(1)};
-  }
-};
-// Angles that follow from positions of P, or from the place where that is void.
-template <class A, class P> struct Turns {
-  Frequencies<A> frequency;
-
-  DEVICE void fill(const Turns& from) {
-    for (int i = int(threadIdx.x); i < MOST_PAIRS; i += int(blockDim.x)) {
-      from.frequency.copy(i, frequency);
-    }
-  }
-  DEVICE Pair<A> angle(const void* const (&from)[2], const i64* at, int pair) const {
-    return cos_sin<A>(frequency.phase(pair, Positions<P>::at(from[0], at[0])));
-  }
-};
-
 template <
-    class F, class T, class W, class ANGLES, bool INTERLEAVED, int V, int HELD, bool VECTOR,
+    class F, class T, class W, class SOURCE, bool INTERLEAVED, int V, int HELD, bool VECTOR,
     bool ROUND>
 struct Heads {
   using A = Acc<T>;
@@ -69,15 +41,15 @@ struct Heads {
     const T* in[LOADS][2];
     T* out[2];
     const W* weight[2];
-    const void* angles[2];
     A* sums;
+    typename SOURCE::Pointers angles;
     f64 eps, offset, share;
     i64 tasks, weight_step[2];
     Extent<u64> slices;
     i32 length, chunks, turning, half, rest, apart, log_lanes, pad;
     Side side[2];
     Walk<0, OPERANDS, i64, MOST> place;  // loads of q and k, results, what angles are made from
-    ANGLES source;
+    typename SOURCE::template Numbers<i64> source;
   };
 
   // Where a part of a chunk begins.
@@ -93,7 +65,7 @@ struct Heads {
 
   // On chip: what angles come from, and where the arrays of each warp's task begin.
   struct Near {
-    ANGLES source;
+    typename SOURCE::Kept source;
     i64 at[MOST_WARPS][OPERANDS];
   };
 
@@ -252,7 +224,7 @@ struct Heads {
   static DEVICE void run(const Args& args) {
     extern __shared__ __align__(16) u32 memory[];
     __shared__ Near near;
-    near.source.fill(args.source);
+    near.source.fill(args.source, args.turning * V);
     Task task;
     task.lane = int(threadIdx.x) % 32;
     task.lanes = 1 << args.log_lanes;
@@ -293,9 +265,14 @@ struct Heads {
       for (int i = task.lane; i < V * room; i += 32) {
         const int chunk = i % room, j = i / room;
         if (chunk >= args.turning) continue;
-        const Pair<A> angle = near.source.angle(args.angles, at + 2 * LOADS + 2, chunk * V + j);
-        angles[j / PART * room + chunk].at[j % PART] = angle.first;
-        angles[(MANY + j / PART) * room + chunk].at[j % PART] = angle.second;
+        typename SOURCE::template Chunk<1, i64> one;
+        Pair<A> angle[1];
+        i64 own[SOURCE::OFFSETS];
+        UNROLL for (int k = 0; k < SOURCE::OFFSETS; ++k) own[k] = at[2 * LOADS + 2 + k];
+        one.load_early(args.angles, args.source, own, chunk * V + j);
+        one.make(args.angles, near.source, own, chunk * V + j, angle);
+        angles[j / PART * room + chunk].at[j % PART] = angle[0].first;
+        angles[(MANY + j / PART) * room + chunk].at[j % PART] = angle[0].second;
       }
       __syncwarp();
       ROLLED for (int s = 0; s < 2; ++s) {

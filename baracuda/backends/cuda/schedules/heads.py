@@ -15,8 +15,9 @@ from baracuda.backends.cuda.schedules import reduce
 from baracuda.backends.cuda.schedules.rope import turns
 from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
+from baracuda.layouts import Shape
 
-# common/rotate.cuh: pairs of one launch.
+# common/angles.cuh: pairs of which a launch computes the angles.
 _MOST_PAIRS = 160
 # common/heads.cuh: dimensions of positions; chunks of a lane, and their bytes in each of two parts,
 # beyond which no registers are left.
@@ -76,7 +77,7 @@ class Chunks(NamedTuple):
 
 
 def chunks(length: int, rotary: int, widest: int, size: int) -> Chunks:
-    """How heads are cut: no part has more than the `widest` elements, computed in `size` bytes each.
+    """How heads are cut into parts of at most the `widest` elements, of `size` bytes on chip.
 
     What the arrays are aligned to makes no difference, so that sums have one order.
 
@@ -180,9 +181,11 @@ def _heads(call: Call, of: Operands, cut: Chunks, slices: int, tasks: int, block
         raise Refusal(f"walks over at most {_MOST_DIMS} dimensions that do not merge")
     vector = _vectors(call, of, dims, cut.width)
     workspace = call.workspace() if len(call.outs) > 2 else of.loads[0].slot
-    angles = [v.slot for v in of.angles] or [of.loads[0].slot]
+    tables = kind.startswith("Tables")
     slots = [v.slot for v in (*of.loads, *of.outs, *of.scales)]
-    slots += [angles[0], angles[-1], workspace]
+    slots += [workspace, *[v.slot for v in of.angles]]
+    # Positions that are not there are not read.
+    slots += [of.loads[0].slot] * (tables or not of.angles)
     packer = Packer(True).pointers(len(slots)).scalars(scalars).add("d", 1 / max(length, 1))
     packer.add("q", tasks, *[v.strides[0] for v in of.scales]).extents(slices)
     packer.add("i", length, cut.turning + cut.still, cut.turning, cut.half, rotary, cut.apart)
@@ -192,7 +195,8 @@ def _heads(call: Call, of: Operands, cut: Chunks, slices: int, tasks: int, block
         packer.add("q", own[0].shape[-2], call.adds[side])
         packer.add("q", *[v.strides[-2] for v in own], *[v.strides[-1] for v in own])
     packer.walk(dims, len(of.rows) + 2, most=_MOST_DIMS)
-    if kind.startswith("Tables"):
+    if tables:
+        packer.add("Q", 0).add("q", 0).add("I", 0, 0).add("q", 0, 0, 0)
         # Of tables that have each entry twice, halves are read in part, pairs every other one.
         twice = of.angles[0].shape[-1] == rotary and options["interleaved"]
         packer.add("q", *[v.strides[-1] * (1 + twice) for v in of.angles])
@@ -205,37 +209,39 @@ def _heads(call: Call, of: Operands, cut: Chunks, slices: int, tasks: int, block
         f"Heads<{call.functor}, {call.type}, {call.column_type}, {kind}, "
         f"{flag(options['interleaved'])}, {cut.width}, {cut.held}, {flag(vector)}, {flag(rounded)}>"
     )
-    source = kind.rpartition(" ")[2].rstrip(">")
+    source = kind.split(", ")[1]
     entry = call.entry(
         schedule,
         len(arguments),
         "pairs" if options["interleaved"] else "halves",
-        *["table"] * kind.startswith("Tables"), source, f"v{cut.width}", f"h{cut.held}",
+        *["table"] * tables, source, f"v{cut.width}", f"h{cut.held}",
         *["loose"] * (not vector), *["cast"] * rounded, *call.column_tags,
     )  # fmt: skip
     return Step(entry, (blocks, 1), arguments, [(slot, 0) for slot in slots], scalars)
 
 
-def _angles(call: Call, of: Operands, shape: tuple[int, ...]) -> tuple[str, list[tuple[int, ...]]]:
+def _angles(call: Call, of: Operands, shape: Shape) -> tuple[str, list[Shape]]:
     """The type that angles come from, and what two arrays of them step along the positions."""
     accumulate = call.accumulate
     if call.problem.index_dtype is None and of.angles:
-        kind = f"Tables<{accumulate}, {named(call.problem.dtype_of('table')).short}>"
-        return kind, [_along(v._replace(strides=v.strides[:-1]), shape) for v in of.angles]
+        kind = f"Tables<{accumulate}, {named(call.problem.dtype_of('table')).short}, void, 1>"
+        return kind, [_along(v.shape[:-1], v.strides[:-1], shape) for v in of.angles]
     if call.problem.options["rotary_dim"] // 2 > _MOST_PAIRS:
         raise Refusal(f"turns at most {_MOST_PAIRS} pairs by their positions")
     if call.problem.index_dtype is None:
         counted = (*(0,) * (len(shape) - 1), 1)
-        return f"Turns<{accumulate}, void>", [counted, (0,) * len(shape)]
+        return f"Computed<{accumulate}, void, {_MOST_PAIRS}>", [counted, (0,) * len(shape)]
     (positions,) = of.angles
-    kind = f"Turns<{accumulate}, {named(call.problem.index_dtype).short}>"
-    return kind, [_along(positions, shape), (0,) * len(shape)]
+    index = named(call.problem.index_dtype).short
+    kind = f"Computed<{accumulate}, {index}, {_MOST_PAIRS}>"
+    return kind, [_along(positions.shape, positions.strides, shape), (0,) * len(shape)]
 
 
-def _along(view: View, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a view along axes, those of extent 1 in the place of more left out."""
-    own = zip(view.strides, view.shape, shape, strict=False)
-    return tuple([step if extent == n else 0 for step, extent, n in own])
+def _along(own: Shape, strides: Shape, shape: Shape) -> Shape:
+    """The strides of an array along the axes of `shape`, with which it broadcasts."""
+    missing = len(shape) - len(own)
+    steps = zip(strides, own, shape[missing:], strict=True)
+    return (*(0,) * missing, *[step if extent == n else 0 for step, extent, n in steps])
 
 
 def _vectors(call: Call, of: Operands, dims: list[Dim], width: int) -> bool:

@@ -1,0 +1,170 @@
+"""Ropes by tables: transformers' own rotations, autograd along x and along the tables, layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import baracuda as bc
+
+RNG = np.random.default_rng(0)
+B, H, K, S, D = 2, 4, 2, 5, 8
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.tensor(RNG.normal(size=shape)).to(dtype)
+
+
+def tables(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of [*shape, D/2] angles."""
+    angles = normal(*shape, D // 2) * 100
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def twice(table: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """An entry for each element, as transformers has it."""
+    return table.repeat_interleave(2, -1) if interleaved else torch.cat([table, table], -1)
+
+
+def theirs(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rotation of Llama, or that of Cohere, of tables [b, s, d]."""
+    name = "cohere" if interleaved else "llama"
+    module = pytest.importorskip(f"transformers.models.{name}.modeling_{name}")
+    return module.apply_rotary_pos_emb(q, k, cos, sin)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("entries", ["pairs", "elements"])
+def test_tables_turn_as_transformers_does(interleaved: bool, entries: str) -> None:
+    (cos, sin), x = tables(B, S), normal(B, H, S, D)
+    x.requires_grad_()
+    full = twice(cos, interleaved), twice(sin, interleaved)
+    want, _ = theirs(x, x, *full, interleaved)
+    dy = normal(B, H, S, D)
+    (dx,) = torch.autograd.grad(want, x, dy)
+    given = full if entries == "elements" else (cos, sin)
+    own = [t[:, None] for t in given]
+    got = bc.rope_with_tables(x, *own, interleaved=interleaved)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.autograd.grad(got, x, dy)[0], dx)
+    torch.testing.assert_close(bc.rope_with_tables_backward(dy, *own, interleaved=interleaved), dx)
+
+
+def test_the_entry_of_the_first_element_of_a_pair_counts() -> None:
+    x, spoiled = normal(3, D), torch.full((3, D), torch.nan, dtype=torch.float64)
+    cos, sin = tables(3)
+    for interleaved in (True, False):
+        firsts = slice(0, None, 2) if interleaved else slice(0, D // 2)
+        full = [spoiled.clone(), spoiled.clone()]
+        for table, values in zip(full, (cos, sin), strict=True):
+            table[:, firsts] = values
+        got = bc.rope_with_tables(x, *full, interleaved=interleaved)
+        assert torch.equal(got, bc.rope_with_tables(x, cos, sin, interleaved=interleaved))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_float32_tables_are_not_rounded(dtype: torch.dtype) -> None:
+    x, (cos, sin) = normal(H, S, D, dtype=dtype), tables(S, dtype=torch.float32)
+    exact = bc.rope_with_tables(x.double(), cos.double(), sin.double())
+    got = bc.rope_with_tables(x, cos, sin)
+    assert got.dtype == dtype
+    # One rounding of the result, beside those of float32.
+    near = exact.to(torch.float32).to(dtype).double()
+    error = (got.double() - exact).abs()
+    assert (error <= (near - exact).abs() + 1e-5).all()
+    rounded = bc.rope_with_tables(x, cos.to(dtype), sin.to(dtype))
+    assert (rounded.double() - exact).abs().max() > error.max()
+
+
+def test_positions_pick_rows_of_tables() -> None:
+    (cos, sin), x = tables(9), normal(B, H, S, D)
+    for positions in (torch.tensor([8, 0, 3, 3, 1]), torch.tensor(RNG.integers(0, 9, (B, 1, S)))):
+        got = bc.rope_with_tables(x, cos, sin, positions)
+        at = [t[positions] if positions.ndim > 1 else t[positions][None, None] for t in (cos, sin)]
+        assert torch.equal(got, bc.rope_with_tables(x, *at))
+    with pytest.raises(IndexError, match=r"positions: expected 0 <= i < 9, got 9 at position \(1,"):
+        bc.rope_with_tables(x, cos, sin, torch.tensor([0, 9, -1, 2, 3]))
+    got = bc.rope_with_tables(x, cos, sin, torch.tensor([0, 9, -1, 2, 3]), mode="drop")
+    assert not got[:, :, 1:3].any()
+    assert got[:, :, [0, 3, 4]].any(-1).all()
+
+
+def test_what_is_not_rotated_passes_through_where_there_is_no_row() -> None:
+    x, (cos, sin) = normal(S, D), tables(2)
+    got = bc.rope_with_tables(
+        x, cos[:, :2], sin[:, :2], torch.tensor([0, 1, 2, 1, 5]), rotary_dim=4, mode="drop"
+    )
+    assert torch.equal(got[:, 4:], x[:, 4:])
+    assert not got[[2, 4], :4].any()
+
+
+def test_the_gradient_along_tables_is_that_of_the_formula() -> None:
+    """There is no kernel for it; the body is differentiated, and nothing is silently 0."""
+    x, (cos, sin), dy = normal(B, S, D), tables(S), normal(B, S, D)
+    leaves = [t.clone().requires_grad_() for t in (x, cos, sin)]
+    want = torch.autograd.grad(
+        theirs(leaves[0][:, None], leaves[0][:, None], *[
+            twice(t, False)[None] for t in leaves[1:]], False)[0][:, 0], leaves, dy)  # fmt: skip
+    got = torch.autograd.grad(bc.rope_with_tables(*leaves, interleaved=False), leaves, dy)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+    jaxed = [jnp.asarray(t.numpy(), jnp.float32) for t in (x, cos, sin)]
+    grads = jax.grad(
+        lambda *a: (bc.rope_with_tables(*a, interleaved=False) * dy.numpy()).sum(), (0, 1, 2)
+    )(*jaxed)
+    for a, b in zip(grads, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("op", ["rope", "rope_with_tables"])
+def test_a_dense_layout_is_kept_and_a_plan_works_in_place(op: str) -> None:
+    x = normal(B, S, H, D).transpose(1, 2)
+    more: tuple[Any, ...] = tables(S) if op != "rope" else ()
+    function = getattr(bc, op)
+    want = function(x, *more)
+    assert want.stride() == x.stride()
+    plan = function.plan(x, *more)
+    own = x.clone(memory_format=torch.preserve_format)
+    assert plan(own, *more, out=own) is own
+    assert torch.equal(own, want)
+
+
+def test_a_table_is_not_written_to() -> None:
+    x, (cos, sin) = normal(S, D), (normal(S, D), normal(S, D))
+    plan = bc.rope_with_tables.plan(x, cos, sin)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="memory apart from cos, got an overlap"):
+            plan(x, cos, sin, out=cos)
+        plan(x, cos, sin, out=x)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "expected"),
+    [
+        (((3, D), (3, 3), (3, 3)), {}, "cos: expected 4 or 8 entries"),
+        (((3, D), (3, 3), (3, 3)), {"rotary_dim": 4}, "cos: expected 2 or 4 entries"),
+        (((2, 3, D), (4, 4), (4, 4)), {}, "cos: expected 3 along axis 0"),
+        (((2, 3, D), (3, 4), (3, 8)), {}, "sin: expected 4 along axis 1"),
+        (((2, 3, D), (1, 3, 4), (3, 4)), {}, "sin: expected 3 axes"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(
+    shapes: tuple[tuple[int, ...], ...], options: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ValueError, match=expected):
+        bc.rope_with_tables(*[normal(*shape) for shape in shapes], **options)
+
+
+def test_dtypes_of_tables() -> None:
+    x, (cos, sin) = normal(S, D, dtype=torch.float32), tables(S)
+    with pytest.raises(TypeError, match="cos: expected float32"):
+        bc.rope_with_tables(x, cos, sin)
+    with pytest.raises(TypeError, match=r"sin: expected float32 \(as cos\)"):
+        bc.rope_with_tables(x.half(), cos.float(), sin.half())
