@@ -74,6 +74,12 @@ def small(op: str) -> Row:
         shapes = dict.fromkeys(spec.arrays, (3, 4)) | {"dloss": (), "target": (3,)}
     elif spec.category == "optimiser":
         shapes, options = dict.fromkeys(spec.arrays, (3, 4)), OPTIMISERS[op]
+    elif spec.category == "qk_norm_rope":
+        shapes = dict.fromkeys(("q", "dq_out"), (2, 3, 4, 8)) | dict.fromkeys(
+            ("k", "dk_out"), (2, 3, 1, 8)
+        )
+        shapes |= dict.fromkeys(("q_weight", "k_weight"), (8,))
+        shapes |= dict.fromkeys(("cos", "sin"), (1, 3, 4))
     elif spec.category == "rope":
         shapes = dict.fromkeys(("x", "q", "dy"), (2, 5, 8)) | dict.fromkeys(("k", "dz"), (1, 5, 8))
         shapes |= dict.fromkeys(("cos", "sin"), (5, 4))

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from baracuda.declaration.dtypes import named
 
 Kind: TypeAlias = Literal["value", "integer", "index", "mask"]
-Wide: TypeAlias = Literal["", "parameter", "residual", "cotangent"]
+Wide: TypeAlias = Literal["", "parameter", "residual", "cotangent", "table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Role:
     alike : str
         Of a value: the input whose gradient is its own too, since only the sum of both matters; or
         the result whose cotangent is its gradient, since it is added to that.
-    wide : {"", "parameter", "residual", "cotangent"}
+    wide : {"", "parameter", "residual", "cotangent", "table"}
         Of a value: it may have the accumulate dtype of the problem instead of its dtype, as all
         others of its kind that are given: float32 parameters, or a float32 residual stream, beside
         16-bit activations. "": it may not.
@@ -100,6 +100,11 @@ def residual(like: str = "") -> Role:
     cotangent of the result `like` that it is added to.
     """
     return Role(alike=like, wide="residual")
+
+
+def table() -> Role:
+    """A value that a model makes once for all layers, and may keep in float32 beside 16 bits."""
+    return Role(wide="table")
 
 
 def cotangent() -> Role:

@@ -23,8 +23,8 @@ Resolver: TypeAlias = Callable[[str, Axes, dict[str, Any]], Mapping[str, int]]
 """``(op, axes, options) -> derived axes``; may complete the options in place."""
 
 Schedule: TypeAlias = Literal[
-    "channels", "window_backward", "cross_entropy", "elementwise", "gather", "kl_div", "log_prob",
-    "nll_loss", "planes", "reduce", "rope", "rows", "scatter", "window",
+    "channels", "window_backward", "cross_entropy", "elementwise", "gather", "heads", "kl_div",
+    "log_prob", "nll_loss", "planes", "reduce", "rope", "rows", "scatter", "window",
 ]  # fmt: skip
 """How a kernel goes over the arrays."""
 
@@ -218,6 +218,16 @@ class OpSpec:
         """The inputs that may be left out, each with the axis along which it counts then."""
         return {name: role.counts for name, role in self.roles.items() if role.counts}
 
+    def uncounted(self, given: Collection[str]) -> dict[str, str]:
+        """Of `counted`, the inputs that are not given and that a form takes beside those that are.
+
+        Tables that stand in the place of positions leave nothing to count.
+        """
+        forms = [{*form.names} for form in self.signatures]
+        return {
+            n: axis for n, axis in self.counted.items() if {n} - {*given} and {n, *given} in forms
+        }
+
     @cached_property
     def scatters(self) -> bool:
         """Whether entries of an index may meet in one element of an output, which adds them up.
@@ -243,8 +253,9 @@ class OpSpec:
 
     @cached_property
     def arrays(self) -> tuple[str, ...]:
-        """All array parameters, in order."""
-        return max((s.names for s in self.signatures), key=len)
+        """All array parameters, in order: those of the longest form first, then what others add."""
+        forms = sorted([s.names for s in self.signatures], key=len, reverse=True)
+        return tuple(dict.fromkeys(name for names in forms for name in names))
 
     @cached_property
     def optional(self) -> tuple[str, ...]:

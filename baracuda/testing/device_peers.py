@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import baracuda as bc
 from baracuda.calls.op import registry
 from baracuda.libraries import Array
 from baracuda.testing.peers import EXPRESSIONS, namesake
@@ -66,6 +67,8 @@ def peers(row: Row, arrays: list[Array], compiled: bool = True) -> dict[str, Tas
     out["compile"] = lambda: fused(torch, *arrays, **options)
     if row.op in ("rope", "rope_backward"):
         out |= _rope(row, arrays)
+    if row.op.startswith("qk_norm_rope"):
+        out |= _qk_norm_rope(row, arrays)
     if row.op.startswith("gather") and arrays[0].dtype == torch.float32:
         out |= _cupy(row, arrays)
     if row.op == "gather_backward":
@@ -197,6 +200,20 @@ def _rope(row: Row, arrays: list[Array]) -> dict[str, Task]:
 
     compiled = torch.compile(turn, dynamic=False)
     return {"compile, table": lambda: compiled(x, cos, sin)}
+
+
+def _qk_norm_rope(row: Row, arrays: list[Array]) -> dict[str, Task]:
+    """The same by one op after the other, which make the angles themselves."""
+    turned: dict[str, Any] = {**row.options, "seq_axis": -3}
+    if row.op == "qk_norm_rope":
+        pairs = (arrays[0], arrays[2]), (arrays[1], arrays[3])
+        return {"apart": lambda: [bc.rope(bc.rms_norm(x, w), **turned) for x, w in pairs]}
+    each = [arrays[side:6:2] for side in (0, 1)]
+    return {
+        "apart": lambda: [
+            bc.rms_norm_backward(bc.rope_backward(dy, **turned), x, w) for dy, x, w in each
+        ]
+    }
 
 
 def _cupy(row: Row, arrays: list[Array]) -> dict[str, Task]:

@@ -129,6 +129,28 @@ def rope_with_tables_backward(
     return rope_with_tables(xp, dy, cos, -sin, interleaved=interleaved)
 
 
+def qk_norm_rope(
+    xp: Any, q: Array, k: Array, q_weight: Array, k_weight: Array, cos: Array, sin: Array, *,
+    interleaved: bool = True,
+) -> tuple[Array, ...]:  # fmt: skip
+    angles = cos[..., None, :], sin[..., None, :]
+    normal = [row_peers.rms_norm(xp, x, w) for x, w in ((q, q_weight), (k, k_weight))]
+    return tuple([rope_with_tables(xp, x, *angles, interleaved=interleaved) for x in normal])
+
+
+def qk_norm_rope_backward(
+    xp: Any, dq_out: Array, dk_out: Array, q: Array, k: Array, q_weight: Array, k_weight: Array,
+    cos: Array, sin: Array, *, interleaved: bool = True,
+) -> tuple[Array, ...]:  # fmt: skip
+    back = [
+        rope_with_tables(xp, dy, cos[..., None, :], -sin[..., None, :], interleaved=interleaved)
+        for dy in (dq_out, dk_out)
+    ]
+    dq, dq_weight = row_peers.rms_norm_backward(xp, back[0], q, q_weight)
+    dk, dk_weight = row_peers.rms_norm_backward(xp, back[1], k, k_weight)
+    return dq, dk, dq_weight, dk_weight
+
+
 def rope(xp: Any, x: Array, *, interleaved: bool = True) -> Array:
     return _rotated(xp, x, interleaved, 1)
 
@@ -230,7 +252,7 @@ EXPRESSIONS: dict[str, Expression] = {
         lerp, lerp_backward, rope, rope_backward, rope_with_tables, rope_with_tables_backward,
         rope_qk, rope_qk_backward, rope_qk_with_tables, rope_qk_with_tables_backward, lp_pool2d,
         lp_pool2d_backward, gather, gather_backward, *row_peers.EXPRESSIONS,
-        *optimiser_peers.EXPRESSIONS,
+        qk_norm_rope, qk_norm_rope_backward, *optimiser_peers.EXPRESSIONS,
     )
 }  # fmt: skip
 """Of the ops that torch has no function for, or one that takes other arguments."""

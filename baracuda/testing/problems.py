@@ -126,6 +126,7 @@ def host_rows(n: int) -> list[Row]:
     heads, channels, side = (8, 64, 128) if n >= 512 else (1, 4, 16)
     x = (1, heads, n * n // (heads * side), side)
     rows += _ropes(x, "", {})
+    rows += _heads((1, x[2], heads, side), max(heads // 4, 1))
     image = (n * n // (channels * side**2), channels, side, side)
     for k, s, p in ((2, 2, 2.0), (3, 2, 2.0), (3, 1, 3.0)):
         rows += _pools(image, k, s, p)
@@ -189,6 +190,8 @@ def device_rows(dtype: str) -> list[Row]:
     x = (4, 32, 8192, 128)
     for interleaved, name in ((True, "interleaved"), (False, "half-split")):
         rows += _ropes(x, f" {name}", {"interleaved": interleaved})
+    # As Qwen 3 of 8 billion parameters has them, and Gemma 3 of 12.
+    rows += _heads((4, 4096, 32, 128), 8) + _heads((4, 4096, 16, 256), 8)
     image = (32, 64, 224, 224)
     for k, s, p in ((2, 2, 2.0), (3, 2, 2.0), (3, 1, 3.0)):
         rows += _pools(image, k, s, p)
@@ -290,6 +293,17 @@ ENTROPIES = (
     "cross_entropy", "cross_entropy_backward", "cross_entropy_with_gradient",
     "linear_cross_entropy", "linear_cross_entropy_backward", "linear_cross_entropy_with_gradient",
 )  # fmt: skip
+
+
+def _heads(q: Shape, heads: int) -> list[Row]:
+    """Norms and rotations of q, and of k with so many `heads`, by tables of a model."""
+    b, s, _, d = q
+    k, table, options = (b, s, heads, d), (1, s, d // 2), {"interleaved": False}
+    label, more = f"{list(q)} and {heads} heads of k", ((d,), (d,), table, table)
+    return [
+        Row("qk_norm_rope", label, (q, k, *more), options),
+        Row("qk_norm_rope_backward", label, (q, k, q, k, *more), options),
+    ]
 
 
 def _prelus(x: Shape, slopes: int) -> list[Row]:

@@ -225,7 +225,7 @@ def _adjust(
         options["num_groups"] = int(rng.choice([g for g in range(1, c + 1) if c % g == 0]))
     if name.startswith("gather") and options.get("mode", "raise") == "raise":
         axes["n"] = max(axes["n"], 1)
-    if name.startswith("rope"):
+    if "rotary_dim" in spec.options:
         axes["d"] += axes["d"] % 2
         if axes["d"] and rng.random() < 0.4:
             options["rotary_dim"] = 2 * int(rng.integers(1, axes["d"] // 2 + 1))
