@@ -134,6 +134,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "softcap": (0.0, 0.0, 2.0, 30), "eps": (1e-5, 1e-6, 0.5, 1e-3),
     "offset": (0.0, 1.0, 1.0, -0.3), "casting": ("none", "before_weight"),
     "keepdims": (False, True), "entropy": (False, True), "temperature": (1.0, 0.7, 2, 0.05),
+    "padding_idx": (None, 0, 0),
     "kind": ("forward", "reverse", "jsd"), "grad_dtype": ("accumulate", "accumulate", "weight"),
 }  # fmt: skip
 
@@ -219,7 +220,8 @@ def _adjust(
     if "num_groups" in spec.options:
         c = axes["c"] = max(axes["c"], 1)
         options["num_groups"] = int(rng.choice([g for g in range(1, c + 1) if c % g == 0]))
-    if name.startswith("gather") and options.get("mode", "raise") == "raise":
+    has_row = options.get("mode", "raise") == "raise" or options.get("padding_idx") is not None
+    if spec.category == "indexing" and has_row:
         axes["n"] = max(axes["n"], 1)
     if name.startswith("rope"):
         axes["d"] += axes["d"] % 2
