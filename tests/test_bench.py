@@ -45,6 +45,9 @@ def small(op: str) -> Row:
         shapes, options = dict.fromkeys(("src", "index", "dout"), (4, 5)), {"axis": 1}
         if op == "gather_backward":
             options["src_shape"] = (4, 5)
+        if "ids" in spec.arrays:
+            shapes = {"ids": (3, 2), "weight": (4, 5), "dy": (3, 2, 5)}
+            options = {"weight_shape": (4, 5)} if op.endswith("backward") else {}
     elif spec.category in ("norm", "softmax"):
         shapes = {**dict.fromkeys(spec.arrays, (3, 4)), "weight": (4,), "bias": (4,)}
         shapes.pop("mask", None)

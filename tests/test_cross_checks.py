@@ -122,6 +122,12 @@ def rows():
         yield f"gather {axis}", "gather", [normal(*shape), index(shape[axis], *at)], (
             {"axis": axis}
         ), lambda src, i, axis=axis: torch.gather(src, axis, i)  # fmt: skip
+    for name, scale, padding in [("", 1.0, None), (" scaled", -1.75, None), (" padded", 1.0, 2)]:
+        options = {"scale": scale, "padding_idx": padding}
+        yield f"embedding{name}", "embedding", [index(5, 4, 6), normal(5, 3)], options, (
+            lambda ids, weight, scale=scale, padding=padding: F.embedding(ids, weight, padding)
+            * scale
+        )  # fmt: skip
     for p, k, s in [(2, 3, None), (2, 3, 1), (4, 2, 3), (6, 3, 2)]:
         options = {"norm_type": p, "kernel_size": k, "stride": s}
         yield f"lp_pool1d even {p} {k} {s}", "lp_pool1d", [normal(2, 3, 11)], options, (
@@ -297,6 +303,9 @@ def backward(op, dy, arrays, options):
     if op == "gather":
         src, at = arrays
         return (call(dy, at, src_shape=tuple(src.shape), **options),)
+    if op == "embedding":
+        ids, weight = arrays
+        return (call(dy, ids, weight_shape=tuple(weight.shape), **options),)
     if op == "lerp":
         return call(dy, **options)
     if op == "rope":

@@ -32,6 +32,8 @@ class Role:
         Of an index: the option that says what an entry out of range does, "raise" or "drop".
     ignored : str
         Of an index: the option that holds the one entry that is in range everywhere.
+    skipped : str
+        Of an index: the option that holds the one entry of which nothing is added up, or None.
     counts : str
         Of an integer: the axis along which it is 0, 1, ... where it is not given.
     between : tuple of float or None
@@ -61,6 +63,7 @@ class Role:
     below: str = ""
     policy: str = ""
     ignored: str = ""
+    skipped: str = ""
     counts: str = ""
     between: tuple[float, float] | None = None
     alike: str = ""
@@ -142,9 +145,9 @@ def like(name: str) -> Role:
     return Role(alike=name)
 
 
-def index(below: str, *, policy: str = "mode", ignored: str = "") -> Role:
+def index(below: str, *, policy: str = "mode", ignored: str = "", skipped: str = "") -> Role:
     """An integer that points along the axis `below`."""
-    return Role("index", below, policy, ignored)
+    return Role("index", below, policy, ignored, skipped)
 
 
 def integer(low: int | None = None, high: int | None = None) -> Role:

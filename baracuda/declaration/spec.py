@@ -23,8 +23,8 @@ Resolver: TypeAlias = Callable[[str, Axes, dict[str, Any]], Mapping[str, int]]
 """``(op, axes, options) -> derived axes``; may complete the options in place."""
 
 Schedule: TypeAlias = Literal[
-    "channels", "window_backward", "cross_entropy", "elementwise", "gather", "heads", "kl_div",
-    "log_prob", "nll_loss", "planes", "reduce", "rope", "rows", "scatter", "window",
+    "add_rows", "channels", "window_backward", "cross_entropy", "elementwise", "gather", "heads",
+    "kl_div", "log_prob", "nll_loss", "planes", "reduce", "rope", "rows", "scatter", "window",
 ]  # fmt: skip
 """How a kernel goes over the arrays."""
 
@@ -437,6 +437,11 @@ class Problem:
     def ignored_by(self, index: str) -> int | None:
         """The one entry of an index that is in range everywhere, None where there is none."""
         option = self.spec.role(index).ignored
+        return self.options[option] if option else None
+
+    def skipped_by(self, index: str) -> int | None:
+        """The one entry of an index of which nothing is added up, None where there is none."""
+        option = self.spec.role(index).skipped
         return self.options[option] if option else None
 
     @property

@@ -163,6 +163,10 @@ class Library:
         """`x` as another library may look at its memory."""
         return x
 
+    def constant(self, x: Array) -> Array:
+        """`x`, a constant to whoever differentiates."""
+        return x
+
     def watches(self, x: Array) -> bool:
         """Whether the library would have to record what is written to `x`."""
         return False

@@ -82,6 +82,9 @@ class Jax(Library):
 
         return run
 
+    def constant(self, x: Array) -> Array:
+        return jax.lax.stop_gradient(x)
+
     def sigmoid(self, x: Array) -> Array:
         return jax.nn.sigmoid(x)
 

@@ -71,7 +71,7 @@ def peers(row: Row, arrays: list[Array], compiled: bool = True) -> dict[str, Tas
         out |= _qk_norm_rope(row, arrays)
     if row.op.startswith("gather") and arrays[0].dtype == torch.float32:
         out |= _cupy(row, arrays)
-    if row.op == "gather_backward":
+    if row.op in ("gather_backward", "embedding_backward"):
         out |= _jax(row, arrays)
     if row.indices == "equal" and arrays[0].element_size() < 4:
         out |= dict.fromkeys({"compile", "jax"} & out.keys(), _one_after_the_other)
@@ -238,11 +238,14 @@ def _jax(row: Row, arrays: list[Array]) -> dict[str, Task]:
     except (ImportError, RuntimeError):
         return {}
     (dout, index), options = arrays, row.options
-    at = _of_rows(index, options["axis"])
+    at = index if row.op == "embedding_backward" else _of_rows(index, options["axis"])
     indices = (index if at is None else at).to(torch.int32).contiguous()
     # By the first call, too.
     given = cache(lambda: [jax.dlpack.from_dlpack(x) for x in (dout, indices)])
-    scatter = jax.jit(lambda dout, index: jax_scatter(dout, index, **options))
+    function = jax_scatter
+    if row.op == "embedding_backward":
+        function = partial(EXPRESSIONS[row.op], import_module("jax.numpy"))
+    scatter = jax.jit(lambda dout, index: function(dout, index, **options))
     return {"jax": Queued(lambda: scatter(*given()), jax.block_until_ready)}
 
 

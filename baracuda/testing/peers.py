@@ -245,13 +245,42 @@ def gather_backward(
     return out
 
 
+def embedding(
+    xp: Any, ids: Array, weight: Array, *, padding_idx: int | None = None, scale: float = 1.0
+) -> Array:
+    if hasattr(xp, "nn"):
+        rows = xp.nn.functional.embedding(ids, weight, padding_idx)
+    else:
+        rows = weight[ids]
+    return rows if scale == 1 else rows * scale
+
+
+def embedding_backward(
+    xp: Any, dy: Array, ids: Array, *, weight_shape: tuple[int, ...],
+    padding_idx: int | None = None, scale: float = 1.0,
+) -> Array:  # fmt: skip
+    if hasattr(xp, "ops"):
+        padding = -1 if padding_idx is None else padding_idx
+        backward = xp.ops.aten.embedding_dense_backward
+        dw = backward(dy, ids, weight_shape[0], padding, False)
+        return dw if scale == 1 else dw * scale
+    out = xp.zeros(weight_shape, dtype=dy.dtype)
+    if padding_idx is not None:
+        dy = xp.where((ids == padding_idx)[..., None], 0, dy)
+    if hasattr(out, "at"):
+        return out.at[ids].add(dy) * scale
+    add_at = import_module("cupyx").scatter_add if xp.__name__ == "cupy" else xp.add.at
+    add_at(out, ids, dy)
+    return out * scale
+
+
 EXPRESSIONS: dict[str, Expression] = {
     f.__name__: f
     for f in (
         glu, reglu, swiglu, geglu, glu_backward, reglu_backward, swiglu_backward, geglu_backward,
         lerp, lerp_backward, rope, rope_backward, rope_with_tables, rope_with_tables_backward,
         rope_qk, rope_qk_backward, rope_qk_with_tables, rope_qk_with_tables_backward, lp_pool2d,
-        lp_pool2d_backward, gather, gather_backward, *row_peers.EXPRESSIONS,
+        lp_pool2d_backward, gather, gather_backward, embedding, embedding_backward, *row_peers.EXPRESSIONS,
         qk_norm_rope, qk_norm_rope_backward, *optimiser_peers.EXPRESSIONS,
     )
 }  # fmt: skip

@@ -157,6 +157,7 @@ def host_rows(n: int) -> list[Row]:
             {"axis": 0, "src_shape": table},
         )
     )
+    rows += _embeddings((n,), (4 * n, n), ("uniform",))
     return rows + _others(rows, f"[{n}, {n}]", square)
 
 
@@ -173,6 +174,15 @@ def _ropes(x: Shape, name: str, options: dict[str, Any]) -> list[Row]:
         for op, shapes in kinds
         for end in ("", "_backward")
     ]
+
+
+def _embeddings(ids: Shape, table: Shape, drawn: Sequence[str]) -> list[Row]:
+    """Rows of a table, and its gradient, by how often ids repeat."""
+    label, options = f"{list(table)} from {ids[0]} ids", {"weight_shape": table}
+    rows = [Row("embedding", f"{label}, {how}", (ids, table), {}, how) for how in drawn[:1]]
+    dy = (*ids, table[1])
+    rows += [Row("embedding_backward", f"{label}, {how}", (dy, ids), options, how) for how in drawn]
+    return rows
 
 
 def device_rows(dtype: str) -> list[Row]:
@@ -219,6 +229,9 @@ def device_rows(dtype: str) -> list[Row]:
     rows += _entropies(*head, ENTROPIES[5:], 4096, bias=True)
     rows += _log_probs(*head, LOG_PROBS[2:], 4096)
     rows += _distillations(4096, 32000, 2048, 4096)
+    # The vocabulary of Llama 3, for one sequence and for a batch.
+    for ids in (8192, 65536):
+        rows += _embeddings((ids,), (128256, 4096), ("uniform", "zipf", "equal"))
     for row in _scatters():
         rows.append(row)
         label = f"{row.label}, deterministic"
@@ -449,12 +462,17 @@ def _softmaxes(x: Shape, axis: int = -1, ops: Sequence[str] = ()) -> list[Row]:
 
 # Inputs of which an element is read for each index alone.
 PICKED = {"nll_loss": "x"}
+# Inputs of which as much is read as the result has.
+LOOKED_UP = {"embedding": "weight"}
 
 
 def ideal_bytes(problem: Problem) -> int:
     """Each input read once and each output written once; what is broadcast lies there once."""
     total, picked = 0, PICKED.get(problem.spec.name)
     for x in (*problem.given, *problem.outputs):
+        if x.name == LOOKED_UP.get(problem.spec.name):
+            total += problem.outputs[0].nbytes
+            continue
         if x.name == picked:
             indices = next(i for i in problem.given if i.name in problem.spec.integers)
             total += indices.size * named(x.dtype).itemsize

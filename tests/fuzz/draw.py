@@ -138,6 +138,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "weight_decay": (0.01, 0.1, 0), "momentum": (0.9, 0.5, 0), "dampening": (0.0, 0.0, 0.1),
     "nesterov": (False, True), "grad_scale": (1.0, 128.0, 0.3), "found_inf": (0.0, 0.0, 0.0, 1.0),
     "copy": (False, True), "decay": (0.9, 0.999, 0.5),
+    "padding_idx": (None, 0, 0),
     "kind": ("forward", "reverse", "jsd"), "grad_dtype": ("accumulate", "accumulate", "weight"),
 }  # fmt: skip
 
@@ -223,7 +224,8 @@ def _adjust(
     if "num_groups" in spec.options:
         c = axes["c"] = max(axes["c"], 1)
         options["num_groups"] = int(rng.choice([g for g in range(1, c + 1) if c % g == 0]))
-    if name.startswith("gather") and options.get("mode", "raise") == "raise":
+    has_row = options.get("mode", "raise") == "raise" or options.get("padding_idx") is not None
+    if spec.category == "indexing" and has_row:
         axes["n"] = max(axes["n"], 1)
     if "rotary_dim" in spec.options:
         axes["d"] += axes["d"] % 2

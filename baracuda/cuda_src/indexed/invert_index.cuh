@@ -61,6 +61,7 @@ template <class P, int CLUSTER> struct Invert {
     u32 ticket, length, counters, columns;  // length: elements of a block
     Extent<u32> lines;                      // of 128 bytes, of a row of values
     u32 ahead;                              // lines to bring into the L2
+    u32 skipped, pad;                       // the index that is in range and nowhere, or NONE
   };
 
   // Of numbers, one for each thread: the sum of those before this one's, and of all.
@@ -152,10 +153,11 @@ template <class P, int CLUSTER> struct Invert {
       UNROLL for (u32 e = 0; e < EACH; ++e) {
         const u32 whose = index[e] & ((1u << shift) - 1);
         const bool inside = index[e] < args.dealt.rows;
+        const bool counts = inside && index[e] != args.skipped;
         good += inside;
-        base += inside && whose < team;
+        base += counts && whose < team;
         // What is another's, or nobody's, is out of range from here on.
-        if (!inside || whose != team) index[e] = NONE;
+        if (!counts || whose != team) index[e] = NONE;
         many += index[e] != NONE;
       }
       strange |= begin < end && good < (end - begin < EACH ? end - begin : u32(EACH));

@@ -17,7 +17,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from baracuda.integrations.transformers.code import Decoder, Head, Heads, Rope
 from baracuda.integrations.transformers.modules import Branch, Embedding, Layer, Mlp, Norm
 from baracuda.nn.namesakes import taken
-from baracuda.ops.indexing import gather
+from baracuda.ops.embedding import embedding as lookup
 from baracuda.ops.linear_cross_entropy import linear_cross_entropy
 from baracuda.ops.qk_norm_rope import qk_norm_rope
 from baracuda.ops.rope import rope
@@ -226,20 +226,18 @@ def _with_globals(function: FunctionType, **instead: Any) -> FunctionType:
 
 
 def embedding(was: Forward, found: Embedding) -> Forward:
-    """An embedding by a gather, whose gradient needs neither a sort nor atomics."""
+    """An embedding by its op: the scale costs no pass, the gradient neither a sort nor atomics."""
 
     def forward(self: Any, ids: torch.Tensor) -> Any:
         weight = self.weight
         if not taken(weight) or ids.dtype not in (torch.int32, torch.int64):
             return was(self, ids)
-        index = ids.reshape(-1, 1).expand(-1, weight.shape[1])
-        y: torch.Tensor = gather(weight, index, axis=0).reshape(*ids.shape, -1)
-        if self.padding_idx is not None:
-            # Its row has no gradient.
-            y = torch.where((ids == self.padding_idx)[..., None], y.detach(), y)
-        if found.scale:
-            y = y * getattr(self, found.scale).to(weight.dtype)
-        return y
+        if not found.scale:
+            return lookup(ids, weight, padding_idx=self.padding_idx)
+        # The model rounds its scale to the dtype of the rows.
+        scale = getattr(self, found.scale).to(weight.dtype)
+        scale = scale.to(torch.promote_types(scale.dtype, torch.float32))
+        return lookup(ids, weight, padding_idx=self.padding_idx, scale=scale)
 
     return forward
 

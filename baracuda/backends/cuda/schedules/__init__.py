@@ -22,7 +22,7 @@ from baracuda.backends.cuda.schedules import (
     rows,
     window,
 )
-from baracuda.backends.cuda.schedules.indexed import gather, scatter
+from baracuda.backends.cuda.schedules.indexed import add_rows, gather, scatter
 from baracuda.declaration.backend import Refusal
 
 PLANNERS: dict[str, Planner] = {
@@ -34,6 +34,7 @@ PLANNERS: dict[str, Planner] = {
     "window": window.forward,
     "window_backward": window.backward,
     "gather": gather.plan,
+    "add_rows": add_rows.plan,
     "scatter": scatter.plan,
     "rows": rows.plan,
     "channels": channels.plan,
