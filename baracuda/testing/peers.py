@@ -280,7 +280,8 @@ EXPRESSIONS: dict[str, Expression] = {
         glu, reglu, swiglu, geglu, glu_backward, reglu_backward, swiglu_backward, geglu_backward,
         lerp, lerp_backward, rope, rope_backward, rope_with_tables, rope_with_tables_backward,
         rope_qk, rope_qk_backward, rope_qk_with_tables, rope_qk_with_tables_backward, lp_pool2d,
-        lp_pool2d_backward, gather, gather_backward, embedding, embedding_backward, *row_peers.EXPRESSIONS,
+        lp_pool2d_backward, gather, gather_backward, embedding, embedding_backward,
+        *row_peers.EXPRESSIONS,
         qk_norm_rope, qk_norm_rope_backward, *optimiser_peers.EXPRESSIONS,
     )
 }  # fmt: skip
