@@ -163,6 +163,12 @@ INDEXING = (
     Case({"b": (HUGE,), "n": 64, "c": (), "i": (HUGE,), "k": HUGE, "j": ()}, axis=1),
     Case({"b": (), "n": HUGE, "c": (HUGE,), "i": (), "k": HUGE, "j": (HUGE,)}, axis=0),
 )
+# ids of two axes and of one, rows for vectors, odd ones and single numbers.
+EMBEDDING = (
+    Case({"i": (6, 50), "n": 90, "d": 64}),
+    Case({"i": (300,), "n": 9000, "d": 33}),
+    Case({"i": (300,), "n": 9, "d": 1}),
+)
 # Rows for some lanes, for a block near, for one that is left over, for one far, for clusters of two
 # to eight, and for more than a block.
 NORM = tuple(
@@ -230,6 +236,7 @@ CASES = {
     "lp_pool1d": POOL_1D,
     "lp_pool2d": POOL_2D,
     "indexing": INDEXING,
+    "embedding": EMBEDDING,
     "norm": NORM,
     "channel_norm": CHANNEL_NORM,
     "softmax": SOFTMAX,

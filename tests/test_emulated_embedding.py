@@ -53,6 +53,7 @@ LOOKUPS = {
     "cotangents cut": Lookup((6, 50), (12, 16), lambda x: x, cut),
     "both cut": Lookup((6, 50), (12, 16), cut, cut),
     "columns apart": Lookup((70,), (8, 12), lambda x: x, lambda x: np.repeat(x, 2, -1)[:, ::2]),
+    "ids apart": Lookup((70,), (8, 12), lambda x: np.repeat(x, 2)[::2]),
     "ids turned": Lookup((70,), (8, 12), lambda x: x[::-1].copy()[::-1]),
 }
 

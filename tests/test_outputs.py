@@ -38,6 +38,8 @@ SUMS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "prelu_backward": (drawn(IMAGE, IMAGE, (8,)), {}),
     "gather_backward": (
         [*drawn((96, 8)), RNG.integers(0, 7, (96, 8))], {"axis": 0, "src_shape": (7, 8)}),
+    "embedding_backward": (
+        [*drawn((96, 8)), RNG.integers(0, 7, 96)], {"weight_shape": (7, 8)}),
     "linear_cross_entropy_backward": (
         [np.asarray(1.0), *drawn((96, 16), (24, 16)), TARGET, *drawn((24,))],
         {"reduction": "sum", "chunk": 40}),

@@ -140,7 +140,9 @@ template <class P, int CLUSTER> struct Invert {
         const u32 thread = warp * LANES + e * 2 + lane / EACH;
         const bool there = round + (warp * EACH + e) * LANES + lane < end;
         const u32 index = there ? narrowed(given[e]) : NONE;
-        packed[thread * EACH + (lane / 4 % 4 ^ e % 4) * 4 + lane % 4] = index;
+        // As if out of range: where somebody listens, one team looks again, and reports nothing.
+        const u32 kept = index == args.skipped ? NONE : index;
+        packed[thread * EACH + (lane / 4 % 4 ^ e % 4) * 4 + lane % 4] = kept;
       }
       __syncwarp();
       const u32 begin = round + threadIdx.x * EACH, shift = args.dealt.shift;
@@ -153,11 +155,10 @@ template <class P, int CLUSTER> struct Invert {
       UNROLL for (u32 e = 0; e < EACH; ++e) {
         const u32 whose = index[e] & ((1u << shift) - 1);
         const bool inside = index[e] < args.dealt.rows;
-        const bool counts = inside && index[e] != args.skipped;
         good += inside;
-        base += counts && whose < team;
+        base += inside && whose < team;
         // What is another's, or nobody's, is out of range from here on.
-        if (!counts || whose != team) index[e] = NONE;
+        if (!inside || whose != team) index[e] = NONE;
         many += index[e] != NONE;
       }
       strange |= begin < end && good < (end - begin < EACH ? end - begin : u32(EACH));

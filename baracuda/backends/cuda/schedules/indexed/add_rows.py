@@ -41,17 +41,17 @@ def plan(call: Call) -> Steps:
 
     values, index, target = framed.asked, framed.index, out
     flat, adding = values.shape if framed.run == 1 else of.flat(values.shape), call
-    if framed.run != 1:
+    if framed.run != 1 or not _near(index):
         given = call.view(of.index)
         dtype = call.problem.index_dtype or ""
         line = room((prod(given.shape),), dtype)
         steps.append(_packed(call, given, line, named(dtype).itemsize))
         index = View(line.slot, 0, flat, (1, *(0,) * (len(flat) - 1)))
-    if framed.run != 1 or _columns(values) is None:
+    if framed.run != 1 or not _lies(values):
         side = room(flat, call.problem.dtype)
         steps.append(_packed(call, values, side, call.itemsize))
         values = side
-    if _columns(target) is None:
+    if not _lies(target):
         target = room(target.shape, named(call.problem.dtype).accumulate)
         adding = call._replace(wide=(True,), add=False)
     lanes = Lanes(
@@ -60,17 +60,22 @@ def plan(call: Call) -> Steps:
     )  # fmt: skip
     made = lists.plan(adding, lanes, _NAME) if lists.counts(call, lanes) else None
     if made is None:
-        raise Refusal("counts rows in 30 bits, and elements from one to the next in 27")
+        raise Refusal("counts rows in 30 bits, and the elements of one in 27")
     steps += made.steps
     if adding is not call:
         steps.append(settle(call, target, out))
     return Steps(tuple(steps), (*made.workspaces, *more), variant=_NAME)
 
 
-def _columns(view: View) -> int | None:
-    """The elements of a row, None where they are not side by side."""
+def _near(view: View) -> bool:
+    """Whether the elements from a row to the next can be counted."""
+    return abs(view.strides[0]) < lists.MOST_APART
+
+
+def _lies(view: View) -> bool:
+    """Whether the elements of a row are side by side, and the next row is near."""
     dims = merged(view.shape[1:], [view.strides[1:]]) or [Dim(1, (1,))]
-    return dims[0].extent if len(dims) == 1 and dims[0].strides == (1,) else None
+    return len(dims) == 1 and dims[0].strides == (1,) and _near(view)
 
 
 def _packed(call: Call, given: View, to: View, size: int) -> Step:

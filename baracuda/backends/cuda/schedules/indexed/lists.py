@@ -22,6 +22,8 @@ _ROUND, _PAIR_WORDS, _SLOT_WORDS = 8192, 3, 7
 _LINE = 128
 # No index: cuda_src/indexed/invert_index.cuh.
 _NONE = 0xFFFFFFFF
+# Elements from a row to the next, whose bytes have 31 bits.
+MOST_APART = 1 << 27
 WORKSPACES = 5
 """How many workspaces there are."""
 
@@ -40,6 +42,8 @@ class Tuning(NamedTuple):
         the bytes of an element.
     elements_adding : int
         The same where sums are added to an output, or are wider than the values.
+    elements_finished : int
+        The same where a functor finishes sums, at most.
     rows_of_block, blocks_log2 : int
         Rows of a block that inverts, about; the logarithm of how many blocks there are, at most.
     prefetch_bytes : int
@@ -50,6 +54,7 @@ class Tuning(NamedTuple):
     rows: int
     elements: dict[int, int]
     elements_adding: int
+    elements_finished: int
     rows_of_block: int
     blocks_log2: int
     prefetch_bytes: int
@@ -63,6 +68,7 @@ SM_90 = Tuning(
     rows=4,
     elements={2: 6, 4: 7, 8: 7},
     elements_adding=4,
+    elements_finished=6,
     rows_of_block=64,
     # About as many as multiprocessors. Two blocks fit one: else not all clusters would start at
     # once.
@@ -88,7 +94,7 @@ def counts(call: Call, lanes: Lanes) -> bool:
     """Whether rows and their bytes can be counted, and a row has its counts on chip."""
     return (
         max(lanes.length, lanes.extent) < 1 << 30
-        and max(lanes.count, *map(abs, lanes.steps)) < 1 << 27
+        and max(lanes.count, *map(abs, lanes.steps)) < MOST_APART
         and _most_slots(call) > 0
     )
 
@@ -170,6 +176,7 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
     front = [(slot, 0) for slot in (*lists, values.slot, target.slot, parts)]
 
     once = tuning.elements_adding if call.add or any(call.wide) else tuning.elements[size]
+    once = min(once, tuning.elements_finished) if call.functor else once
     template = f"{call.type}, {width}, {tuning.rows}, {once}, {flag(call.add)}"
     finished = f", {call.accumulate if any(call.wide) else call.type}, {call.functor}"
     schedule = f"SumLists<{template}{finished if call.functor else call.sum_type}>"
