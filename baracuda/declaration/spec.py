@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -13,7 +13,7 @@ from baracuda.declaration.dtypes import FLOATS, named
 from baracuda.declaration.roles import VALUE, Role, Wide
 from baracuda.declaration.shapes import Axes, Signature, Term
 from baracuda.forks import cached_property
-from baracuda.layouts import Shape, kind
+from baracuda.layouts import Shape, least_regular
 from baracuda.libraries import Library
 
 Normaliser: TypeAlias = Callable[[str, str, Any], Any]
@@ -219,14 +219,9 @@ class OpSpec:
         return {name: role.counts for name, role in self.roles.items() if role.counts}
 
     def uncounted(self, given: Collection[str]) -> dict[str, str]:
-        """Of `counted`, the inputs that are not given and that a form takes beside those that are.
-
-        Tables that stand in the place of positions leave nothing to count.
-        """
+        """Of `counted`, what is not given, where a form takes it beside all that is."""
         forms = [{*form.names} for form in self.signatures]
-        return {
-            n: axis for n, axis in self.counted.items() if {n} - {*given} and {n, *given} in forms
-        }
+        return {n: a for n, a in self.counted.items() if n not in given and {n, *given} in forms}
 
     @cached_property
     def scatters(self) -> bool:
@@ -270,7 +265,7 @@ class OpSpec:
     @cached_property
     def extra(self) -> frozenset[str]:
         """The results that some forms of the same arrays do without."""
-        made = {f.text: (f.names, {p.name for p in f.outputs}) for f in self.signatures}.values()
+        made = [(f.names, {p.name for p in f.outputs}) for f in self.signatures]
         return frozenset(n for a, x in made for b, y in made if a == b for n in x - y)
 
     def form_end(self, form: Signature) -> str:
@@ -436,13 +431,11 @@ class Problem:
 
     def ignored_by(self, index: str) -> int | None:
         """The one entry of an index that is in range everywhere, None where there is none."""
-        option = self.spec.role(index).ignored
-        return self.options[option] if option else None
+        return self.options[o] if (o := self.spec.role(index).ignored) else None
 
     def skipped_by(self, index: str) -> int | None:
         """The one entry of an index of which nothing is added up, None where there is none."""
-        option = self.spec.role(index).skipped
-        return self.options[option] if option else None
+        return self.options[o] if (o := self.spec.role(index).skipped) else None
 
     @property
     def pointwise(self) -> bool:
@@ -453,10 +446,4 @@ class Problem:
     @property
     def layout(self) -> str:
         """The least regular layout among the inputs."""
-        return layout_of(self.given)
-
-
-def layout_of(given: Sequence[Operand]) -> str:
-    """The least regular layout among inputs."""
-    kinds = {kind(x.shape, x.strides) for x in given if x.strides is not None}
-    return "strided" if "strided" in kinds else "dense" if kinds else "contiguous"
+        return least_regular([(x.shape, x.strides) for x in self.given])
