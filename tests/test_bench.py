@@ -26,7 +26,8 @@ from baracuda.__main__ import main
 from baracuda.calls.op import registry
 from baracuda.testing import device_costs, host_bench, timing
 from baracuda.testing.peers import EXPRESSIONS
-from baracuda.testing.problems import OPTIMISERS, Row, device_rows, host_rows, ideal_bytes
+from baracuda.testing.problems import OPTIMISERS, device_rows, host_rows
+from baracuda.testing.timed_row import Row, ideal_bytes
 from baracuda.testing.timing import Queued, on_device, on_host, uncollected
 from baracuda.tools import bench, progress
 from baracuda.tools.bench import Timing, save_plot, time_row

@@ -15,7 +15,7 @@ import baracuda as bc
 from baracuda.calls.op import registry
 from baracuda.libraries import Array
 from baracuda.testing.peers import EXPRESSIONS, namesake
-from baracuda.testing.problems import Row
+from baracuda.testing.timed_row import Row
 from baracuda.testing.timing import Queued
 
 Task = Callable[[], Any]

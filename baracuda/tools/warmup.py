@@ -26,7 +26,8 @@ from baracuda.declaration.shapes import Axes, Signature
 from baracuda.declaration.spec import Case, OpSpec, Problem
 from baracuda.layouts import Shape
 from baracuda.testing.cases import options_of, tried
-from baracuda.testing.problems import Row, device_rows
+from baracuda.testing.problems import device_rows
+from baracuda.testing.timed_row import Row
 from baracuda.tools import CannotRun, chosen, emit, folder, gpus, needs, one_line, progress
 
 # Extents are multiples of the widest access from here on, and of so many bytes behind a row.
