@@ -262,17 +262,12 @@ class OpSpec:
         always = set[str].intersection(*[{*form.names} for form in self.signatures])
         return tuple([name for name in self.arrays if name != half and name not in always])
 
-    @cached_property
-    def extra(self) -> frozenset[str]:
-        """The results that some forms of the same arrays do without."""
-        made = [(f.names, {p.name for p in f.outputs}) for f in self.signatures]
-        return frozenset(n for a, x in made for b, y in made if a == b for n in x - y)
-
     def form_end(self, form: Signature) -> str:
-        """The end of a functor's name: bits of optional arrays, names of extra results."""
+        """The end of a functor's name: bits of optional arrays, the option of a further result."""
         bits = sum([(name in form.names) << k for k, name in enumerate(self.optional)])
-        more = [p.name.title() for p in form.outputs if p.name in self.extra]
-        return "".join([f"Given{bits}" if bits else "", *more])
+        least = min([len(f.outputs) for f in self.signatures if f.names == form.names])
+        asked = form.condition if len(form.outputs) > least else None
+        return (f"Given{bits}" if bits else "") + (asked.option.title() if asked else "")
 
     @cached_property
     def conditions(self) -> frozenset[str]:

@@ -42,7 +42,8 @@ def computed(
         positions, bound = library.xp.arange(extent, device=library.device_of(x)), extent
     if positions.ndim == 1:
         positions = library.xp.reshape(positions, (-1,) + (1,) * (x.ndim - 2 - axis))
-    return rotations(positions, base, size // 2, x, bound=bound)
+    # The frequencies of a symbolic number of pairs could not be looked up.
+    return rotations(positions, base, int(size) // 2, x, bound=bound)
 
 
 def read(
