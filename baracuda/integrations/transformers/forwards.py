@@ -226,18 +226,15 @@ def _with_globals(function: FunctionType, **instead: Any) -> FunctionType:
 
 
 def embedding(was: Forward, found: Embedding) -> Forward:
-    """An embedding by its op: the scale costs no pass, the gradient neither a sort nor atomics."""
+    """An embedding by its op, whose gradient needs no atomics."""
 
     def forward(self: Any, ids: torch.Tensor) -> Any:
         weight = self.weight
         if not taken(weight) or ids.dtype not in (torch.int32, torch.int64):
             return was(self, ids)
-        if not found.scale:
-            return lookup(ids, weight, padding_idx=self.padding_idx)
-        # The model rounds its scale to the dtype of the rows.
-        scale = getattr(self, found.scale).to(weight.dtype)
-        scale = scale.to(torch.promote_types(scale.dtype, torch.float32))
-        return lookup(ids, weight, padding_idx=self.padding_idx, scale=scale)
+        rows: torch.Tensor = lookup(ids, weight, padding_idx=self.padding_idx)
+        # A scale on a device is no number that a kernel takes, and a graph may not look at it.
+        return rows * getattr(self, found.scale).to(weight.dtype) if found.scale else rows
 
     return forward
 
