@@ -17,14 +17,19 @@ def taken(x: Array, index: Array, axis: int) -> Array:
     if n == 0:
         return xp.zeros(shape, dtype=x.dtype, device=library.device_of(x))
     valid = (index >= 0) & (index < n)
-    rows = library.take(x, _beside(xp.where(valid, index, 0), lead, rest), axis)
+    rows = library.lookup(x, xp.where(valid, index, 0), axis)
+    if rows is None:
+        rows = library.take(x, _beside(xp.where(valid, index, 0), lead, rest), axis)
     valid = xp.reshape(valid, (*(1,) * len(lead), *index.shape, *(1,) * len(rest)))
     return xp.where(valid, xp.reshape(rows, shape), xp.zeros((), dtype=x.dtype, **_there(x)))
 
 
 def added(values: Array, index: Array, axis: int, extent: int) -> Array:
     """The transpose of `taken`: sums of `values` along an axis of that extent."""
-    xp = library_of(values).xp
+    library = library_of(values)
+    xp = library.xp
+    if (sums := library.added(values, index, axis, extent)) is not None:
+        return sums
     lead, rest = values.shape[:axis], values.shape[axis + index.ndim :]
     values = xp.reshape(values, (*lead, prod(index.shape), *rest))
     return scatter_add(values, _beside(index, lead, rest), axis, (*lead, extent, *rest))

@@ -227,6 +227,14 @@ class Library:
         at = self.xp.astype(index, native, copy=False)
         return self.xp.take_along_axis(x[near(index.shape, axis)], at, axis=axis)
 
+    def lookup(self, x: Array, index: Array, axis: int) -> Array | None:
+        """`x` with the axes of an index in the place of one, all in range; None: no own way."""
+        return None
+
+    def added(self, values: Array, index: Array, axis: int, extent: int) -> Array | None:
+        """The transpose of `lookup`, of entries in range; None: no own way."""
+        return None
+
     def dot(self, x: Array, y: Array) -> Array:
         """The sums of products along the last axis, which stays."""
         return self.xp.sum(x * y, axis=-1, keepdims=True)
