@@ -103,7 +103,8 @@ def are_arrays(given: Iterable[Any]) -> bool:
 def values_of(spec: OpSpec, beside: Sequence[Array], given: Mapping[str, Any]) -> Values:
     """Run-time values beside arrays, the primal first; an array that can be read is a number.
 
-    The types of all arrays have facts from here on. What is no array of the library is left for `scalars` to refuse.
+    The types of all arrays have facts from here on. What is no array of the library is left for
+    `scalars` to refuse.
 
     Raises
     ------
