@@ -43,7 +43,7 @@ def drawn(op: str) -> tuple[Problem, list[Any], list[float]]:
     options = {k: v for k, v in call.options.items() if k in spec.options}
     arrays = [None if x is None else emulator.placed(x) for x in call.given()]
     problem = check.problem(spec, arrays, options, DEFAULT)
-    return problem, [x for x in arrays if x is not None], [float(v) for v in call.scalars.values()]
+    return problem, [x for x in arrays if x is not None], list(call.scalars.values())
 
 
 def steps_of(problem: Problem, facts: DeviceFacts, reads: tuple[str, ...]) -> Steps:
@@ -55,13 +55,17 @@ def steps_of(problem: Problem, facts: DeviceFacts, reads: tuple[str, ...]) -> St
 def test_a_value_in_memory_is_the_number(op: str) -> None:
     problem, arrays, values = drawn(op)
     takes = [hasattr(f, "dtypes") for f in problem.spec.scalars.values()]
-    reads = {kind: tuple([kind if own else "" for own in takes]) for kind in ("float32", "float64")}
+    reads = {
+        how: tuple([getattr(f, "dtypes", ("", ""))[i] for f in problem.spec.scalars.values()])
+        for i, how in enumerate(("narrow", "wide"))
+    }
     # Numbers beside it stay numbers.
     reads["the last alone"] = (*[""] * (len(takes) - 1), "float64") if takes[-1] else ()
     planned = {"": steps_of(problem, FEW, ())}
     planned |= {how: steps_of(problem, FEW, kinds) for how, kinds in reads.items() if kinds}
     entries = tuple(dict.fromkeys(s.entry for some in planned.values() for s in some.kernels))
-    single = [float(np.float32(v)) for v in values]
+    # A number that float32 has; a count stays whole.
+    single = [v if isinstance(v, int) else float(np.float32(v)) for v in values]
     results = {}
     for how, steps in planned.items():
         held = [
