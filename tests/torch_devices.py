@@ -206,16 +206,21 @@ def has(form: Any, pattern: Any, label: Any) -> type:
     return Shard if outer.get(name, name) in there else Partial
 
 
+@functools.cache
+def grid() -> Any:
+    """Two axes of processes; each mesh that is made has threads of its own, to the end."""
+    return init_device_mesh(DEVICE, (RANKS // 2, 2), mesh_dim_names=("rows", "columns"))
+
+
 def over_two_axes(op: str, mesh: Any) -> Iterator[str]:
     """Two axes of a mesh cut two axes of the first array, and then one axis twice."""
-    grid = init_device_mesh(DEVICE, (RANKS // 2, 2), mesh_dim_names=("rows", "columns"))
     for call in calls(op, even=True):
         rank = len(labels(call)[0])
         for cut in ([Shard(0), Shard(rank - 1)], [Shard(0), Shard(0)], [WHOLE, Shard(0)]):
             placements = [[WHOLE, WHOLE] for _ in labels(call)]
             placements[0] = cut
             try:
-                Spread(call, placements).check(grid, False)
+                Spread(call, placements).check(grid(), False)
             except Exception as error:
                 yield f"{call.case} {call.form.text} {cut}: {type(error).__name__}: {error}"
 
@@ -306,11 +311,10 @@ def refused(op: str, mesh: Any) -> Iterator[str]:
         first, last = there[:2]
         x = plain[last]
         plain[first] = distribute_tensor(plain[first], mesh, [WHOLE])
-        other = init_device_mesh(DEVICE, (RANKS // 2, 2))
         function = functools.partial(registry[op], **call.options)
         for second, error, text in (
             (x, TypeError, "expected a DTensor as the others, got Tensor"),
-            (distribute_tensor(x, other, [WHOLE, WHOLE]), ValueError, "as of the others"),
+            (distribute_tensor(x, grid(), [WHOLE, WHOLE]), ValueError, "as of the others"),
         ):
             try:
                 plain[last] = second
@@ -346,7 +350,7 @@ if __name__ == "__main__":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     flat = init_device_mesh(DEVICE, (RANKS,))
     report = {}
-    for name in [op for op in registry if lanes.FULL or one_of_category(op)]:
+    for name in [op for op in lanes.ops() if lanes.FULL or one_of_category(op)]:
         report[name] = {check.__name__: list(check(name, flat)) for check in CHECKS}
     if dist.get_rank() == 0:
         print(json.dumps(report))
