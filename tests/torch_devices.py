@@ -157,8 +157,9 @@ def apart(call: Call, label: Label, extent: int) -> bool:
     base = op.removesuffix("_backward")
     if extent == 1 and term.or_one:
         return False
-    if call.subject.spec.batches is not None:
-        return call.subject.spec.batch(term)
+    batches = call.subject.spec.batches
+    if batches is not None and not call.subject.spec.batch(term):
+        return False
     if term.group:
         # One group within another is cut with it where they are the same.
         axes, terms = (
@@ -170,6 +171,8 @@ def apart(call: Call, label: Label, extent: int) -> bool:
             for t in terms
             if t.bound and term.name in (t.name, t.bound)
         )
+    if batches is not None:
+        return True
     if base in UNPACKED:
         return term.name == "n" and term.factor == 1 and "gate" in call.form.names
     return APART.get(base) == term.name
