@@ -264,7 +264,7 @@ class OpSpec:
     @cached_property
     def conditions(self) -> frozenset[str]:
         """The options that choose among the forms."""
-        return frozenset(s.condition.option for s in self.signatures if s.condition)
+        return frozenset(c.option for s in self.signatures for c in s.conditions)
 
     def forms(self, given: Mapping[str, Any]) -> tuple[Signature, ...]:
         """The forms for these options, those not given at their defaults."""
