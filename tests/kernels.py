@@ -76,10 +76,12 @@ ROWWISE = tuple(
 )
 CROSS_ENTROPY = (
     *(
-        Case({"b": (6,), "v": v, "c": ()}, reduction="mean")
+        Case({"b": (6,), "v": v, "c": ()}, reduction="mean", metrics=metrics)
         for v in (64, 4096, HUGE >> 2, HUGE >> 1, HUGE, HUGE << 1, HUGE << 2)
+        for metrics in (False, True)
     ),
     Case({"b": (6,), "v": 64, "c": (32,)}, axis=1, reduction="none"),
+    Case({"b": (6,), "v": 64, "c": (32,)}, axis=1, reduction="none", metrics=True),
 )
 KL_DIV = tuple(
     Case({"b": (6,), "v": v}, kind=kind, reduction=reduction)

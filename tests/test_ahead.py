@@ -76,8 +76,12 @@ def test_gradients_are_scaled_backward_and_may_be_asked_for_twice(
 
 
 @BIASED
-def test_there_are_three_products(products: list[str], all_watched: tuple[bool, ...]) -> None:
-    loss = bc.linear_cross_entropy(*drawn(*all_watched))
+@pytest.mark.parametrize("metrics", [False, True])
+def test_there_are_three_products(
+    products: list[str], all_watched: tuple[bool, ...], metrics: bool
+) -> None:
+    found = bc.linear_cross_entropy(*drawn(*all_watched), metrics=metrics)
+    loss = found[0] if metrics else found
     assert len(products) == 3
     loss.backward()
     assert len(products) == 3

@@ -225,6 +225,58 @@ def test_tiny_weights_of_classes_have_a_mean(dtype: torch.dtype, backend: str) -
     torch.testing.assert_close(got, bc.cross_entropy_backward(one, x, target, **more))
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_metrics_are_the_top_class_and_how_often_it_is_right(
+    reduction: str, weighted: bool
+) -> None:
+    """The first of equals, also where a cap makes more of them; -1 in rows that do not count."""
+    x = torch.randn(6, 5, 3, dtype=torch.float64)
+    x[0, 1, 0] = x[0, 3, 0] = 300
+    x[1, 2, 1], x[1, 4, 1], x[2, 4, 2] = 200, 201, float("nan")
+    target = torch.randint(0, 5, (6, 3))
+    target[0, 0], target[1, 1], target[2, 2], target[3, 0] = 1, 4, 4, -100
+    weight = torch.rand(5, dtype=torch.float64) + 0.5 if weighted else None
+    top = torch.where(target == -100, -1, x.argmax(1))
+    share = torch.where(target == -100, 0, 1 if weight is None else weight[target.clamp(0)])
+    hits = torch.where(top == target, share, 0)
+    assert hits.sum() > 2
+    want = {"mean": hits.sum() / share.sum(), "sum": hits.sum(), "none": hits}[reduction]
+    more: dict[str, Any] = {"axis": 1, "softcap": 2.0, "reduction": reduction}
+    alone = bc.cross_entropy(x, target, weight, **more)
+    loss, accuracy, first = bc.cross_entropy(x, target, weight, metrics=True, **more)
+    both = bc.cross_entropy_with_gradient(x, target, weight, metrics=True, **more)
+    for result in ((loss, accuracy, first), both[:3]):
+        torch.testing.assert_close(result[0], alone, equal_nan=True)
+        torch.testing.assert_close(result[1], want.to(torch.float64))
+        assert torch.equal(result[2], top)
+    slopes = bc.cross_entropy_with_gradient(x, target, weight, **more)[1]
+    torch.testing.assert_close(both[3], slopes, equal_nan=True)
+    assert bc.cross_entropy(x[:, :0], target * 0 - 100, axis=1, metrics=True)[2].eq(-1).all()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_metrics_of_a_linear_layer_are_those_of_its_logits(chunk: Any, reduction: Any) -> None:
+    hidden, weight = torch.randn(2, 3, 4).double(), torch.randn(9, 4).double()
+    logits = hidden @ weight.T
+    target = logits.argmax(-1)
+    target[0, 1], target[1, 2] = -100, (target[1, 2] + 1) % 9
+    more: dict[str, Any] = {"reduction": reduction, "metrics": True}
+    want = bc.cross_entropy(logits, target, **more)
+    leaves = [x.clone().requires_grad_() for x in (hidden, weight)]
+    watched = bc.linear_cross_entropy(*leaves, target, chunk=chunk, **more)
+    assert [x.requires_grad for x in watched] == [True, False, False]
+    slopes = torch.autograd.grad(watched[0].sum(), leaves)
+    both = bc.linear_cross_entropy_with_gradient(hidden, weight, target, chunk=chunk, **more)
+    alone = bc.linear_cross_entropy(hidden, weight, target, chunk=chunk, **more)
+    for found in (watched, both[:3], alone):
+        for x, y in zip(found, want, strict=True):
+            torch.testing.assert_close(x.detach(), y)
+    for x, y in zip(slopes, both[3:], strict=True):
+        torch.testing.assert_close(x, y)
+
+
 def test_cross_entropy_of_classes_on_another_axis() -> None:
     x, target = torch.randn(2, 5, 3, 4).double(), torch.randint(0, 5, (2, 3, 4))
     close(bc.cross_entropy(x, target, axis=1), F.cross_entropy(x, target))

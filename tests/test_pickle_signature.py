@@ -59,7 +59,7 @@ def test_the_signature_is_the_one_of_the_contract(name):
         # What a result shows of itself, its gradient need not be told: where a diagonal left zeros,
         # its dtype, and how many results there are.
         shown = {*forward.spec.located, *[role.chosen for role in forward.spec.roles.values()]}
-        shown |= {"entropy"} & forward.spec.conditions
+        shown |= {"entropy", "metrics"} & forward.spec.conditions
         if forward is op:
             shown = set()
         if p.kind is p.KEYWORD_ONLY and option not in shown:

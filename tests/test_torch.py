@@ -35,7 +35,7 @@ class Watched:
     """A call as a function of its floating tensors, which are watched."""
 
     def __init__(self, call: Call) -> None:
-        self.spec, self.options = call.subject.spec, call.options
+        self.spec, self.options, self.form = call.subject.spec, call.options, call.form
         self.function = call.subject.function
         self.chosen = {role.chosen for role in self.spec.roles.values()}
         self.arrays = call.given()
@@ -57,7 +57,10 @@ class Watched:
             # So are results of which an option says the dtype.
             options = {**options, **dict.fromkeys(self.chosen & {*options}, "float64")}
         out = self.function(*arrays, **options, backend=backend)
-        return out if isinstance(out, tuple) else (out,)
+        out = out if isinstance(out, tuple) else (out,)
+        # Nothing flows back from the others.
+        roles = [self.spec.role(p.name) for p in self.form.outputs]
+        return tuple([y for y, role in zip(out, roles, strict=True) if role.flows])
 
 
 def close(got: Any, want: Any, dtype: torch.dtype) -> None:

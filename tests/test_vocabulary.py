@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,28 @@ def test_parts_give_the_loss_and_the_gradient(
         torch.testing.assert_close(loss, want.detach(), rtol=1e-12, atol=1e-12)
         assert torch.equal(loss, losses[0])
     torch.testing.assert_close(got, slopes, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_parts_give_the_metrics(reduction: str, sizes: Sequence[int]) -> None:
+    """Ties within a part and between two are won by the first, under a cap that makes more."""
+    logits, target, weight = drawn()
+    logits[0, [0, 5, 10]], logits[1, [3, 9, 10]], logits[4, 7] = 400.0, 500.0, 401.0
+    logits[4, 2] = 400.0
+    top = torch.where(target == -100, -1, logits.argmax(1))
+    hits = torch.where(top == target, weight[target.clamp(0)], 0)
+    total = weight[target[target != -100]].sum()
+    want = {"mean": hits.sum() / total, "sum": hits.sum(), "none": hits}[reduction]
+    forward = registry["cross_entropy"].spec
+    assert forward.collective is not None
+    options = {**forward.defaults, "axis": 1, "softcap": 2.0, "reduction": reduction}
+    run = partial(forward.collective.run, metrics=True)
+    del options["metrics"]
+    found = over(sizes, lambda p, at: run(p, logits[:, at], target, weight, **options))
+    for _, accuracy, first in found:
+        torch.testing.assert_close(accuracy, want)
+        assert torch.equal(first, top)
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")

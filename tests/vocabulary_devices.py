@@ -92,6 +92,8 @@ def hold(
         loss = bc.cross_entropy(*given, axis=axis, **options)
         forward = len(sent.all)
         (got,) = slopes(loss, [cut], along.to(loss.dtype))
+    if not options:
+        yield from metrics(given, wide, target, axis, label)
     over = sum(p == Shard(axis) for p in places)
     most = (5 if options.get("label_smoothing") else 3) * target.numel() * RANKS
     if forward != over or len(sent.all) != 2 * over:
@@ -105,6 +107,22 @@ def hold(
     tolerance = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 1e-2}[dtype]
     yield from near(loss, want, f"{label}: loss", min(tolerance, 1e-5))
     yield from near(got, gradient, f"{label}: gradient", tolerance)
+
+
+def metrics(
+    given: Sequence[Any], logits: torch.Tensor, target: torch.Tensor, axis: int, label: str
+) -> Iterator[str]:
+    """The top class of each row and how often it is right, while the loss flows back."""
+    top = torch.where(target == -100, -1, logits.argmax(axis))
+    loss, accuracy, first = bc.cross_entropy(*given, axis=axis, reduction="sum", metrics=True)
+    share = torch.ones(logits.shape[axis], dtype=torch.float64)
+    if len(given) > 2:
+        share = given[2].full_tensor().double()
+    hits = torch.where(top == target, share[target.clamp(0)], 0).sum()
+    yield from near(accuracy, hits, f"{label}: accuracy", 1e-5)
+    yield from near(first, top.double(), f"{label}: top", 0)
+    if not loss.requires_grad or accuracy.requires_grad or first.requires_grad:
+        yield f"{label}: what flows"
 
 
 def over_one_axis(flat: DeviceMesh, grid: DeviceMesh) -> Iterator[str]:

@@ -41,13 +41,19 @@ def partner(spec: OpSpec) -> tuple[OpSpec | None, bool]:
 def ahead(problem: Problem) -> OpSpec | None:
     """The op that computes the result and its gradients at once, for engines that scale these.
 
-    None where there is none, where the result is not one number, and for float16: there the share
-    of a mean may flush gradients to 0 before a scaled cotangent comes.
+    None where there is none, where the result is not one number beside metrics, and for float16:
+    there the share of a mean may flush gradients to 0 before a scaled cotangent comes.
     """
-    if len(problem.outputs) > 1 or problem.outputs[0].shape or problem.dtype == "float16":
+    if flowing(problem) != (0,) or problem.outputs[0].shape or problem.dtype == "float16":
         return None
     early = registry[problem.spec.name].early
     return early.spec if early is not None else None
+
+
+def flowing(problem: Problem) -> tuple[int, ...]:
+    """The results that have cotangents: metrics and positions have none."""
+    role = problem.spec.role
+    return tuple([i for i, x in enumerate(problem.outputs) if role(x.name).flows])
 
 
 def made_ahead(spec: OpSpec, problem: Problem) -> list[str]:

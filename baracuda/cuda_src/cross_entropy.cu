@@ -1,7 +1,8 @@
 // Cross entropy of rows of logits, its gradient, or both, with the row on chip in between.
 //
 // A SOFT target is a row too: the probability of each class. Weights of WEIGHTED classes are read
-// where they are needed: all rows share them, so caches have them.
+// where they are needed: all rows share them, so caches have them. METRICS beside the loss: where
+// the logit of each row is largest, and whether that is the target.
 #include "common/counts.cuh"
 #include "common/exponentials.cuh"
 #include "common/logit_rows.cuh"
@@ -12,20 +13,27 @@ namespace baracuda {
 
 template <
     bool LOSS, bool GRADIENT, bool SOFT, class T, int WAY, int HELD, bool WIDE, bool ADD,
-    int CLUSTER, bool WEIGHTED = false>
+    int CLUSTER, bool WEIGHTED = false, bool METRICS = false>
 struct Entropy : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 1 + SOFT, 1> {
   using Rows = LogitRows<T, WAY, HELD, WIDE, CLUSTER, 1 + SOFT, 1>;
   using A = typename Rows::A;
   using Share = typename Rows::Share;
   using Loaded = typename Rows::Loaded;
-  static constexpr int V = Rows::V, TERMS = 3 + (SOFT || WEIGHTED);
+  static constexpr int V = Rows::V, SUMS = 3 + (SOFT || WEIGHTED), TERMS = SUMS + 2 * METRICS;
   using Count = typename Either<WEIGHTED, A, i32>::type;
 
   struct Weights {
     const T* weight;
   };
-  struct None {};
-  struct Args : Either<WEIGHTED, Weights, None>::type {
+  struct Metrics {
+    A* hits;  // sums of accuracies by blocks, unless each row has its own:
+    T* accuracy;
+    void* top;
+  };
+  struct Unweighted {};
+  struct Unmeasured {};
+  struct Args : Either<WEIGHTED, Weights, Unweighted>::type,
+                Either<METRICS, Metrics, Unmeasured>::type {
     const T* logits;
     const void* target;  // an index for each row or, where SOFT, T for each logit
     const T* dloss;
@@ -39,20 +47,54 @@ struct Entropy : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 1 + SOFT, 1> {
     i64 step[3];       // of logits, dlogits and, where SOFT, target or, where WEIGHTED, weight
     i32 n, log_lanes, rounds, kept, parts;  // rounds: of HELD vectors, and so many of these on chip
     u32 ticket, flags, pad;
-    Walk<0, 4, i64> walk;  // logits, target, dlogits; loss or dloss
+    Walk<0, 4 + 2 * METRICS, i64> walk;  // logits, target, dlogits; loss or dloss; accuracy, top
   };
   enum : u32 {
     WIDE_TARGET = 1, REDUCED = 2, EQUAL_SHARES = 4, WIDE_LOSS = 8, GIVEN = 16, WIDE_DLOSS = 32,
-    WIDE_WEIGHT = 64
+    WIDE_WEIGHT = 64, WIDE_TOP = 128
   };
 
   // The largest logit, the sum of exponentials beside it, the sum of what logits exceed another
-  // one by; where SOFT or WEIGHTED, that sum by probabilities or weights, and their own.
+  // one by; where SOFT or WEIGHTED, that sum by probabilities or weights, and their own. Then the
+  // largest logit without a cap, and where it is first.
   using State = Several<A, TERMS>;
   static DEVICE State start() {
     State s{};
     s.at[0] = Rows::nothing();
+    if constexpr (METRICS) {
+      s.at[SUMS] = Rows::nothing();
+      carry(0x7fffffff, s.at[SUMS + 1]);
+    }
     return s;
+  }
+
+  struct Row : Share {
+    A cap, inverse;  // of the cap, 0 for none
+    A from;          // what logits are compared with where targets are smoothed
+    A keep, spread;  // what is left of a probability, and what each class gets
+    bool smooth, plain;  // plain: logits are neither capped nor added up
+  };
+
+  // Takes the logit x at e where it is larger than the largest so far, or as large and before it.
+  static DEVICE void seek(State& s, A x, i32 e) {
+    const A most = s.at[SUMS];
+    const bool alike = x == most || (x != x && most != most);
+    if (!(x > most || (x != x && most == most) || (alike && e < carried(s.at[SUMS + 1])))) return;
+    s.at[SUMS] = x;
+    carry(e, s.at[SUMS + 1]);
+  }
+  // The same of vectors, of which most threads have nothing larger.
+  static DEVICE void seek_all(const Row& row, i32 h, const Vec<T, V> (&v)[HELD], State& s) {
+    const A most = largest(v);
+    if (most < s.at[SUMS]) return;
+    i32 at = 0x7fffffff;
+    UNROLL for (int k = HELD - 1; k >= 0; --k) {
+      const i32 e = Rows::element(row, h + k);
+      A x[V];
+      widen(v[k], x);
+      UNROLL for (int i = V - 1; i >= 0; --i) at = x[i] == most || x[i] != x[i] ? e + i : at;
+    }
+    seek(s, most, at);
   }
   // The same beside another largest logit, which is what logits exceed where SOFT.
   static DEVICE void rebase(State& s, A most) {
@@ -66,17 +108,15 @@ struct Entropy : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 1 + SOFT, 1> {
     for (int by = lanes / 2; by; by /= 2) most = larger(most, __shfl_xor_sync(~0u, most, by));
     rebase(s, most);
     for (int by = lanes / 2; by; by /= 2) {
-      UNROLL for (int i = 1; i < TERMS; ++i) s.at[i] += __shfl_xor_sync(~0u, s.at[i], by);
+      UNROLL for (int i = 1; i < SUMS; ++i) s.at[i] += __shfl_xor_sync(~0u, s.at[i], by);
+      if constexpr (METRICS) {
+        const A x = __shfl_xor_sync(~0u, s.at[SUMS], by);
+        const i32 e = __shfl_xor_sync(~0u, carried(s.at[SUMS + 1]), by);
+        seek(s, x, e);
+      }
     }
     return s;
   }
-
-  struct Row : Share {
-    A cap, inverse;  // of the cap, 0 for none
-    A from;          // what logits are compared with where targets are smoothed
-    A keep, spread;  // what is left of a probability, and what each class gets
-    bool smooth, plain;  // plain: logits are neither capped nor added up
-  };
 
   static DEVICE A weight_of(const Args& args, i64 c) {
     return widened(args.weight, c * args.step[2], args.flags & WIDE_WEIGHT);
@@ -117,6 +157,7 @@ struct Entropy : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 1 + SOFT, 1> {
   static DEVICE void take(
       const Args& args, const Row& row, i32 h, const Loaded& v, State& s, A (&lost)[2]) {
     A x[V];
+    if constexpr (METRICS) seek_all(row, h, v.row[0], s);
     const A most = larger(s.at[0], largest(v.row[0])), beside = Rows::base(most);
     if (row.plain && Near<A>::takes(beside)) {
       const Near<A> near(beside);
@@ -213,7 +254,7 @@ struct Entropy : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 1 + SOFT, 1> {
     Row row;
     static_cast<Share&>(row) = Rows::share(args.log_lanes);
     const bool exists = row.number < args.rows;
-    i64 at[4];
+    i64 at[4 + 2 * METRICS];
     args.walk.template offsets<1>(exists ? row.number : 0, at);
     const bool reduced = args.flags & REDUCED;
 
@@ -293,6 +334,24 @@ struct Entropy : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 1 + SOFT, 1> {
         if (threadIdx.x == 0) args.sums[blockIdx.x] = total;
       }
     }
+    if constexpr (METRICS) {
+      const i32 top = counts ? carried(s.at[SUMS + 1]) : -1;
+      const A hit = counts && top == target ? own : A(0);
+      if (exists && row.rank == 0) {
+        if (args.flags & WIDE_TOP) static_cast<i64*>(args.top)[at[5]] = top;
+        else static_cast<i32*>(args.top)[at[5]] = top;
+      }
+      if (!reduced) {
+        if (exists && row.rank == 0) deliver_one(hit, args.accuracy, at[4], args.flags & WIDE_LOSS);
+      } else if constexpr (Rows::BY_BLOCK) {
+        if (row.rank == 0) args.hits[blockIdx.x / CLUSTER] = hit;
+      } else {
+        // The total of losses has been read.
+        __syncthreads();
+        const A total = block_total(row.rank == 0 ? hit : A(0));
+        if (threadIdx.x == 0) args.hits[blockIdx.x] = total;
+      }
+    }
     if constexpr (GRADIENT) {
       if (!exists) return;
       T* const d = args.dlogits + at[2];
@@ -301,7 +360,7 @@ struct Entropy : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 1 + SOFT, 1> {
       if constexpr (SOFT) pull = s.at[3];
       // A weight by the sum: a quotient by a sum that is tiny overflows.
       if (WEIGHTED) own = own / whole;
-      if (WEIGHTED) pull = fused(s.at[TERMS - 1] / whole, row.spread, own * row.keep);
+      if (WEIGHTED) pull = fused(s.at[SUMS - 1] / whole, row.spread, own * row.keep);
       if (z > 0) pull += WEIGHTED ? 2 * z * norm * own : 2 * z * norm;
       const Near<A> near(most);
       const bool plain = (WEIGHTED ? row.plain : !(row.cap > 0)) && Near<A>::takes(most);
@@ -318,14 +377,19 @@ struct Entropy : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 1 + SOFT, 1> {
   }
 };
 
-template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER, bool WEIGHTED = false>
-using CrossEntropy = Entropy<true, false, false, T, WAY, HELD, WIDE, ADD, CLUSTER, WEIGHTED>;
+template <
+    class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER, bool WEIGHTED = false,
+    bool METRICS = false>
+using CrossEntropy =
+    Entropy<true, false, false, T, WAY, HELD, WIDE, ADD, CLUSTER, WEIGHTED, METRICS>;
 template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER, bool WEIGHTED = false>
 using CrossEntropyBackward =
     Entropy<false, true, false, T, WAY, HELD, WIDE, ADD, CLUSTER, WEIGHTED>;
-template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER, bool WEIGHTED = false>
+template <
+    class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER, bool WEIGHTED = false,
+    bool METRICS = false>
 using CrossEntropyWithGradient =
-    Entropy<true, true, false, T, WAY, HELD, WIDE, ADD, CLUSTER, WEIGHTED>;
+    Entropy<true, true, false, T, WAY, HELD, WIDE, ADD, CLUSTER, WEIGHTED, METRICS>;
 template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>
 using SoftCrossEntropy = Entropy<true, false, true, T, WAY, HELD, WIDE, ADD, CLUSTER>;
 template <class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER>

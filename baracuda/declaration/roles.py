@@ -57,6 +57,8 @@ class Role:
     total : bool
         Of a result: it is a sum over what the inputs have beside it, as gradients of parameters
         are. A given output may keep it in the accumulate dtype.
+    metric : bool
+        Of a result: it is a number to look at. Nothing flows back from it, as from positions.
     """
 
     kind: Kind = "value"
@@ -73,6 +75,12 @@ class Role:
     chosen: str = ""
     dtype: str = ""
     total: bool = False
+    metric: bool = False
+
+    @property
+    def flows(self) -> bool:
+        """Of a result: whether it has a cotangent."""
+        return not (self.metric or self.dtype)
 
     def result(self, dtype: str, inputs: Mapping[str, str], options: Mapping[str, Any]) -> str:
         """The dtype of a result beside a primal of `dtype`, and inputs of theirs."""
@@ -118,6 +126,11 @@ def cotangent() -> Role:
 def accumulated() -> Role:
     """A result in the accumulate dtype of the problem."""
     return Role(accumulated=True)
+
+
+def metric() -> Role:
+    """A result in the accumulate dtype of the problem; nothing flows back from it."""
+    return Role(accumulated=True, metric=True)
 
 
 def chosen(option: str) -> Role:

@@ -4,7 +4,7 @@ A signature names the axes of every array. ``n`` is one axis, ``2n`` twice its e
 group of any number of axes, ``n?`` an axis of extent ``n`` or 1, ``*i<=b`` a group no larger than
 ``*b`` axis by axis, ``n@axis`` the axis that the option ``axis`` points at. ``shape(*b n)`` in
 parentheses is an option that holds a shape. ``if reduction=none`` (or ``!=``) at the end of a form
-says for which value of an option it is.
+says for which value of an option it is; ``and`` joins several.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from baracuda.layouts import Shape
 Axes: TypeAlias = dict[str, int | Shape]
 
 _PATTERN = re.compile(r"\s*(\w+)\s*([\[(])([^\])]*)[\])]\s*")
-_CONDITION = re.compile(r"(.*)\bif\s+(\w+)\s*(!?=)\s*(\w+)\s*$", re.DOTALL)
+_CONDITION = re.compile(r"\s*(\w+)\s*(!?=)\s*(\w+)\s*$")
 _TERM = re.compile(r"(\*?)(\d*)([a-z]\w*)(\??)(?:<=(\w+))?(?:@(\w+))?$")
 
 
@@ -144,7 +144,7 @@ class Signature:
     inputs: tuple[Pattern, ...]
     outputs: tuple[Pattern, ...]
     derived: tuple[str, ...] = ()
-    condition: Condition | None = None
+    conditions: tuple[Condition, ...] = ()
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -165,7 +165,7 @@ class Signature:
 
     def allowed(self, options: Mapping[str, Any]) -> bool:
         """Whether this form is one for these options."""
-        return self.condition is None or self.condition.holds(options)
+        return all(condition.holds(options) for condition in self.conditions)
 
     def takes(self, arrays: Collection[str]) -> bool:
         """Whether these are the arrays of this form."""
@@ -183,17 +183,23 @@ def parse(text: str, derived: Sequence[str] = ()) -> Signature:
     left, arrow, right = text.partition("->")
     if not arrow:
         raise ValueError(f"signature {text!r}: expected '->'")
-    found, condition = _CONDITION.match(right), None
-    if found is not None:
-        right, option, sign, value = found.groups()
-        condition = Condition(option, value, sign == "=")
+    right, when, each = right.partition(" if ")
     sides = _patterns(text, left), _patterns(text, right)
-    return Signature(text, *sides, tuple(derived), condition)
+    conditions = [_condition(text, part) for part in each.split(" and ") if when]
+    return Signature(text, *sides, tuple(derived), tuple(conditions))
 
 
 def signatures(texts: Sequence[str], derived: Sequence[str] = ()) -> tuple[Signature, ...]:
     """Parse the forms of an op."""
     return tuple(parse(text, derived) for text in texts)
+
+
+def _condition(text: str, part: str) -> Condition:
+    match = _CONDITION.match(part)
+    if match is None:
+        raise ValueError(f"signature {text!r}: cannot read the condition {part!r}")
+    option, sign, value = match.groups()
+    return Condition(option, value, sign == "=")
 
 
 def _patterns(text: str, part: str) -> tuple[Pattern, ...]:

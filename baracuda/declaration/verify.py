@@ -76,8 +76,9 @@ def _of_form(spec: OpSpec, form: Signature) -> Iterator[tuple[str, str]]:
             yield "forms", f"{text}: {option} points at an axis and is no option"
     for group in {t.bound for t in terms if t.bound} - bound:
         yield "forms", f"{text}: nothing binds {group}"
-    if form.condition is not None and form.condition.option not in spec.options:
-        yield "forms", f"{text}: {form.condition.option} is no option"
+    for condition in form.conditions:
+        if condition.option not in spec.options:
+            yield "forms", f"{text}: {condition.option} is no option"
     if form.derived and spec.resolve is None:
         yield "derived", f"nothing computes {_listed(form.derived)}: resolve= is missing"
 

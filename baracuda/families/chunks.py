@@ -153,8 +153,18 @@ class Rows:
         every = join(losses) if len(losses) > 1 else losses[0]
         if reduction == "none":
             return self.xp.reshape(every, self.shape[:-1])
-        total = self.xp.sum(self.widened(every))
+        total = self.xp.sum(self.widened(every)) if every.ndim else every
         return total / number if reduction == "mean" else total
+
+    def results(
+        self, parts: list[tuple[Array, ...]], reduction: str, number: Array | int | None = None
+    ) -> tuple[Array, ...]:
+        """As `reduced`: the losses of all chunks, their accuracies and the tops of their rows."""
+        every = zip(parts[0], (reduction, reduction, "none"), strict=False)
+        return tuple([
+            self.reduced([part[i] for part in parts], how, number)
+            for i, (_, how) in enumerate(every)
+        ])  # fmt: skip
 
 
 class Gradients:
@@ -213,16 +223,16 @@ class Gradients:
 
 def differentiated(
     rows: Rows,
-    of: Callable[[Chunk], tuple[Array, Array]],
+    of: Callable[[Chunk], tuple[Array, ...]],
     dloss: Array | None,
     reduction: str,
     number: Array | int | None,
 ) -> tuple[Array, ...]:
     """The loss of all rows, and the gradients for a cotangent, of 1 if there is none.
 
-    `of` makes of a chunk its losses, and their slopes along its logits, which may take the place of
-    these; `number` is what a mean divides by. Gradients of the weight and the bias are not rounded
-    yet: a given output may keep them as they are.
+    `of` makes of a chunk its losses, metrics if any, and the slopes of losses along its logits,
+    which may take the place of these; `number` is what a mean divides by. Gradients of the weight
+    and the bias are not rounded yet: a given output may keep them as they are.
     """
     xp, each = rows.xp, None
     scale = None if dloss is None else rows.widened(dloss)
@@ -233,11 +243,11 @@ def differentiated(
         scale = 1 / count if scale is None else scale / count
     elif reduction == "none" and scale is not None:
         each, scale = xp.reshape(scale, (*rows.hidden.shape[:-1], 1)), rows.largest(scale)
-    losses, gradients = [], Gradients(rows, each, scale)
+    parts, gradients = list[tuple[Array, ...]](), Gradients(rows, each, scale)
     for chunk in rows.chunks():
-        loss, slopes = of(chunk)
-        losses.append(loss)
+        *found, slopes = of(chunk)
+        parts.append(tuple(found))
         gradients.add(chunk, slopes)
         # Before there are logits of another chunk, or a rounded gradient.
         del chunk, slopes
-    return rows.reduced(losses, reduction, number), *gradients.found()
+    return *rows.results(parts, reduction, number), *gradients.found()

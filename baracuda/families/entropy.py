@@ -169,6 +169,29 @@ def reduced(
     return xp.sum(each) / rows.number if reduction == "mean" else xp.sum(each)
 
 
+def scored(rows: Statistics, logits: Array, axis: int, reduction: str) -> tuple[Array, Array]:
+    """Whether each row's target is its first largest logit, as losses are reduced; which that is.
+
+    Logits are those without a cap, under which several may be equal.
+    """
+    xp = library_of(logits).xp
+    # Namespaces have no largest of nothing.
+    first = xp.argmax(logits, axis=axis, keepdims=True) if rows.classes else rows.at
+    return scored_at(rows, first, first == rows.at, axis, reduction)
+
+
+def scored_at(
+    rows: Statistics, first: Array, right: Array, axis: int, reduction: str
+) -> tuple[Array, Array]:
+    """As `scored`, from where each row is largest, and whether that is its target."""
+    xp = library_of(first).xp
+    each = xp.astype(right & rows.counts, rows.total.dtype) * rows.share
+    each, top = (xp.squeeze(x, axis=axis) for x in (each, xp.where(rows.counts, first, -1)))
+    if reduction == "none":
+        return each, top
+    return xp.sum(each) / rows.number if reduction == "mean" else xp.sum(each), top
+
+
 def gradient(
     rows: Statistics, logits: Logits, axis: int, label_smoothing: float, z_loss: float,
     reduction: str, dloss: Array | int,

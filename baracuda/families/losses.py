@@ -6,6 +6,7 @@ framework differentiates a target too, it does so through the body.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
@@ -24,12 +25,22 @@ CASES = (
 )
 PROBABILITY = roles.value(0.05, 0.95)
 LOSS = {"loss": roles.accumulated()}
+METRICS = {"accuracy": roles.metric(), "top": roles.positions()}
 COTANGENT = {"dloss": roles.cotangent()}
 
 _loss = partial(
     op, category="loss", dtypes=FLOATS, options={"reduction": choice("mean", "sum", "none")},
     elementwise=True, inplace=True, cases=CASES,
 )  # fmt: skip
+
+
+def measured(*forms: str, rows: str) -> Iterator[str]:
+    """The forms of a loss, and those in which metrics follow it: the tops are those of `rows`."""
+    yield from [f"{form} and metrics=False" for form in forms]
+    for form in forms:
+        given, loss, behind = re.split(r"(?<=-> )(loss\[.*?\])", form)
+        metrics = f"accuracy{loss.removeprefix('loss')}, top[{rows}]"
+        yield f"{given}{loss}, {metrics}{behind} and metrics=True"
 
 
 def _forms(before: str, result: str, optional: Sequence[str]) -> Iterator[str]:

@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 from baracuda.calls.op import registry
 from baracuda.declaration.collective import Part
 from baracuda.declaration.dtypes import name_of, named
-from baracuda.families.entropy import Statistics, capped, reduced, weighed
+from baracuda.families.entropy import Statistics, capped, reduced, scored_at, weighed
 from baracuda.families.reductions import classes, picked
 from baracuda.libraries import Array, library_of
 
 _IGNORED = -100
+# Halves of a class's number, each of which float32 holds.
+_HALF = 1 << 16
 
 
 class _Local:
@@ -83,6 +85,8 @@ class _Joined(NamedTuple):
         Whether the part has but logits of -inf.
     own
         The share of the part in the sum of exponentials.
+    first
+        The class whose logit is the first of the largest, where metrics are asked for.
     """
 
     rows: Statistics
@@ -91,6 +95,7 @@ class _Joined(NamedTuple):
     inside: Array
     empty: Array
     own: Array
+    first: Array | None
 
 
 def _joined(local: _Local, target: Array, ignore_index: int) -> _Joined:
@@ -102,9 +107,12 @@ def _joined(local: _Local, target: Array, ignore_index: int) -> _Joined:
     at = xp.where(inside, at, 0)
     nothing = xp.zeros(at.shape, dtype=local.wide, device=local.library.device_of(target))
     most, log, hit, total = nothing - xp.inf, nothing - xp.inf, nothing, nothing
+    # The largest logit without the cap, under which several may be equal, and its class.
+    metrics, highest, top = local.options.get("metrics", False), most, xp.zeros_like(at)
     if n:
         top = xp.argmax(local.logits, axis=axis, keepdims=True)
         most = local.at(top)[0]
+        highest = xp.astype(picked(local.logits, top, axis), local.wide, copy=False)
         # The largest costs the logarithm of the sum of exponentials relative to itself.
         alone = xp.expand_dims(local.run("cross_entropy", top), axis=axis)
         log = xp.where(most == -xp.inf, most, alone)
@@ -116,8 +124,20 @@ def _joined(local: _Local, target: Array, ignore_index: int) -> _Joined:
     measured = [most, log, hit]
     if local.smoothed:
         measured += [total, nothing + local.mass]
+    if metrics:
+        which = top + part.first
+        halves = [xp.astype(x, local.wide) for x in (which // _HALF, which % _HALF)]
+        measured = [highest, *halves, *measured]
     found = part.gathered(xp.stack(measured))
-    mosts, logs, hits, *more = [found[:, i, ...] for i in range(len(measured))]
+    every, first = [found[:, i, ...] for i in range(len(measured))], None
+    if metrics:
+        highests, *halves = every[:3]
+        # The first of the largest parts: they lie in the order of their classes.
+        where = xp.argmax(highests, axis=0, keepdims=True)
+        high, low = (xp.take_along_axis(x, where, axis=0)[0, ...] for x in halves)
+        first = xp.astype(high, xp.int64) * _HALF + xp.astype(low, xp.int64)
+        every = every[3:]
+    mosts, logs, hits, *more = every
     largest = xp.max(mosts, axis=0)
     whole = xp.sum(xp.exp(logs + (mosts - largest)), axis=0)
     mean = None
@@ -127,7 +147,8 @@ def _joined(local: _Local, target: Array, ignore_index: int) -> _Joined:
         mean = xp.sum(relative, axis=0) / part.extent
     rows = Statistics(counts, at, number, share, weights, part.extent, largest, whole)
     own = xp.exp(log + (most - largest)) / whole
-    return _Joined(rows, xp.sum(hits, axis=0) - largest, mean, inside, most == -xp.inf, own)
+    hit = xp.sum(hits, axis=0) - largest
+    return _Joined(rows, hit, mean, inside, most == -xp.inf, own, first)
 
 
 def _gradient(local: _Local, found: _Joined, dloss: Any, reduction: str) -> Array:
@@ -175,31 +196,44 @@ def _options(options: dict[str, Any], dispatch: dict[str, Any]) -> dict[str, Any
 def cross_entropy(
     part: Part, logits: Array, target: Array, weight: Array | None = None, /, *, axis: int,
     ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, reduction: str,
-    mode: str, **dispatch: Any,
-) -> Array:  # fmt: skip
-    """The loss, from a part of the logits; the same on all devices."""
+    mode: str, metrics: bool = False, **dispatch: Any,
+) -> Any:  # fmt: skip
+    """The loss, and metrics if any, from a part of the logits; the same on all devices."""
     options = {"axis": axis, "label_smoothing": label_smoothing, "softcap": softcap}
-    local = _Local(part, logits, weight, _options(options, dispatch))
+    local = _Local(part, logits, weight, _options({**options, "metrics": metrics}, dispatch))
     found = _joined(local, target, ignore_index)
-    return reduced(found.rows, found.hit, found.mean, axis, label_smoothing, z_loss, reduction)
+    loss = reduced(found.rows, found.hit, found.mean, axis, label_smoothing, z_loss, reduction)
+    more = _scored(found, target, axis, reduction)
+    return (loss, *more) if more else loss
+
+
+def _scored(found: _Joined, target: Array, axis: int, reduction: str) -> tuple[Array, ...]:
+    """The accuracy and the top class of each row, where they are asked for."""
+    if found.first is None:
+        return ()
+    right = found.first == library_of(target).xp.expand_dims(target, axis=axis)
+    return scored_at(found.rows, found.first, right, axis, reduction)
 
 
 def cross_entropy_with_gradient(
     part: Part, logits: Array, target: Array, weight: Array | None = None,
     dloss: Array | None = None, /, *, axis: int, ignore_index: int, label_smoothing: float,
-    z_loss: float, softcap: float, reduction: str, mode: str, **dispatch: Any,
-) -> tuple[Array, Array]:  # fmt: skip
-    """The loss, and the gradient of a part of the logits."""
+    z_loss: float, softcap: float, reduction: str, mode: str, metrics: bool = False,
+    **dispatch: Any,
+) -> tuple[Array, ...]:  # fmt: skip
+    """The loss, metrics if any, and the gradient of a part of the logits."""
     options = {"axis": axis, "label_smoothing": label_smoothing, "softcap": softcap}
-    local = _Local(part, logits, weight, _options({**options, "z_loss": z_loss}, dispatch))
+    options |= {"z_loss": z_loss, "metrics": metrics}
+    local = _Local(part, logits, weight, _options(options, dispatch))
     found = _joined(local, target, ignore_index)
     loss = reduced(found.rows, found.hit, found.mean, axis, label_smoothing, z_loss, reduction)
+    results = loss, *_scored(found, target, axis, reduction)
     if dloss is None:
-        return loss, _gradient(local, found, 1, reduction)
+        return *results, _gradient(local, found, 1, reduction)
     dloss = local.xp.astype(dloss, local.wide, copy=False)
     if reduction == "none":
         dloss = local.xp.expand_dims(dloss, axis=axis)
-    return loss, _gradient(local, found, dloss, reduction)
+    return *results, _gradient(local, found, dloss, reduction)
 
 
 def cross_entropy_backward(

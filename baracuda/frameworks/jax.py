@@ -251,11 +251,13 @@ def _differentiable(
     """`call` with the derivatives that the declarations give; by traced values through the body."""
     problem, spec = plan.problem, plan.problem.spec
     names = [*[x.name for x in problem.given], *traced]
-    outputs = [x.name for x in problem.outputs]
+    flowing = adjoint.flowing(problem)
+    results = [x.name for x in problem.outputs]
+    outputs = [results[i] for i in flowing]
     floats = [i for i, name in enumerate(names) if name not in spec.discrete]
     define = _by_body(plan, scalars, traced)
     partner, linear = adjoint.partner(spec)
-    kept = [n for n in names if n in spec.discrete or n in traced] if linear else [*names, *outputs]
+    kept = [n for n in names if n in spec.discrete or n in traced] if linear else [*names, *results]
 
     def primal(*given: Array) -> tuple[Array, ...]:
         with of_values():
@@ -276,7 +278,8 @@ def _differentiable(
             return with_floats(function, [known.get(n) for n in names], tangents)  # type: ignore[no-any-return]
         given = args[: len(names)]
         at = tuple(given[i] for i in floats)
-        return jax.jvp(lambda *some: with_floats(define, given, some), at, tangents)[1]  # type: ignore[no-any-return]
+        along = jax.jvp(lambda *some: with_floats(define, given, some), at, tangents)[1]
+        return tuple([along[i] for i in flowing])
 
     def by_body(primals: Sequence[Array], tangents: Sequence[Array]) -> Any:
         return function(*primals), jax.jvp(define, primals, tangents)[1]
@@ -303,10 +306,10 @@ def _differentiable(
 
     def by_partner(primals: Sequence[Array], tangents: Sequence[Array]) -> Any:
         out = function(*primals)
-        known = dict(zip([*names, *outputs], [*primals, *out], strict=True))
+        known = dict(zip([*names, *results], [*primals, *out], strict=True))
         residuals, along = [known[n] for n in kept], [tangents[i] for i in floats]
-        rule = Linear(len(kept), forward, transpose)
-        return out, tuple(linear_p.bind(*residuals, *along, linear=rule))
+        moved = linear_p.bind(*residuals, *along, linear=Linear(len(kept), forward, transpose))
+        return out, _along(out, flowing, moved)
 
     def by_either(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
         # What the partner has no cotangent for moves only where somebody asks for that.
@@ -316,15 +319,15 @@ def _differentiable(
             for t, z in zip(tangents, zero, strict=True)
         )
         moves = any(not zero[i] for i, name in enumerate(names) if name in open)
-        return (by_body if moves else by_partner)(primals, along)
+        return (by_body if moves else rule)(primals, along)
 
-    early = adjoint.ahead(problem)
-    if early is not None and not open:
-        function.defjvp(partial(_by_early, plan, early, scalars, dispatch, floats))
-    elif open:
+    early, rule = adjoint.ahead(problem), by_partner
+    if early is not None and not traced:
+        rule = partial(_by_early, plan, early, scalars, dispatch, floats)
+    if open:
         function.defjvp(by_either, symbolic_zeros=True)
     else:
-        function.defjvp(by_partner)
+        function.defjvp(rule)
     return function  # type: ignore[no-any-return]
 
 
@@ -339,19 +342,33 @@ def _by_early(
     slots = iter(primals)
     arrays = [None if x is None else next(slots) for x in plan.problem.inputs]
     options = {**plan.problem.options, **scalars, **dispatch}
-    loss, *made = registry[early.name](*arrays, **options)
+    found = registry[early.name](*arrays, **options)
+    out, made = found[: len(plan.problem.outputs)], found[len(plan.problem.outputs) :]
 
     def forward(*args: Array) -> tuple[Array, ...]:
         pairs = zip(args[: len(made)], args[len(made) :], strict=True)
         wide = plan.problem.library.dtype(plan.problem.compute_dtype)
         along = [jnp.vdot(g.astype(wide), t.astype(wide)) for g, t in pairs]
-        return (sum(along[1:], along[0]).astype(loss.dtype),)
+        return (sum(along[1:], along[0]).astype(out[0].dtype),)
 
     def transpose(*args: Array) -> tuple[Array, ...]:
         return tuple([(g * args[-1].astype(g.dtype)) for g in args[:-1]])
 
     rule = Linear(len(made), forward, transpose)
-    return (loss,), tuple(linear_p.bind(*made, *[tangents[i] for i in floats], linear=rule))
+    moved = linear_p.bind(*made, *[tangents[i] for i in floats], linear=rule)
+    return out, _along(out, (0,), moved)
+
+
+def _along(
+    out: Sequence[Array], flowing: Sequence[int], tangents: Sequence[Array]
+) -> tuple[Array, ...]:
+    """A tangent of each result: of metrics and positions it is 0."""
+    known = dict(zip(flowing, tangents, strict=True))
+    return tuple([known[i] if i in known else _zero(x) for i, x in enumerate(out)])
+
+
+def _zero(x: Array) -> Any:
+    return ad.instantiate_zeros(ad.Zero(jax.typeof(x).to_tangent_aval()))
 
 
 def _varying(arrays: Sequence[Array]) -> list[Array]:

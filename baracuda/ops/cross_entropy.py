@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, Unpack
+from typing import Literal, Unpack, cast
 
 from baracuda.calls.op import op
 from baracuda.declaration import roles
@@ -11,10 +11,10 @@ from baracuda.declaration.collective import Collective
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case, Kernel
-from baracuda.declaration.values import between, choice, integer, positive
+from baracuda.declaration.values import between, choice, flag, integer, positive
 from baracuda.families import vocabulary
-from baracuda.families.entropy import gradient, losses, statistics
-from baracuda.families.losses import COTANGENT, LOSS
+from baracuda.families.entropy import gradient, losses, scored, statistics
+from baracuda.families.losses import COTANGENT, LOSS, METRICS, measured
 from baracuda.libraries import A, Array, library_of
 
 __all__ = [
@@ -40,6 +40,14 @@ CASES = (
     Case({"b": (2, 3), "v": 16, "c": ()}, reduction="sum", z_loss=0.01, softcap=2.0, mode="drop"),
 )
 
+MEASURED = {**OPTIONS, "metrics": flag}
+MEASURED_CASES = (
+    *CASES[:2],
+    Case({"b": (2, 3), "v": 16, "c": ()}, reduction="sum", z_loss=0.01, softcap=2.0, mode="drop",
+         metrics=True),
+    Case({"b": (2,), "v": 7, "c": (3,)}, axis=1, reduction="none", metrics=True),
+)  # fmt: skip
+
 ROWS = {
     "target": roles.index("v", ignored="ignore_index"),
     "weight": roles.parameter(0.5, 2),
@@ -49,18 +57,21 @@ _entropy = partial(
     op,
     category="cross_entropy",
     dtypes=FLOATS,
-    options=OPTIONS,
     scalars=SCALARS,
-    cases=CASES,
 )
 
 
 @_entropy(
-    "logits[*b v@axis *c], target[*b *c] -> loss[*b *c] if reduction=none",
-    "logits[*b v@axis *c], target[*b *c] -> loss[] if reduction!=none",
-    "logits[*b v@axis *c], target[*b *c], weight[v] -> loss[*b *c] if reduction=none",
-    "logits[*b v@axis *c], target[*b *c], weight[v] -> loss[] if reduction!=none",
-    roles={**ROWS, **LOSS},
+    *measured(
+        "logits[*b v@axis *c], target[*b *c] -> loss[*b *c] if reduction=none",
+        "logits[*b v@axis *c], target[*b *c] -> loss[] if reduction!=none",
+        "logits[*b v@axis *c], target[*b *c], weight[v] -> loss[*b *c] if reduction=none",
+        "logits[*b v@axis *c], target[*b *c], weight[v] -> loss[] if reduction!=none",
+        rows="*b *c",
+    ),
+    options=MEASURED,
+    roles={**ROWS, **LOSS, **METRICS},
+    cases=MEASURED_CASES,
     kernel=Kernel("cross_entropy.cu", "CrossEntropy", schedule="cross_entropy"),
     collective=Collective("v", ("logits",), vocabulary.cross_entropy),
 )
@@ -77,6 +88,7 @@ def cross_entropy(
     softcap: float = 0.0,
     reduction: Literal["mean", "sum", "none"] = "mean",
     mode: Literal["raise", "drop"] = "raise",
+    metrics: bool = False,
     **dispatch: Unpack[Dispatch],
 ) -> A:
     """Cross entropy, classes last (torch: axis 1): ``log(sum(exp(logits))) - logits[target]``.
@@ -107,6 +119,8 @@ def cross_entropy(
         row counts, the sum alone, or the loss of each.
     mode : {"raise", "drop"}
         What a target out of range does, as in `gather`: raise, or count as ignored.
+    metrics : bool
+        Whether to return the accuracy and each row's top class too, from the same look at logits.
     **dispatch
         `Dispatch` options.
 
@@ -114,6 +128,12 @@ def cross_entropy(
     -------
     array of shape [] or, with ``reduction="none"``, [*b, *c]
         float32 of 16-bit inputs, else their dtype; C order.
+    accuracy : array of that shape and dtype, with ``metrics=True``
+        1 for a row whose top class is its target, else 0; weighted and reduced as the loss is.
+    top : array of shape [*b, *c], with ``metrics=True``
+        Where the logit of a row is largest, the first of equals: int64, in JAX without 64 bits
+        int32. -1 in rows that do not count. A NaN counts as the largest. Nothing flows back from
+        either.
 
     Raises
     ------
@@ -138,9 +158,14 @@ def cross_entropy(
     array(0.34657359)
     >>> bc.cross_entropy(np.zeros((2, 2)), np.asarray([0, 1]), np.asarray([1.0, 3.0]))
     array(0.69314718)
+    >>> logits = np.asarray([[0.0, 1.0], [3.0, 2.0]])
+    >>> bc.cross_entropy(logits, np.asarray([1, 1]), metrics=True)[1:]
+    (array(0.5), array([1, 0]))
     """
     rows, every = statistics(logits, target, weight, axis, ignore_index, softcap)
-    return losses(rows, every, axis, label_smoothing, z_loss, reduction)
+    loss = losses(rows, every, axis, label_smoothing, z_loss, reduction)
+    # For who asks for the loss alone, a union of types would be a nuisance.
+    return cast("A", (loss, *scored(rows, logits, axis, reduction))) if metrics else loss
 
 
 @_entropy(
@@ -151,7 +176,9 @@ def cross_entropy(
     "dloss[], logits[*b v@axis *c], target[*b *c], weight[v] -> dlogits[*b v *c]"
     " if reduction!=none",
     adjoint_of="cross_entropy",
+    options=OPTIONS,
     roles={**ROWS, **COTANGENT},
+    cases=CASES,
     inplace=True,
     kernel=Kernel("cross_entropy.cu", "CrossEntropyBackward", schedule="cross_entropy"),
     collective=Collective("v", ("logits",), vocabulary.cross_entropy_backward),
@@ -209,16 +236,23 @@ def cross_entropy_backward(
 
 
 @_entropy(
-    "logits[*b v@axis *c], target[*b *c] -> loss[*b *c], dlogits[*b v *c] if reduction=none",
-    "logits[*b v@axis *c], target[*b *c] -> loss[], dlogits[*b v *c] if reduction!=none",
-    "logits[*b v@axis *c], target[*b *c], dloss[] -> loss[], dlogits[*b v *c] if reduction!=none",
-    "logits[*b v@axis *c], target[*b *c], weight[v] -> loss[*b *c], dlogits[*b v *c]"
-    " if reduction=none",
-    "logits[*b v@axis *c], target[*b *c], weight[v] -> loss[], dlogits[*b v *c] if reduction!=none",
-    "logits[*b v@axis *c], target[*b *c], weight[v], dloss[] -> loss[], dlogits[*b v *c]"
-    " if reduction!=none",
+    *measured(
+        "logits[*b v@axis *c], target[*b *c] -> loss[*b *c], dlogits[*b v *c] if reduction=none",
+        "logits[*b v@axis *c], target[*b *c] -> loss[], dlogits[*b v *c] if reduction!=none",
+        "logits[*b v@axis *c], target[*b *c], dloss[]"
+        " -> loss[], dlogits[*b v *c] if reduction!=none",
+        "logits[*b v@axis *c], target[*b *c], weight[v]"
+        " -> loss[*b *c], dlogits[*b v *c] if reduction=none",
+        "logits[*b v@axis *c], target[*b *c], weight[v]"
+        " -> loss[], dlogits[*b v *c] if reduction!=none",
+        "logits[*b v@axis *c], target[*b *c], weight[v], dloss[]"
+        " -> loss[], dlogits[*b v *c] if reduction!=none",
+        rows="*b *c",
+    ),
     inplace=True,
-    roles={**ROWS, **LOSS, **COTANGENT},
+    options=MEASURED,
+    roles={**ROWS, **LOSS, **METRICS, **COTANGENT},
+    cases=MEASURED_CASES,
     kernel=Kernel("cross_entropy.cu", "CrossEntropyWithGradient", schedule="cross_entropy"),
     collective=Collective("v", ("logits",), vocabulary.cross_entropy_with_gradient),
 )
@@ -236,8 +270,9 @@ def cross_entropy_with_gradient(
     softcap: float = 0.0,
     reduction: Literal["mean", "sum", "none"] = "mean",
     mode: Literal["raise", "drop"] = "raise",
+    metrics: bool = False,
     **dispatch: Unpack[Dispatch],
-) -> tuple[A, A]:
+) -> tuple[A, ...]:
     """`cross_entropy`, classes last (torch: axis 1), and its gradient, from one look at the logits.
 
     Parameters
@@ -245,12 +280,14 @@ def cross_entropy_with_gradient(
     dloss : array of shape [], optional
         Gradient of the sum or mean, 1 by default: float32 or of the dtype of `logits`.
     logits, target, weight, axis, ignore_index, label_smoothing, z_loss, softcap, reduction, mode,
-    **dispatch
+    metrics, **dispatch
         As in `cross_entropy`.
 
     Returns
     -------
     loss : array of shape [] or, with ``reduction="none"``, [*b, *c]
+    accuracy, top : arrays, with ``metrics=True``
+        As of `cross_entropy`.
     dlogits : array of shape [*b, v, *c]
         May be written over `logits`: ``plan(logits, target, out=(loss, logits))``.
 
@@ -275,5 +312,6 @@ def cross_entropy_with_gradient(
     given = 1 if dloss is None else dloss
     return (
         losses(rows, every, axis, label_smoothing, z_loss, reduction),
+        *(scored(rows, logits, axis, reduction) if metrics else ()),
         gradient(rows, every, axis, label_smoothing, z_loss, reduction, given),
     )

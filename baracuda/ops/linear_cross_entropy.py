@@ -7,7 +7,7 @@ cross entropy. The products are in the storage dtype, and so are the logits of a
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast
 
 from baracuda.calls.op import op, registry
 from baracuda.declaration import roles
@@ -15,11 +15,11 @@ from baracuda.declaration.collective import Collective, Part
 from baracuda.declaration.dispatch import NAMES, Dispatch
 from baracuda.declaration.dtypes import FLOATS, name_of, named
 from baracuda.declaration.spec import Case
-from baracuda.declaration.values import between, choice, integer, optional, positive, sizes
+from baracuda.declaration.values import between, choice, flag, integer, optional, positive, sizes
 from baracuda.families import vocabulary
 from baracuda.families.chunks import Gradients, Rows, differentiated
 from baracuda.families.composites import run
-from baracuda.families.losses import COTANGENT, LOSS
+from baracuda.families.losses import COTANGENT, LOSS, METRICS, measured
 from baracuda.families.numerics import are_narrow
 from baracuda.libraries import A, Array
 
@@ -32,17 +32,28 @@ __all__ = [
 _ROLES = {"target": roles.index("v", ignored="ignore_index")}
 _SUMMED = {**_ROLES, "dweight": roles.total(), "dbias": roles.total()}
 
+_OPTIONS = {
+    "ignore_index": integer,
+    "reduction": choice("mean", "sum", "none"),
+    "chunk": optional(lambda op, name, value: sizes(1)(op, name, value)[0]),
+    "mode": choice("raise", "drop"),
+    "grad_dtype": choice("accumulate", "weight"),
+}
+_CASES = (
+    Case({"b": (5,), "d": 4, "v": 9}, chunk=3, z_loss=0.01, softcap=2.0),
+    Case({"b": (2, 3), "d": 3, "v": 7}, reduction="none", label_smoothing=0.1),
+)
+_MEASURED = {**_OPTIONS, "metrics": flag}
+_MEASURED_CASES = (
+    *_CASES,
+    Case({"b": (5,), "d": 4, "v": 9}, chunk=3, metrics=True),
+    Case({"b": (2, 2), "d": 3, "v": 7}, reduction="none", metrics=True),
+)
+
 _linear = partial(
     op,
     category="cross_entropy",
     dtypes=FLOATS,
-    options={
-        "ignore_index": integer,
-        "reduction": choice("mean", "sum", "none"),
-        "chunk": optional(lambda op, name, value: sizes(1)(op, name, value)[0]),
-        "mode": choice("raise", "drop"),
-        "grad_dtype": choice("accumulate", "weight"),
-    },
     scalars={
         "label_smoothing": between(0, 1),
         "z_loss": positive(zero=True),
@@ -50,10 +61,6 @@ _linear = partial(
     },
     products=True,
     composite=True,
-    cases=(
-        Case({"b": (5,), "d": 4, "v": 9}, chunk=3, z_loss=0.01, softcap=2.0),
-        Case({"b": (2, 3), "d": 3, "v": 7}, reduction="none", label_smoothing=0.1),
-    ),
 )
 
 
@@ -72,8 +79,8 @@ def _in_place(
     dloss: Array | None,
     reduction: str,
     options: dict[str, Any],
-) -> tuple[Array, Array]:
-    """The loss and the gradients of logits, which take their place if they can."""
+) -> tuple[Array, ...]:
+    """The loss, metrics if any, and the gradients of logits, which take their place if they can."""
     options, name = {**options, "reduction": reduction}, "cross_entropy_with_gradient"
     given = (logits, target) if dloss is None else (logits, target, None, dloss)
     if rows.part is not None:
@@ -83,8 +90,11 @@ def _in_place(
         return registry[name](*given, **options)
     shape = target.shape if reduction == "none" else ()
     kind = named(name_of(logits.dtype)).accumulate
-    loss = rows.library.empty(shape, kind, logits, None)
-    return run(name, given, (loss, logits), options)
+    empty = partial(rows.library.empty, like=logits, strides=None)
+    outs = [empty(shape, kind)]
+    if options.get("metrics"):
+        outs += [empty(shape, kind), empty(target.shape, rows.library.held_as("int64"))]
+    return run(name, given, (*outs, logits), options)
 
 
 def _at_once(
@@ -98,12 +108,12 @@ def _at_once(
         # Where none counts the loss is NaN and the gradients are 0.
         share = xp.asarray(1 / xp.where(number > 0, number, 1))
         share = share if dloss is None else xp.asarray(rows.widened(dloss) * share)
-    losses, gradients = [], Gradients(rows, narrow=are_narrow())
+    parts, gradients = list[tuple[Array, ...]](), Gradients(rows, narrow=are_narrow())
     for chunk in rows.chunks():
         slopes = chunk.logits
         if dloss is None:
-            loss, slopes = _in_place(rows, slopes, chunk.numbers, share, reduction, options)
-            losses.append(loss)
+            *found, slopes = _in_place(rows, slopes, chunk.numbers, share, reduction, options)
+            parts.append(tuple(found))
         else:
             more = {**options, "reduction": reduction}
             given = share, slopes, chunk.numbers
@@ -111,15 +121,15 @@ def _at_once(
         gradients.add(chunk, slopes)
         # Before there are logits of another chunk.
         del chunk, slopes
-    total = xp.sum(xp.stack(losses)) if len(losses) > 1 else losses[0] if losses else None
-    loss = total if number is None or total is None else total / number
-    return loss, *gradients.found()
+    if dloss is not None:
+        return None, *gradients.found()
+    return *rows.results(parts, "sum" if number is None else "mean", number), *gradients.found()
 
 
 def _all(
     rows: Rows, dloss: Array | None, reduction: str, options: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """The loss, and the gradients for a cotangent, of 1 if there is none.
+    """The loss, metrics if any, and the gradients for a cotangent, of 1 if there is none.
 
     Those of the weight and the bias are not rounded yet: a given output may keep them as they are.
     """
@@ -136,26 +146,30 @@ def _all(
     )
 
 
-def _loss(rows: Rows, reduction: str, options: dict[str, Any]) -> Array:
-    """The loss of all rows, or of each."""
+def _loss(rows: Rows, reduction: str, options: dict[str, Any]) -> Any:
+    """The loss of all rows, or of each, and metrics if any."""
     name, options = "cross_entropy", {**options, "reduction": reduction if rows.whole else "none"}
+    parts = list[Any]()
     if rows.whole:
-        loss = run(name, (rows.logits(), rows.numbers), None, options)
-        return rows.xp.reshape(loss, rows.shape[:-1]) if reduction == "none" else loss
-    losses = []
-    for some in rows.chunks():
+        parts = [run(name, (rows.logits(), rows.numbers), None, options)]
+        # These are reduced.
+        number, reduction = None, "none" if reduction == "none" else "sum"
+    else:
+        number = _number(rows, options["ignore_index"]) if reduction == "mean" else None
+    for some in () if parts else rows.chunks():
         logits, target = some.logits, some.numbers
         if rows.plain:
-            losses.append(run(name, (logits, target), None, options))
+            parts.append(run(name, (logits, target), None, options))
         elif rows.part is not None:
             axis = logits.ndim - 1
-            losses.append(vocabulary.cross_entropy(rows.part, logits, target, axis=axis, **options))
+            parts.append(vocabulary.cross_entropy(rows.part, logits, target, axis=axis, **options))
         else:
-            losses.append(registry[name](logits, target, **options))
+            parts.append(registry[name](logits, target, **options))
         # Before there are logits of another.
         del some, logits
-    number = _number(rows, options["ignore_index"]) if reduction == "mean" else None
-    return rows.reduced(losses, reduction, number)
+    measured = options["metrics"]
+    found = rows.results(parts if measured else [(x,) for x in parts], reduction, number)
+    return found if measured else found[0]
 
 
 def _of_part(
@@ -178,11 +192,16 @@ _collective = partial(Collective, "v", ("weight", "bias"))
 
 
 @_linear(
-    "hidden[*b d], weight[v d], target[*b] -> loss[*b] if reduction=none",
-    "hidden[*b d], weight[v d], target[*b] -> loss[] if reduction!=none",
-    "hidden[*b d], weight[v d], target[*b], bias[v] -> loss[*b] if reduction=none",
-    "hidden[*b d], weight[v d], target[*b], bias[v] -> loss[] if reduction!=none",
-    roles={**_ROLES, **LOSS},
+    *measured(
+        "hidden[*b d], weight[v d], target[*b] -> loss[*b] if reduction=none",
+        "hidden[*b d], weight[v d], target[*b] -> loss[] if reduction!=none",
+        "hidden[*b d], weight[v d], target[*b], bias[v] -> loss[*b] if reduction=none",
+        "hidden[*b d], weight[v d], target[*b], bias[v] -> loss[] if reduction!=none",
+        rows="*b",
+    ),
+    options=_MEASURED,
+    roles={**_ROLES, **LOSS, **METRICS},
+    cases=_MEASURED_CASES,
     collective=_collective(partial(_of_part, gradients=False)),
 )
 def linear_cross_entropy(
@@ -199,6 +218,7 @@ def linear_cross_entropy(
     reduction: Literal["mean", "sum", "none"] = "mean",
     chunk: int | None = None,
     mode: Literal["raise", "drop"] = "raise",
+    metrics: bool = False,
     grad_dtype: Literal["accumulate", "weight"] = "accumulate",
     **dispatch: Unpack[Dispatch],
 ) -> A:
@@ -214,7 +234,7 @@ def linear_cross_entropy(
         The right class of each row: int32 or int64, ``0 <= target < v``.
     bias : array of shape [v], optional
         Added to the logits of each row, 0 by default: dtype of `hidden`.
-    ignore_index, label_smoothing, z_loss, softcap, reduction, mode
+    ignore_index, label_smoothing, z_loss, softcap, reduction, mode, metrics
         As in `cross_entropy`.
     chunk : int, optional
         Rows of which there are logits at once. By default as many as have 2**28 of them. Where
@@ -232,6 +252,8 @@ def linear_cross_entropy(
     -------
     array of shape [] or, with ``reduction="none"``, [*b]
         float32 of 16-bit inputs, else their dtype.
+    accuracy, top : arrays of the shape of the loss and of [*b], with ``metrics=True``
+        As of `cross_entropy`, of logits as they are rounded.
 
     Raises
     ------
@@ -257,9 +279,10 @@ def linear_cross_entropy(
     """
     options = {
         "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
-        "softcap": softcap, "mode": mode,
+        "softcap": softcap, "mode": mode, "metrics": metrics,
     }  # fmt: skip
-    return _loss(Rows(hidden, weight, target, bias, chunk), reduction, options)
+    # As in `cross_entropy`, for type checkers it is the loss.
+    return cast("A", _loss(Rows(hidden, weight, target, bias, chunk), reduction, options))
 
 
 @_linear(
@@ -272,7 +295,9 @@ def linear_cross_entropy(
     "dloss[], hidden[*b d], weight[v d], target[*b], bias[v]"
     " -> dhidden[*b d], dweight[v d], dbias[v] if reduction!=none",
     adjoint_of="linear_cross_entropy",
+    options=_OPTIONS,
     roles={**_SUMMED, **COTANGENT},
+    cases=_CASES,
     collective=_collective(_gradients_of_part),
 )
 def linear_cross_entropy_backward(
@@ -339,16 +364,21 @@ def linear_cross_entropy_backward(
 
 
 @_linear(
-    "hidden[*b d], weight[v d], target[*b] -> loss[*b], dhidden[*b d], dweight[v d]"
-    " if reduction=none",
-    "hidden[*b d], weight[v d], target[*b] -> loss[], dhidden[*b d], dweight[v d]"
-    " if reduction!=none",
-    "hidden[*b d], weight[v d], target[*b], bias[v]"
-    " -> loss[*b], dhidden[*b d], dweight[v d], dbias[v] if reduction=none",
-    "hidden[*b d], weight[v d], target[*b], bias[v]"
-    " -> loss[], dhidden[*b d], dweight[v d], dbias[v] if reduction!=none",
+    *measured(
+        "hidden[*b d], weight[v d], target[*b]"
+        " -> loss[*b], dhidden[*b d], dweight[v d] if reduction=none",
+        "hidden[*b d], weight[v d], target[*b]"
+        " -> loss[], dhidden[*b d], dweight[v d] if reduction!=none",
+        "hidden[*b d], weight[v d], target[*b], bias[v]"
+        " -> loss[*b], dhidden[*b d], dweight[v d], dbias[v] if reduction=none",
+        "hidden[*b d], weight[v d], target[*b], bias[v]"
+        " -> loss[], dhidden[*b d], dweight[v d], dbias[v] if reduction!=none",
+        rows="*b",
+    ),
     ahead_of="linear_cross_entropy",
-    roles={**_SUMMED, **LOSS},
+    options=_MEASURED,
+    roles={**_SUMMED, **LOSS, **METRICS},
+    cases=_MEASURED_CASES,
     collective=_collective(_of_part),
 )
 def linear_cross_entropy_with_gradient(
@@ -365,6 +395,7 @@ def linear_cross_entropy_with_gradient(
     reduction: Literal["mean", "sum", "none"] = "mean",
     chunk: int | None = None,
     mode: Literal["raise", "drop"] = "raise",
+    metrics: bool = False,
     grad_dtype: Literal["accumulate", "weight"] = "accumulate",
     **dispatch: Unpack[Dispatch],
 ) -> tuple[A, ...]:
@@ -373,12 +404,14 @@ def linear_cross_entropy_with_gradient(
     Parameters
     ----------
     hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap, reduction, chunk,
-    mode, grad_dtype, **dispatch
+    mode, metrics, grad_dtype, **dispatch
         As in `linear_cross_entropy`.
 
     Returns
     -------
     loss : array of shape [] or, with ``reduction="none"``, [*b]
+    accuracy, top : arrays, with ``metrics=True``
+        As of `linear_cross_entropy`.
     dhidden, dweight, and dbias where `bias` was given : arrays of shape [*b, d], [v, d] and [v]
         dtype of `hidden`.
 
@@ -404,7 +437,7 @@ def linear_cross_entropy_with_gradient(
     """
     options = {
         "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
-        "softcap": softcap, "mode": mode,
+        "softcap": softcap, "mode": mode, "metrics": metrics,
     }  # fmt: skip
     rounds = grad_dtype == "weight"
     rows = Rows(hidden, weight, target, bias, chunk, gradients=True, rounds=rounds)

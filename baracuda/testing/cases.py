@@ -295,8 +295,8 @@ def pulled(call: Call, forward: OpSpec) -> tuple[list[str], dict[str, bool]]:
         return len(form.outputs) if f"d{form.outputs[-1].name}" in call.arrays else 0
 
     form = max(forward.signatures, key=results)
-    when, own = form.condition, call.subject.spec.options
-    asked = {} if when is None or when.option in own else {when.option: when.value == "True"}
+    own, taken = call.subject.spec.options, form.conditions
+    asked = {c.option: c.value == "True" for c in taken if c.option not in own}
     return [p.name for p in form.outputs], asked
 
 

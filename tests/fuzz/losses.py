@@ -151,9 +151,23 @@ def _cross_entropy(x: Any, counts: Any, target: Any, o: Any, weight: Any = None)
     )  # fmt: skip
 
 
+def _metrics(x: Any, counts: Any, target: Any, o: Any, weight: Any = None) -> tuple[Any, Any]:
+    """The accuracy of rows, and the class of their first largest logit."""
+    top = torch.where(counts, x.argmax(-1), -1) if x.shape[-1] else torch.full_like(target, -1)
+    each = torch.ones(int(counts.sum())) if weight is None else weight[target[counts]]
+    share = torch.zeros(counts.shape, dtype=torch.float64).masked_scatter(counts, each.double())
+    hits = share * (top == target)
+    if o["reduction"] == "none":
+        return hits, top
+    return hits.sum() / (share.sum() if o["reduction"] == "mean" else 1), top
+
+
 @formula("cross_entropy")
 def cross_entropy(t: Any, o: Any) -> Any:
-    return (_cross_entropy(*_rows(t, o, "logits"), o, t.get("weight")),)
+    rows, weight = _rows(t, o, "logits"), t.get("weight")
+    return _cross_entropy(*rows, o, weight), *(
+        _metrics(*rows, o, weight) if o.get("metrics") else ()
+    )
 
 
 @formula("linear_cross_entropy")
@@ -205,11 +219,11 @@ def linear_log_prob_with_gradient(t: Any, o: Any) -> Any:
 def _with_gradient(forward: Any, names: tuple[str, ...]) -> Any:
     def both(t: Any, o: Any) -> Any:
         moved = {n: t[n].clone().requires_grad_() for n in names if n in t}
-        (loss,) = forward({**t, **moved}, o)
+        loss, *metrics = forward({**t, **moved}, o)
         slopes = torch.autograd.grad(
             loss.sum(), [*moved.values()], allow_unused=True, materialize_grads=True
         )
-        return loss, *[slope * t.get("dloss", 1) for slope in slopes]
+        return loss, *metrics, *[slope * t.get("dloss", 1) for slope in slopes]
 
     return both
 

@@ -173,7 +173,7 @@ def _cotangent(drawn: Drawn, t: Any, want: Any) -> list[Any]:
         g = g * (1 + 2 * options["z_loss"] * 1e2)
     # Like rows are rounded alike, so sums over rows are off by all of them.
     many = 1.0 if options.get("reduction", "mean") == "mean" else t["target"].size
-    scales: dict[str, Any] = {"loss": rows, "dlogits": g}
+    scales: dict[str, Any] = {"loss": rows, "accuracy": rows, "top": 1.0, "dlogits": g}
     if "hidden" in t:
         scales["dhidden"] = g * _finite(t["weight"])
         # The sum may be rounded after each chunk.

@@ -258,8 +258,9 @@ _GEOMETRY = (
         f"{_NAMES}[cross_entropy]",
     ),
     mutant(
-        "losses are known by the axis that they lack", "backends/cuda/schedules/cross_entropy.py",
-        "p.names == row.names: call.out(i)", 'p.name == "dlogits": call.out(i)',
+        "gradients of logits are known by their role", "backends/cuda/schedules/cross_entropy.py",
+        "large = [x for x, role in outs if role.flows and not role.accumulated]",
+        'large = [call.out(i) for i, p in enumerate(form.outputs) if p.name == "dlogits"]',
         f"{_NAMES}[cross_entropy_backward]",
     ),
     mutant(

@@ -30,6 +30,7 @@ from baracuda.backends.torch.rows import (
     softmax,
     softmax_backward,
     unmasked,
+    unmeasured,
 )  # fmt: skip
 from baracuda.calls.check import indices
 from baracuda.declaration.backend import Adds, Runner, each
@@ -170,10 +171,10 @@ NAMESAKES: Mapping[str, Namesake] = {
         "native_group_norm_backward", group_norm_backward, WIDE, suits=several
     ),
     "batch_norm_inference": rows("native_batch_norm", batch_norm_inference, WIDE),
-    "cross_entropy": rows("_log_softmax", cross_entropy, WIDE, corrected=True),
+    "cross_entropy": rows("_log_softmax", cross_entropy, WIDE, suits=unmeasured, corrected=True),
     "cross_entropy_backward": rows("_softmax", cross_entropy_backward, WIDE, corrected=True),
     "cross_entropy_with_gradient": rows(
-        "_log_softmax", cross_entropy_with_gradient, WIDE, corrected=True
+        "_log_softmax", cross_entropy_with_gradient, WIDE, suits=unmeasured, corrected=True
     ),
 }
 """The function that serves each op."""

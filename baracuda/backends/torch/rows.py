@@ -39,6 +39,11 @@ def unmasked(problem: Problem) -> bool:
     return len(problem.given) == 1 and not problem.options["causal"] and last(problem)
 
 
+def unmeasured(problem: Problem) -> bool:
+    """Whether nothing but the loss of rows is asked for, and its gradient."""
+    return not problem.options["metrics"] and whole(problem)
+
+
 def softmax(name: str) -> Serve:
     """A softmax, or its logarithm."""
     new = function(name)
@@ -321,6 +326,7 @@ def cross_entropy(
     ignore_index: int,
     reduction: str,
     mode: str,
+    metrics: bool,
     label_smoothing: float,
     z_loss: float,
     softcap: float,
@@ -366,6 +372,7 @@ def cross_entropy_with_gradient(
     ignore_index: int,
     reduction: str,
     mode: str,
+    metrics: bool,
     label_smoothing: float,
     z_loss: float,
     softcap: float,

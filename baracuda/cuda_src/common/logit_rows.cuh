@@ -24,7 +24,7 @@ struct LogitRows {
   static constexpr bool FEW = sizeof(T) == 8 || WAY == ALONE || !WIDE;
   static constexpr int RESIDENT = BY_BLOCK ? 1 : FEW ? 2 : 3;
   // Bytes of shared memory for what the blocks of a cluster tell each other.
-  static constexpr int TOLD = CLUSTER > 1 ? CLUSTER * 32 : 0;
+  static constexpr int TOLD = CLUSTER > 1 ? CLUSTER * 48 : 0;
 
   static DEVICE A nothing() { return -A(infinity()); }
   // What logits are compared with whose largest this is.
@@ -162,7 +162,7 @@ struct LogitRows {
     __shared__ Meet rooms;
     s = across_block(s, start, rooms, turn, across);
     if constexpr (CLUSTER > 1) {
-      static_assert(sizeof(State) <= 32, "the host leaves so many bytes for a block");
+      static_assert(sizeof(State) <= 48, "the host leaves so many bytes for a block");
       State* const told = reinterpret_cast<State*>(chip());
       cluster_wait();
       if (threadIdx.x < CLUSTER) of_block(told, threadIdx.x)[blockIdx.x % CLUSTER] = s;

@@ -34,6 +34,11 @@ HD f32 of_bits(i32 bits) {
   return x;
 #endif
 }
+// A whole number, carried where there are only reals: its bits, or its value.
+HD i32 carried(f32 x) { return bits_of(x); }
+HD i32 carried(f64 x) { return i32(x); }
+HD void carry(i32 i, f32& x) { x = of_bits(i); }
+HD void carry(i32 i, f64& x) { x = i; }
 
 // x, computed here and not where it is first used: ahead of a loop, say.
 HD f32 at_once(f32 x) {

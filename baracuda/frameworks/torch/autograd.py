@@ -125,6 +125,8 @@ class Link:
         For each array that the op takes, which result of the gradient is its cotangent.
     open : tuple of int
         Floating arrays for which none is; autograd differentiates the body for them.
+    metrics : tuple of int
+        The floating results from which nothing flows back.
     """
 
     __slots__ = (
@@ -134,6 +136,7 @@ class Link:
         "_order",
         "inputs",
         "keeps_all",
+        "metrics",
         "open",
         "outputs",
         "places",
@@ -146,6 +149,7 @@ class Link:
         there = [x and x.name for x in problem.inputs]
         self.inputs = tuple([i for i, name in enumerate(there) if name in partner.arrays])
         self.outputs = tuple([i for i, name in enumerate(outputs) if name in partner.arrays])
+        self.metrics = tuple([i for i, x in enumerate(outputs) if spec.role(x).metric])
         self.keeps_all = self.inputs == tuple(range(len(there)))
         kept = [there[i] or "" for i in self.inputs] + [outputs[i] for i in self.outputs]
         saved = [*kept, *[adjoint.dual(spec, name) for name in outputs]]
@@ -200,6 +204,8 @@ class Fused(torch.autograd.Function):
         if link.outputs:
             results = result if type(result) is tuple else (result,)
             kept = [*kept, *[results[i] for i in link.outputs]]
+        if link.metrics:
+            ctx.mark_non_differentiable(*[result[i] for i in link.metrics])
         ctx.save_for_backward(*kept)
         return result
 
@@ -219,12 +225,17 @@ class Early:
         Says what becomes of gradients that are asked for again, or are differentiated.
     places : tuple of (int or None)
         For each array that the op takes, which of the gradients is its cotangent.
+    results : int
+        How many results there are before the gradients.
     """
 
-    __slots__ = ("_count", "_run", "apply", "link", "places")
+    __slots__ = ("_count", "_run", "apply", "link", "places", "results")
 
-    def __init__(self, link: Link, run: Planned, places: tuple[int | None, ...]) -> None:
+    def __init__(
+        self, link: Link, run: Planned, places: tuple[int | None, ...], results: int
+    ) -> None:
         self.link, self.places, self.apply, self._run = link, places, _apply_early, run
+        self.results = results
         # A plan is for calls that write None for a missing array, and for those that do not.
         self._count = max(link.inputs) + 1
 
@@ -234,7 +245,7 @@ class Early:
         return all(watched) and _hooks(True) is None
 
     def __call__(self, arrays: Sequence[Array], scalars: Mapping[str, Any]) -> Any:
-        """The result, and the gradients for a cotangent of 1."""
+        """The results, and the gradients for a cotangent of 1."""
         return self._run(arrays[: self._count], scalars)
 
 
@@ -247,7 +258,7 @@ def _early(problem: Problem, link: Link) -> Early | None:
     names = [None if x is None else adjoint.dual(problem.spec, x.name) for x in problem.inputs]
     places = tuple([results.index(n) if n in results else None for n in names])
     run = Planned(registry[spec.name], {**problem.options, **_choices(problem)})
-    return Early(link, run, places)
+    return Early(link, run, places, len(problem.outputs))
 
 
 class FusedEarly(torch.autograd.Function):
@@ -255,22 +266,25 @@ class FusedEarly(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, early: Early, scalars: Mapping[str, Any], *arrays: Array) -> Any:
-        loss, *made = early(arrays, scalars)
+        found, results = early(arrays, scalars), early.results
         # Not among what is saved: they are handed out, and may be written to, once.
-        ctx.call, ctx.made = (early, scalars), made
+        ctx.call, ctx.made = (early, scalars), found[results:]
         ctx.save_for_backward(*arrays)
-        return loss
+        if results == 1:
+            return found[0]
+        ctx.mark_non_differentiable(*[found[i] for i in early.link.metrics])
+        return found[:results]
 
     @staticmethod
-    def backward(ctx: Any, dloss: Array) -> Any:
+    def backward(ctx: Any, dloss: Array, *metrics: Array) -> Any:
         (early, scalars), made, ctx.made = ctx.call, ctx.made, None
         arrays = ctx.saved_tensors
         if torch.is_grad_enabled() or is_batch(dloss):
             kept = [arrays[i] for i in early.link.inputs]
-            found = early.link.gradients(kept, (dloss,), scalars)
+            found = early.link.gradients(kept, (dloss, *metrics), scalars)
         else:
             # Asked for again, they are made again: the same bits.
-            made = early(arrays, scalars)[1:] if made is None else made
+            made = early(arrays, scalars)[early.results :] if made is None else made
             scaled = [x.mul_(dloss) for x in made]
             found = [None if k is None else scaled[k] for k in early.places]
         return None, None, *found[: len(ctx.needs_input_grad) - 2]

@@ -21,7 +21,7 @@ from baracuda.calls.routes import graphs
 from baracuda.declaration import autocast
 from baracuda.declaration.dispatch import DEFAULT, NAMES
 from baracuda.declaration.dtypes import FLOATS, name_of
-from baracuda.declaration.shapes import Condition, Signature
+from baracuda.declaration.shapes import Signature
 from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.forks import Guard
 from baracuda.libraries import Array
@@ -48,26 +48,27 @@ _DISPATCH = (
     "bool autotune=False, str? sku=None"
 )
 library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
-# Of operators with several overloads: the arrays of each form, its condition, its overload.
-_several: dict[str, list[tuple[list[str], Condition | None, str]]] = {}
+# Of operators with several overloads: each form, and its overload.
+_several: dict[str, list[tuple[Signature, str]]] = {}
 
 
 def overloads(op: Op[Any, Any]) -> dict[str, list[Signature]]:
     """The forms of an op by the operator's name, with an overload for other numbers of results.
 
     An overload is named after the arrays that its form has beyond the first one, and after the
-    option that decides how many results there are. It has forms of one number of results.
+    options that decide how many results there are. Its forms return one number of results.
     """
     forms = op.spec.signatures
     first = forms[0]
     out: dict[str, list[Signature]] = {}
     for form in forms:
-        same = len(form.outputs) == len(first.outputs)
-        more = [name for name in form.names if name not in first.names]
-        alike = next(other for other in forms if other.names == form.names)
-        if form.condition is not None and len(alike.outputs) != len(form.outputs):
-            more.append(form.condition.option)
-        name = op.spec.name if same else f"{op.spec.name}.{'_'.join(more)}"
+        asked = op.spec.asked(form)
+        same = next(other for other in forms if other.names == form.names)
+        more = list[str]()
+        if len(same.outputs) != len(first.outputs):
+            more += [name for name in form.names if name not in first.names]
+        more += asked
+        name = f"{op.spec.name}.{'_'.join(more)}" if more else op.spec.name
         out.setdefault(name, []).append(form)
     return out
 
@@ -103,8 +104,8 @@ def operator(spec: OpSpec, arrays: Sequence[Array | None], options: Mapping[str,
     """
     packet = getattr(torch.ops.baracuda, spec.name)
     there = [name for name, x in zip(spec.arrays, arrays, strict=False) if x is not None]
-    for names, condition, suffix in _several.get(spec.name, ()):
-        if names == there and (condition is None or condition.holds({**spec.defaults, **options})):
+    for form, suffix in _several.get(spec.name, ()):
+        if [*form.names] == there and form.allowed({**spec.defaults, **options}):
             return getattr(packet, suffix)
     return packet
 
@@ -166,6 +167,8 @@ def _save(
     ctx.problem = problem = problem_of(op, inputs, ctx.keywords)
     partner = ctx.partner = _partner(ctx, problem)
     outputs = output if isinstance(output, tuple) else (output,)
+    named = zip(problem.outputs, outputs, strict=True)
+    ctx.mark_non_differentiable(*[y for x, y in named if op.spec.role(x.name).metric])
     tensors = [x for x in inputs if x is not None] + list(outputs)
     names = [x.name for x in (*problem.given, *problem.outputs)]
     wanted = op.spec.arrays if partner is None else partner.arrays
@@ -221,9 +224,10 @@ def _of_body(
     with torch.enable_grad():
         outputs = body.of_given(problem, body.runner(problem), scalars)(*given.values())
         wanted = [given[name] for name in names]
-        found = torch.autograd.grad(
-            outputs, wanted, cotangents, create_graph=again, allow_unused=True
-        )
+        # Nothing flows back from metrics and positions.
+        flowing = adjoint.flowing(problem)
+        results, along = ([some[i] for i in flowing] for some in (outputs, cotangents))
+        found = torch.autograd.grad(results, wanted, along, create_graph=again, allow_unused=True)
     return dict(zip(names, found, strict=True))
 
 
@@ -254,16 +258,18 @@ def called(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]
         # Which operator it is depends on the dtypes that the region gives the arrays.
         arrays = autocast.taken(spec, arrays, region_of(arrays))
     if early is not None and torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled():
-        form = spec.forms(options)[0]
+        results = spec.forms(options)[0].outputs
         duals = [x.name for x in early.spec.signatures[-1].outputs]
         floats = {n: x for n, x in zip(spec.arrays, arrays, strict=False) if n not in spec.discrete}
         wanted = {n: x for n, x in floats.items() if adjoint.dual(spec, n) in duals}
-        fit = len(form.outputs[0].terms) == 0 and arrays[0].dtype != torch.float16
+        fit = len(results[0].terms) == 0 and arrays[0].dtype != torch.float16
         # What it has no gradient of, as a teacher, is not to be watched.
         if fit and all(x.requires_grad == (n in wanted) for n, x in floats.items()):
             below = [x.detach() for x in arrays]
-            loss, *made = operator(early.spec, below, options)(*below, **options)
-            return Ahead.apply(loss, len(made), *made, *wanted.values())  # type: ignore[no-untyped-call]
+            found = operator(early.spec, below, options)(*below, **options)
+            made, metrics = found[len(results) :], found[1 : len(results)]
+            loss = Ahead.apply(found[0], len(made), *made, *wanted.values())  # type: ignore[no-untyped-call]
+            return (loss, *metrics) if metrics else loss
     return operator(spec, arrays, options)(*arrays, **options)
 
 
@@ -274,7 +280,7 @@ def _define(op: Op[Any, Any]) -> None:
     every = overloads(op)
     if len(every) > 1:
         _several[op.spec.name] = [
-            (list(form.names), form.condition, name.partition(".")[2] or "default")
+            (form, name.partition(".")[2] or "default")
             for name, forms in every.items()
             for form in forms
         ]

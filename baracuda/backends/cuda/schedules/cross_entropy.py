@@ -16,14 +16,14 @@ from baracuda.declaration.backend import Refusal
 from baracuda.layouts import Shape
 
 # Bytes by which each block of a cluster tells the others of its part.
-_TOLD = 32
+_TOLD = 48
 # Run-time values of the kernel, the first of which an op has.
 _SCALARS = 3
 # Bytes of shared memory that are not for logits.
 _FIXED = 4 << 10
 # Flags of cuda_src/cross_entropy.cu.
 _WIDE_TARGET, _REDUCED, _EQUAL_SHARES, _WIDE_LOSS = 1, 2, 4, 8
-_GIVEN, _WIDE_DLOSS, _WIDE_WEIGHT = 16, 32, 64
+_GIVEN, _WIDE_DLOSS, _WIDE_WEIGHT, _WIDE_TOP = 16, 32, 64, 128
 
 
 class Tuning(NamedTuple):
@@ -74,6 +74,8 @@ class Operands(NamedTuple):
         The cotangent of the losses; the outputs along that axis, and not.
     weight : View or None
         Of the classes.
+    accuracy, top : View or None
+        Metrics of the losses.
     """
 
     logits: View
@@ -82,6 +84,8 @@ class Operands(NamedTuple):
     dlogits: View | None
     loss: View | None
     weight: View | None
+    accuracy: View | None = None
+    top: View | None = None
 
 
 def operands(call: Call) -> Operands:
@@ -93,10 +97,15 @@ def operands(call: Call) -> Operands:
     along = [{call.problem.spec.role(name).below} for name in indices]
     weight = [call.view(p.name) for p in others if p.names in along]
     dloss = [call.view(p.name) for p in others if p.name != target and p.names not in along]
-    outs = {p.names == row.names: call.out(i) for i, p in enumerate(form.outputs)}
+    # The loss, its metrics, and the gradient.
+    outs = [(call.out(i), call.problem.spec.role(p.name)) for i, p in enumerate(form.outputs)]
+    metrics = [x for x, role in outs if not role.flows]
+    small = [x for x, role in outs if role.accumulated and role.flows]
+    large = [x for x, role in outs if role.flows and not role.accumulated]
     return Operands(
         call.view(row.name), call.view(target), dloss[0] if dloss else None,
-        outs.get(True), outs.get(False), weight[0] if weight else None,
+        large[0] if large else None, small[0] if small else None, weight[0] if weight else None,
+        *metrics,
     )  # fmt: skip
 
 
@@ -137,7 +146,7 @@ def plan(call: Call) -> Steps:
     """One kernel over all rows; before it how many count, after it their sum, where asked for."""
     problem = call.problem
     of = operands(call)
-    logits, target, dloss, dlogits, loss, weight = of
+    logits, target, dloss, dlogits, loss, weight, accuracy, top = of
     small = loss or dloss
     n, count = logits.shape[problem.options["axis"]], _count(call, logits)
     soft = not problem.spec.integers
@@ -151,6 +160,7 @@ def plan(call: Call) -> Steps:
     over = way(call, of, problem.options["axis"], [
         logits.strides, target.strides, (dlogits or logits).strides,
         flat if small is None or reduced else small.strides,
+        *[flat if reduced and x is accuracy else x.strides for x in (accuracy, top) if x],
     ], dlogits is not None)  # fmt: skip
     blocks = -(-count // over.how.groups)
     parts, tuning = 0, call.facts.tuned(TUNINGS)
@@ -163,6 +173,10 @@ def plan(call: Call) -> Steps:
     if reduced and loss is not None:
         sums = (call.workspace(len(workspaces)), 0)
         workspaces.append(((max(blocks, 1),), call.accumulate_dtype))
+    hits = sums
+    if reduced and accuracy is not None:
+        hits = (call.workspace(len(workspaces)), 0)
+        workspaces.append(workspaces[0])
     if parts:
         counts = (call.workspace(len(workspaces)), 0)
         workspaces.append(((parts,), call.accumulate_dtype if weight else "int32"))
@@ -170,12 +184,16 @@ def plan(call: Call) -> Steps:
     if count:
         slots = [x.slot if x else logits.slot for x in (logits, target, dloss, dlogits, loss)]
         front = [*[(slot, 0) for slot in slots], sums, counts]
-        steps.append(_rows(call, of, over, blocks, parts, front))
+        metrics = [hits, (accuracy.slot, 0), (top.slot, 0)] if accuracy and top else []
+        steps.append(_rows(call, of, over, blocks, parts, front, metrics))
     if reduced and loss is not None:
         share = 1.0 if parts or not mean else 1 / count if count else math.nan
         out = (loss.slot, 0)
         weighted = weight is not None and parts > 0
         steps.append(reduce.total(call, blocks, share, sums, counts, out, parts, weighted))
+        if accuracy is not None:
+            out = (accuracy.slot, 0)
+            steps.append(reduce.total(call, blocks, share, hits, counts, out, parts, weighted))
     return Steps(tuple(steps), tuple(workspaces))
 
 
@@ -249,14 +267,15 @@ def _spread(call: Call, n: int, held: int, most: int, size: int) -> tuple[int, i
 
 
 def _rows(
-    call: Call, of: Operands, over: Way, blocks: int, parts: int, front: list[reduce.Place]
-) -> Step:
+    call: Call, of: Operands, over: Way, blocks: int, parts: int, front: list[reduce.Place],
+    metrics: list[reduce.Place],
+) -> Step:  # fmt: skip
     problem, how, logits, weight = call.problem, over.how, of.logits, of.weight
     options, count = problem.options, _count(call, logits)
     n = logits.shape[options["axis"]]
     scalars = problem.spec.codes
-    weights = [(weight.slot, 0)] if weight else []
-    packer = Packer(True).pointers(len(weights) + len(front)).add("d", *[0.0] * _SCALARS)
+    first = [*([(weight.slot, 0)] if weight else []), *metrics]
+    packer = Packer(True).pointers(len(first) + len(front)).add("d", *[0.0] * _SCALARS)
     packer.add("Q", call.listener).add("q", n, call.ignored, count)
     packer.add("q", *over.steps[:2], weight.strides[0] if weight else over.steps[2])
     packer.add("i", n, how.lanes.bit_length() - 1, over.rounds, over.kept, parts)
@@ -268,19 +287,22 @@ def _rows(
     flags |= _GIVEN * (dloss != front[0][0])
     if not problem.spec.integers and options["reduction"] == "mean":
         flags |= _EQUAL_SHARES
-    arguments = packer.add("I", call.ticket, flags, 0).walk(over.dims, 4).done()
+    flags |= _WIDE_TOP * any(x.dtype == "int64" for x in problem.outputs)
+    walked = 6 if metrics else 4
+    arguments = packer.add("I", call.ticket, flags, 0).walk(over.dims, walked).done()
+    more = f", {flag(weight is not None)}" * bool(weight or metrics) + ", true" * bool(metrics)
     schedule = (
         f"{call.functor}<{call.type}, {how.way}, {how.held}, {flag(over.wide)}, {flag(call.add)}, "
-        f"{over.cluster}{', true' if weight else ''}>"
+        f"{over.cluster}{more}>"
     )
     tags = [how.way.lower(), "wide" if over.wide else "strided", *["add"] * call.add]
     tags += [f"clusters_of_{over.cluster}"] * (over.cluster > 1)
-    tags += ["weighted"] * (weight is not None)
+    tags += ["weighted"] * (weight is not None) + ["metrics"] * bool(metrics)
     by_block = how.way in ("BLOCK", "LONG")
     bound = over.most if by_block else THREADS
     entry = call.entry(schedule, len(arguments), *tags, threads=bound, cluster=over.cluster)
     grid = (blocks * over.cluster, 1)
-    return Step(entry, grid, arguments, [*weights, *front], scalars, over.shared, how.threads)
+    return Step(entry, grid, arguments, [*first, *front], scalars, over.shared, how.threads)
 
 
 def _counts(call: Call, of: Operands, parts: int, counts: reduce.Place) -> Step:
