@@ -111,6 +111,18 @@ ROPE = tuple(
         ({"b": (HUGE,), "s": HUGE, "h": (), "d": 16, "r": 8}, {}),
     )
 )
+# Heads of a few lanes, of a warp, and of as many chunks as lanes hold; what passes through.
+HEADS = tuple(
+    Case({"b": (2,), "s": 5, "h": 4, "g": 2, "d": d, "r": more.get("rotary_dim", d)}, **more)
+    for d, more in (
+        (128, {"interleaved": False}),
+        (128, {"casting": "before_weight"}),
+        (512, {"interleaved": False, "rotary_dim": 256}),
+        (40, {"interleaved": False}),
+        (7, {"rotary_dim": 4}),
+        (511, {"rotary_dim": 0}),
+    )
+)
 POWERS = (1, 2, 3, 4, 2.5, math.inf)
 # Powers, kernel, stride and extent. The widest accesses divide an extent of 64 and not one of 41.
 # The run-time kernels come at every power with the layouts.
@@ -150,6 +162,12 @@ INDEXING = (
     Case({"b": (2,), "n": 50000, "c": (), "i": (2,), "k": 1 << 20, "j": ()}, axis=1),
     Case({"b": (HUGE,), "n": 64, "c": (), "i": (HUGE,), "k": HUGE, "j": ()}, axis=1),
     Case({"b": (), "n": HUGE, "c": (HUGE,), "i": (), "k": HUGE, "j": (HUGE,)}, axis=0),
+)
+# ids of two axes and of one, rows for vectors, odd ones and single numbers.
+EMBEDDING = (
+    Case({"i": (6, 50), "n": 90, "d": 64}),
+    Case({"i": (300,), "n": 9000, "d": 33}),
+    Case({"i": (300,), "n": 9, "d": 1}),
 )
 # Rows for some lanes, for a block near, for one that is left over, for one far, for clusters of two
 # to eight, and for more than a block.
@@ -214,14 +232,18 @@ CASES = {
     "kl_div_with_logits_with_gradient": KL_DIV,
     "nll_loss": (*CROSS_ENTROPY, Case({"b": (1 << 20,), "v": 8, "c": ()})),
     "rope": ROPE,
+    "qk_norm_rope": HEADS,
     "lp_pool1d": POOL_1D,
     "lp_pool2d": POOL_2D,
     "indexing": INDEXING,
+    "embedding": EMBEDDING,
     "norm": NORM,
     "channel_norm": CHANNEL_NORM,
     "softmax": SOFTMAX,
     "logsumexp": LOGSUMEXP,
     "l2_normalize": PLAIN,
+    "ema": ELEMENTWISE,
+    "optimiser": (*ELEMENTWISE, Case({"s": (7, 64)}, copy=True)),
     "prelu": PRELU,
 }
 

@@ -100,17 +100,19 @@ def are_arrays(given: Iterable[Any]) -> bool:
     return any(hasattr(x, "dtype") and not isinstance(x, np.generic) for x in given)
 
 
-def values_of(spec: OpSpec, primal: Array, given: Mapping[str, Any]) -> Values:
-    """Run-time values beside the array `primal`; an array that can be read at once is a number.
+def values_of(spec: OpSpec, beside: Sequence[Array], given: Mapping[str, Any]) -> Values:
+    """Run-time values beside arrays, the primal first; an array that can be read is a number.
 
-    What is no array of the library is left for `scalars` to refuse.
+    The types of all arrays have facts from here on. What is no array of the library is left for
+    `scalars` to refuse.
 
     Raises
     ------
     TypeError
         For an array of another dtype, with axes, or on another device.
     """
-    library, there = described(spec.name, spec.arrays[0], primal)
+    pairs = zip(spec.arrays, beside, strict=False)
+    (library, there), *_ = [described(spec.name, n, x) for n, x in pairs if x is not None]
     numbers, arrays, mode = dict(given), {}, ""
     for name, x in given.items():
         takes = getattr(spec.scalars.get(name), "dtypes", ())

@@ -56,10 +56,13 @@ def added_up(spec: OpSpec, form: Signature) -> frozenset[str]:
     """What some results have, and over which those that lack it are sums.
 
     Batches, and any axis of elementwise ops. The latter are gradients: other numbers may be means.
+    Batches of a gradient that scatters are sums where no result has them.
     """
     given = {p.name for p in form.inputs}
     others = [p for p in form.outputs if not spec.adjoint_of and p.name[1:] not in given]
     terms = [t for p in form.outputs for t in p.terms]
+    if spec.adjoint_of and spec.scatters:
+        terms += [t for p in form.inputs if not p.is_option for t in p.terms]
     if spec.numbered:
         return frozenset()
     apart = frozenset(t.name for t in terms if spec.batch(t) or spec.elementwise)

@@ -42,7 +42,8 @@ def computed(
         positions, bound = library.xp.arange(extent, device=library.device_of(x)), extent
     if positions.ndim == 1:
         positions = library.xp.reshape(positions, (-1,) + (1,) * (x.ndim - 2 - axis))
-    return rotations(positions, base, size // 2, x, bound=bound)
+    # The frequencies of a symbolic number of pairs could not be looked up.
+    return rotations(positions, base, int(size) // 2, x, bound=bound)
 
 
 def read(
@@ -114,7 +115,13 @@ def paired(name: str, axes: Axes) -> None:
     apart, moving = list[str](), False
     for q, k, *sources in (("b", "c", "i", "u"), ("h", "g", "j", "v")):
         every: list[Any] = [axes[group] for group in (q, k, *sources) if group in axes]
+        if len({*map(len, every)}) > 1:
+            expected = "arrays of the same number of axes"
+            raise value_error(name, "axes", expected, " and ".join(map(str, every)), axes)
         for m, n, *angles in zip(*every, strict=True):
+            if any(extent not in (1, m) for extent in angles):
+                expected = f"an extent of 1 or {m} along an axis of positions or tables"
+                raise value_error(name, "axes", expected, max(angles), axes)
             if m != n:
                 apart.append(f"{m} and {n}")
                 moving |= any(extent != 1 for extent in angles)

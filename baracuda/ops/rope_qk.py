@@ -89,7 +89,7 @@ def _rotate_by_tables(
 )
 def rope_qk(
     q: A,
-    k: A,
+    k: Array,
     positions: Array | None = None,
     /,
     *,
@@ -171,7 +171,7 @@ def rope_qk(
 )
 def rope_qk_backward(
     dy: A,
-    dz: A,
+    dz: Array,
     positions: Array | None = None,
     /,
     *,
@@ -242,7 +242,7 @@ def rope_qk_backward(
 )
 def rope_qk_with_tables(
     q: A,
-    k: A,
+    k: Array,
     cos: Array,
     sin: Array,
     positions: Array | None = None,
@@ -329,7 +329,7 @@ def rope_qk_with_tables(
 )
 def rope_qk_with_tables_backward(
     dy: A,
-    dz: A,
+    dz: Array,
     cos: Array,
     sin: Array,
     positions: Array | None = None,

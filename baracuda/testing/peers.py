@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from baracuda.calls.op import registry
 from baracuda.declaration.spec import OpSpec
 from baracuda.libraries import Array
-from baracuda.testing import row_peers
+from baracuda.testing import optimiser_peers, row_peers
 
 Expression: TypeAlias = Callable[..., Any]
 
@@ -129,6 +129,28 @@ def rope_with_tables_backward(
     return rope_with_tables(xp, dy, cos, -sin, interleaved=interleaved)
 
 
+def qk_norm_rope(
+    xp: Any, q: Array, k: Array, q_weight: Array, k_weight: Array, cos: Array, sin: Array, *,
+    interleaved: bool = True,
+) -> tuple[Array, ...]:  # fmt: skip
+    angles = cos[..., None, :], sin[..., None, :]
+    normal = [row_peers.rms_norm(xp, x, w) for x, w in ((q, q_weight), (k, k_weight))]
+    return tuple([rope_with_tables(xp, x, *angles, interleaved=interleaved) for x in normal])
+
+
+def qk_norm_rope_backward(
+    xp: Any, dq_out: Array, dk_out: Array, q: Array, k: Array, q_weight: Array, k_weight: Array,
+    cos: Array, sin: Array, *, interleaved: bool = True,
+) -> tuple[Array, ...]:  # fmt: skip
+    back = [
+        rope_with_tables(xp, dy, cos[..., None, :], -sin[..., None, :], interleaved=interleaved)
+        for dy in (dq_out, dk_out)
+    ]
+    dq, dq_weight = row_peers.rms_norm_backward(xp, back[0], q, q_weight)
+    dk, dk_weight = row_peers.rms_norm_backward(xp, back[1], k, k_weight)
+    return dq, dk, dq_weight, dk_weight
+
+
 def rope(xp: Any, x: Array, *, interleaved: bool = True) -> Array:
     return _rotated(xp, x, interleaved, 1)
 
@@ -223,13 +245,44 @@ def gather_backward(
     return out
 
 
+def embedding(
+    xp: Any, ids: Array, weight: Array, *, padding_idx: int | None = None, scale: float = 1.0
+) -> Array:
+    if hasattr(xp, "nn"):
+        rows = xp.nn.functional.embedding(ids, weight, padding_idx)
+    else:
+        rows = weight[ids]
+    return rows if scale == 1 else rows * scale
+
+
+def embedding_backward(
+    xp: Any, dy: Array, ids: Array, *, weight_shape: tuple[int, ...],
+    padding_idx: int | None = None, scale: float = 1.0,
+) -> Array:  # fmt: skip
+    if hasattr(xp, "ops"):
+        padding = -1 if padding_idx is None else padding_idx
+        backward = xp.ops.aten.embedding_dense_backward
+        dw = backward(dy, ids, weight_shape[0], padding, False)
+        return dw if scale == 1 else dw * scale
+    out = xp.zeros(weight_shape, dtype=dy.dtype)
+    if padding_idx is not None:
+        dy = xp.where((ids == padding_idx)[..., None], 0, dy)
+    if hasattr(out, "at"):
+        return out.at[ids].add(dy) * scale
+    add_at = import_module("cupyx").scatter_add if xp.__name__ == "cupy" else xp.add.at
+    add_at(out, ids, dy)
+    return out * scale
+
+
 EXPRESSIONS: dict[str, Expression] = {
     f.__name__: f
     for f in (
         glu, reglu, swiglu, geglu, glu_backward, reglu_backward, swiglu_backward, geglu_backward,
         lerp, lerp_backward, rope, rope_backward, rope_with_tables, rope_with_tables_backward,
         rope_qk, rope_qk_backward, rope_qk_with_tables, rope_qk_with_tables_backward, lp_pool2d,
-        lp_pool2d_backward, gather, gather_backward, *row_peers.EXPRESSIONS,
+        lp_pool2d_backward, gather, gather_backward, embedding, embedding_backward,
+        *row_peers.EXPRESSIONS,
+        qk_norm_rope, qk_norm_rope_backward, *optimiser_peers.EXPRESSIONS,
     )
 }  # fmt: skip
 """Of the ops that torch has no function for, or one that takes other arguments."""

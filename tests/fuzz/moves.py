@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 
 from .formulas import formula
 
@@ -118,6 +119,42 @@ def rope(t: Any, o: Any) -> Any:
 @formula("rope_backward")
 def rope_backward(t: Any, o: Any) -> Any:
     return _roped(t["dy"].numpy(), _positions(t), o, -1)
+
+
+@formula("qk_norm_rope")
+def qk_norm_rope(t: Any, o: Any) -> Any:
+    """Heads as complex numbers, times factors that tables may hold."""
+    q = t["q"]
+    d = q.shape[-1]
+    size = d if o["rotary_dim"] is None else o["rotary_dim"]
+    if "cos" in t:
+        once = slice(0, size, 2) if o["interleaved"] else slice(0, size // 2)
+        part = once if t["cos"].shape[-1] == size else slice(None)
+        cos, sin = t["cos"][..., part], t["sin"][..., part]
+    else:
+        at = t["positions"].numpy() if "positions" in t else np.arange(q.shape[-3])
+        powers = np.arange(size // 2, dtype=np.longdouble) * -2 / max(size, 1)
+        angle = at.astype(np.longdouble)[..., None] * np.longdouble(o["base"]) ** powers
+        cos, sin = (torch.from_numpy(f(angle).astype(np.float64)) for f in (np.cos, np.sin))
+    turn = cos[..., None, :], sin[..., None, :]
+    return tuple(
+        _headed(x, t[f"{name}_weight"] + o["offset"], turn, size, o)
+        for name, x in (("q", q), ("k", t["k"]))
+    )
+
+
+def _headed(x: Any, weight: Any, turn: Any, size: int, o: Any) -> Any:
+    if not x.numel():
+        return x * weight
+    y = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, o["eps"])
+    part, (cos, sin) = y[..., :size], turn
+    if o["interleaved"]:
+        a, b = part[..., 0::2], part[..., 1::2]
+        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+    else:
+        a, b = part.chunk(2, -1)
+        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return torch.cat([turned, y[..., size:]], -1)
 
 
 def _windows(extent: int, size: int, stride: int, ceil: bool) -> list[slice]:

@@ -237,7 +237,7 @@ def _computed(
 ) -> tuple[str, ...]:
     """The source of angles that are computed, and the tags of its kernels."""
     options, most = call.problem.options, _MOST_PAIRS[sides - 1]
-    for table in _turns(options["base"], options["rotary_dim"] // 2, call.accumulate == "f64"):
+    for table in turns(options["base"], options["rotary_dim"] // 2, call.accumulate == "f64"):
         part = table[first : first + pairs]
         packer.add("Q", *part, *[0] * (most - len(part)))
     return f"Computed<{call.accumulate}, {index}, {most}>", index
@@ -305,7 +305,7 @@ def _depth(call: Call, dims: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _turns(base: float, count: int, double: bool) -> tuple[tuple[int, ...], ...]:
+def turns(base: float, count: int, double: bool) -> tuple[tuple[int, ...], ...]:
     """``base**(-i/count) / 2pi`` modulo 1 in units of 2^-64, and for float64 64 bits more."""
     exact, bits = decimal.Decimal(base), 128 if double else 64
     out = []
