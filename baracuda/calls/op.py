@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
+import numpy as np
+
 from baracuda.calls import check, records
 from baracuda.calls.cache import plan_cache
 from baracuda.calls.plan import Plan, make
@@ -365,9 +367,17 @@ copyreg.pickle(Plan, lambda plan: (_planned_again, (records.record(plan),)))
 
 def _written(options: Mapping[str, Any]) -> tuple[Any, ...]:
     """Keywords as they are written, each with its type: 1, True and 1.0 are equal, but as keys."""
-    return tuple(
-        [(k, tuple(map(type, v)) if type(v) is tuple else type(v), v) for k, v in options.items()]
-    )
+    return tuple([(k, *_key(v)) for k, v in options.items()])
+
+
+def _key(value: Any) -> tuple[Any, Any]:
+    """The type and the value of a keyword; of a NumPy array what it holds now."""
+    kind = type(value)
+    if kind is tuple:
+        return tuple(map(type, value)), value
+    if kind is np.ndarray:
+        return (kind, value.dtype, value.shape), value.tobytes()
+    return kind, value
 
 
 def op(

@@ -687,7 +687,12 @@ _BODIES = (
         "test_laws.py::test_laws[rope-array_api-array_api_strict-f32]",
     ),
     mutant(
-        "angles keep their lowest limb", "families/numerics.py",
+        "an array that is an option is known by its values", "calls/op.py",
+        "return (kind, value.dtype, value.shape), value.tobytes()", "return kind, id(value)",
+        "test_frequencies.py::test_frequencies_are_read_when_an_op_is_called",
+    ),
+    mutant(
+        "angles keep their lowest limb", "families/rotation.py",
         "phase = (phase + (columns[..., 2, :] >> 15)) & 0x3FFFFFFF", "phase = phase & 0x3FFFFFFF",
         "test_edges.py::test_rope_is_exact_to_4_eps_at_every_position[10000.0-numpy-float32]",
     ),
