@@ -1,4 +1,4 @@
-"""Frequencies of scaled ropes: transformers' own for configurations of models; ropes turn by them."""
+"""Frequencies of scaled ropes are those of transformers, for models too; ropes turn by them."""
 
 from __future__ import annotations
 
