@@ -462,6 +462,25 @@ def test_what_does_not_match_is_left_with_a_reason(
     assert_same_step(step(patched), step(plain))
 
 
+def test_pairs_turn_by_positions_along_several_axes() -> None:
+    """An attention is told the positions of text, and its tables have those of images."""
+    config = transformers.Qwen2VLTextConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+        **SPECIAL,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    plain = transformers.Qwen2VLTextModel(config).eval()
+    patched = copy.deepcopy(plain)
+    assert repr(patch(patched, only="rope")) == "Report(patched: 2 rope; left: 0)"
+    positions = torch.randint(0, 40, (4, *IDS.shape))
+    positions[0] = torch.arange(IDS.shape[1])
+    inputs = {"input_ids": IDS, "position_ids": positions}
+    ours, theirs = (model(**inputs).last_hidden_state for model in (patched, plain))
+    assert apart(ours, theirs) < 1e-5
+
+
 def test_a_rope_of_an_unknown_type_is_left() -> None:
     model = model_of()
     model.config.rope_parameters["rope_type"] = "spiral"

@@ -39,7 +39,7 @@ class Rope:
     tables: str
     """Its parameter that takes the cosines and sines."""
     base: float | None
-    """That of angles which are not scaled; None where the tables alone know the angles."""
+    """That of the angles; None where the tables alone know these."""
     interleaved: bool
     copies: int
     """How often its tables have each entry, as halves."""
@@ -149,14 +149,18 @@ def _rotation(tree: ast.FunctionDef) -> tuple[str, str]:
 
 
 def _base(module: Any, tables: Iterable[torch.nn.Module]) -> float | Mismatch | None:
-    """The base of the angles that an attention's tables have; None where these are scaled."""
+    """The base of an attention's angles; None where its tables alone know these.
+
+    Angles may be scaled, and pairs may turn by positions along several axes.
+    """
     config = getattr(module, "config", None)
     parameters, options = getattr(config, "rope_parameters", None) or {}, {}
     layer_type = getattr(module, "layer_type", None)
     if isinstance(parameters.get(layer_type), dict):
         parameters, options = parameters[layer_type], {"layer_type": layer_type}
     kind, base = parameters.get("rope_type"), parameters.get("rope_theta")
-    if kind in ROPE_INIT_FUNCTIONS:
+    sections = "mrope_section"
+    if kind in ROPE_INIT_FUNCTIONS or any(hasattr(each, sections) for each in tables):
         return None
     if kind != "default" or base is None:
         return Mismatch(f"its angles are of rope_type {kind!r}, of which nothing is known")

@@ -149,7 +149,7 @@ def mlp(was: Forward, found: Mlp) -> Forward:
 def attention(was: Forward, found: Rope) -> Forward:
     """An attention that rotates q and k by one op, in the layouts that they have.
 
-    By their positions where angles are not scaled, so that no table is read; else by the tables.
+    By their positions where the base of angles is known, so that no table is read; else by tables.
     """
     rotate = found.inner.__globals__[found.function]
 
