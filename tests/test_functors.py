@@ -21,11 +21,11 @@ from mpmath import mp, mpf
 from numpy.typing import ArrayLike, NDArray
 
 import baracuda
-from baracuda.backends.cuda.schedules.rope import turns
 from baracuda.backends.cuda.schedules.window import _norm
 from baracuda.calls.op import registry
 from baracuda.declaration.shapes import Signature
 from baracuda.declaration.spec import OpSpec
+from baracuda.families.rotation import Frequencies
 from baracuda.testing.cases import options_of
 
 SOURCES = Path(baracuda.__file__).parent / "cuda_src"
@@ -494,15 +494,15 @@ def test_cos_and_sin_of_any_phase(functors: ctypes.CDLL, kind: str) -> None:
 def test_angles_at_any_position(
     functors: ctypes.CDLL, base: float, position: int, kind: str
 ) -> None:
-    """Through the host's table, multiplied as `Frequencies` in rotate.cuh does it."""
+    """Through the host's table, multiplied as `Frequencies` in angles.cuh does it."""
     mp.dps = 60
-    tables = turns(base, 64, kind == "f64")
+    table = Frequencies(base).turns(64, 128 if kind == "f64" else 64)
     if kind == "f64":
         size, sign = abs(position), 1 if position > 0 else -1
-        rows = zip(*tables, strict=True)
+        rows = [divmod(turn, 1 << 64) for turn in table]
         full = [sign * (high * size + ((low * size) >> 64)) for high, low in rows]
     else:
-        full = [high * position for high in tables[0]]
+        full = [turn * position for turn in table]
     phase = np.array([(turn + 2**63) % 2**64 - 2**63 for turn in full], np.int64)
     angles = [position * mpf(base) ** (-mpf(i) / 64) for i in range(64)]
     assert off_the_circle(circle(functors, phase, kind), angles, kind) < 1

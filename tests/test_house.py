@@ -34,7 +34,7 @@ FLOORS = [
         "declaration/verify",
     },
     {"families/chunks", "families/numerics", "families/reductions"},
-    {"families/entropy", "families/indexing", "families/rotation"},
+    {"families/entropy", "families/frequencies", "families/indexing", "families/rotation"},
     {"calls/check", "calls/partitioning"},
     {"calls/body", "calls/outputs"},
     {"backends"},

@@ -12,7 +12,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from baracuda.calls import check, records
 from baracuda.calls.cache import plan_cache
 from baracuda.calls.plan import Plan, make
-from baracuda.calls.recent import Recent
+from baracuda.calls.recent import Recent, written
 from baracuda.calls.routes import Route, in_graph, route_of
 from baracuda.declaration import autocast, hints, values
 from baracuda.declaration.backend import Misfit
@@ -72,19 +72,19 @@ class Op(Generic[P, R]):
         scalars = self._split(options) if self._scalars else _NOTHING
         state = alias = None
         try:
-            written = _written(options) if options else ()
+            words = written(options) if options else ()
             guess = self._recent.last.next
             unset = current.get() is DEFAULT
             # Most calls are as the last one was, or follow it as one did before: no key is built.
             if (
                 guess.generation == plan_cache.generation
                 and unset
-                and written == guess.written
+                and words == guess.written
                 and guess.matches(arrays)
             ):
                 plan_cache.count_hit()
                 plan, self._recent.last = guess.plan, guess
-            elif not unset or (plan := self._recent.find(arrays, written)) is None:
+            elif not unset or (plan := self._recent.find(arrays, words)) is None:
                 generation = plan_cache.generation
                 alias = self._alias(arrays, options)
                 if (state := alias[1]) is not None and (region := autocast.region_of(state)):
@@ -142,7 +142,7 @@ class Op(Generic[P, R]):
         """The plan for arrays that look like those of the last call, but lie differently."""
         generation = plan_cache.generation
         try:
-            found = self._recent.find(arrays, _written(options), narrow=True)
+            found = self._recent.find(arrays, written(options), narrow=True)
             if found is not None and current.get() is DEFAULT:
                 return found
             alias = self._alias(arrays, options)
@@ -250,7 +250,7 @@ class Op(Generic[P, R]):
             self._name,
             state,
             facts,
-            _written(options) + (given[2:] if given else ()),
+            written(options) + (given[2:] if given else ()),
             current.get() if state is None or state[0] != "traced" else DEFAULT,
         )
 
@@ -361,13 +361,6 @@ def _planned_again(record: Mapping[str, Any]) -> Plan:
 
 
 copyreg.pickle(Plan, lambda plan: (_planned_again, (records.record(plan),)))
-
-
-def _written(options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Keywords as they are written, each with its type: 1, True and 1.0 are equal, but as keys."""
-    return tuple(
-        [(k, tuple(map(type, v)) if type(v) is tuple else type(v), v) for k, v in options.items()]
-    )
 
 
 def op(

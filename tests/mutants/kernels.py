@@ -93,6 +93,12 @@ MUTANTS = (
         "[rope_qk-float64]",
     ),
     mutant(
+        "cosines are multiplied by the attention factor", "cuda_src/common/angles.cuh",
+        "angle[i] = {one.first * kept.factor,", "angle[i] = {one.first,",
+        "test_emulated_rope.py::test_positions_of_both_signs_turn_as_the_body_does"
+        "[rope-float64-8-options3]",
+    ),
+    mutant(
         "a position without a row turns to 0", "cuda_src/common/angles.cuh",
         "v[k][j] = Vec<C, W>{};", "v[k][j] = load<W>(from.table[k]);",
         "test_emulated_rope.py::test_a_position_without_a_row_is_reported_and_turns_to_0",

@@ -37,6 +37,7 @@ _TYPES = {
     "int | None": "SymInt?",
     "str | None": "str?",
     "DTypeLike | None": "str?",
+    "Numbers | None": "float[]?",
     "tuple[int, ...]": "SymInt[]",
     "int | tuple[int]": "SymInt[1]",
     "int | tuple[int] | None": "SymInt[1]?",
