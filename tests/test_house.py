@@ -33,7 +33,7 @@ FLOORS = [
         "declaration/verify",
     },
     {"families/chunks", "families/numerics", "families/reductions"},
-    {"families/entropy"},
+    {"families/entropy", "families/philox"},
     {"calls/check", "calls/partitioning"},
     {"calls/body", "calls/outputs"},
     {"backends"},

@@ -37,10 +37,15 @@ def numbers(op: str) -> list[str]:
 VALUED = [op for op in registry if numbers(op)]
 
 
+def held(value: float) -> float:
+    """A number as an array has it: in float32, or in the bits of int64."""
+    return value - (value >> 63 << 64) if isinstance(value, int) else float(np.float32(value))
+
+
 def last_call(op: str) -> tuple[Call, dict[str, float]]:
-    """The last form of an op, with the run-time values that an array holds in float32."""
+    """The last form of an op, with the run-time values that float32 or int64 holds."""
     call = list(Subject(op, "array_api", "torch", "float32", brief=True).calls())[-1]
-    values = {name: float(np.float32(call.scalars[name])) for name in numbers(op)}
+    values = {name: held(call.scalars[name]) for name in numbers(op)}
     case = Case(call.case.axes, **{**call.case.options, **values})
     return replace(call, case=case), values
 
@@ -233,7 +238,10 @@ def test_a_kernel_is_given_the_address(op: str, monkeypatch: pytest.MonkeyPatch)
     assert len(reading) >= 3
     for entry, words in reading:
         first, *kinds = entry.reads.split(", ")
-        assert kinds == ["f32" if n in held else "ByValue" for n in call.subject.spec.scalars]
+        held_as = {torch.float32: "f32", torch.int64: "i64"}
+        assert kinds == [
+            held_as[held[n].dtype] if n in held else "ByValue" for n in call.subject.spec.scalars
+        ]
         for i, name in enumerate(call.subject.spec.scalars):
             at = int(first) + 8 * i
             if name in held:

@@ -21,11 +21,14 @@ def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
     if not problem.reads:
         return evaluate
     astype, compute = library.xp.astype, library.dtype(problem.compute_dtype)
+    # The bits of a seed are no number.
+    reads = zip(problem.reads, problem.spec.codes, strict=True)
+    kinds = [bool(dtype) and code != "Q" for dtype, code in reads]
 
     def unlooked(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
         values = {
-            name: astype(x, compute) if dtype else x
-            for (name, x), dtype in zip(scalars.items(), problem.reads, strict=True)
+            name: astype(x, compute) if casts else x
+            for (name, x), casts in zip(scalars.items(), kinds, strict=True)
         }
         with unread():
             return evaluate(arrays, values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -88,6 +89,9 @@ class Jax(Library):
     def rounded(self, x: Array, dtype: str) -> Array:
         # XLA leaves out a cast and its way back, where nothing stands between them.
         return jax.lax.optimization_barrier(x.astype(dtype)).astype(x.dtype)
+
+    def wide_integers(self) -> AbstractContextManager[Any]:
+        return jax.enable_x64(True)  # type: ignore[no-any-return]
 
     def held_as(self, name: str) -> str:
         return str(jax.dtypes.canonicalize_dtype(name).name)

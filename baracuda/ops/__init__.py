@@ -26,6 +26,7 @@ from baracuda.ops.nll_loss import *
 from baracuda.ops.norm import *
 from baracuda.ops.pooling import *
 from baracuda.ops.prelu import *
+from baracuda.ops.random import *
 from baracuda.ops.rectifiers import *
 from baracuda.ops.rope import *
 from baracuda.ops.self_gated import *
