@@ -212,6 +212,7 @@ CASES = {
     "softmax": SOFTMAX,
     "logsumexp": LOGSUMEXP,
     "l2_normalize": PLAIN,
+    "optimiser": ELEMENTWISE,
     "prelu": PRELU,
 }
 

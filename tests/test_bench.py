@@ -26,7 +26,7 @@ from baracuda.__main__ import main
 from baracuda.calls.op import registry
 from baracuda.testing import device_costs, host_bench, timing
 from baracuda.testing.peers import EXPRESSIONS
-from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
+from baracuda.testing.problems import OPTIMISERS, Row, device_rows, host_rows, ideal_bytes
 from baracuda.testing.timing import Queued, on_device, on_host, uncollected
 from baracuda.tools import bench, progress
 from baracuda.tools.bench import Timing, save_plot, time_row
@@ -72,6 +72,8 @@ def small(op: str) -> Row:
         options = {"entropy": True} if "entropy" in spec.options else {}
     elif spec.category == "loss":
         shapes = dict.fromkeys(spec.arrays, (3, 4)) | {"dloss": (), "target": (3,)}
+    elif spec.category == "optimiser":
+        shapes, options = dict.fromkeys(spec.arrays, (3, 4)), OPTIMISERS[op]
     elif spec.category == "rope":
         shapes = {"x": (2, 5, 8), "dy": (2, 5, 8)}
     else:

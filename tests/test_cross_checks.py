@@ -184,6 +184,8 @@ def rows():
     for norm, theirs, parameters in (("rms", rms, [w]), ("layer", layer, [w, b])):
         yield f"add_{norm}_norm plain", f"add_{norm}_norm", [x, r], {}, added(theirs)
         yield f"add_{norm}_norm", f"add_{norm}_norm", [x, r, *parameters], {}, added(theirs)
+    yield "rms_norm_add plain", "rms_norm_add", [x, r], {}, lambda x, r: r + rms(x)
+    yield "rms_norm_add", "rms_norm_add", [x, r, w], {}, lambda x, r, w: r + rms(x, w)
     x, w, b = normal(3, 6, 2, 5), normal(6), normal(6)
     for groups in (1, 3, 6):
         yield f"group_norm {groups}", "group_norm", [x + 100, w, b], {"num_groups": groups}, (
@@ -261,10 +263,11 @@ TABLE = {name: row for name, *row in rows()}
 every_row = pytest.mark.parametrize("row", TABLE)
 SEVERAL = ["swiglu", "geglu apart", "F.glu axis", "reglu first", "geglu tanh", "lerp 0.3",
            "gather 1", "lp_pool1d even 2 3 None", "lp_pool1d any sign 2.5", "lp_pool2d ceil",
-           "max_pool1d", "rope batched", "rope halves", "rms_norm", "layer_norm weight",
-           "add_rms_norm", "softmax axis 1", "log_softmax scale", "softmax causal",
-           "l2_normalize axis 1 2.5", "logsumexp axis 1 False", "logsumexp axis 0 True",
-           "group_norm weight", "instance_norm plain", "batch_norm weight"]  # fmt: skip
+           "max_pool1d", "rope batched", "rope halves", "rms_norm", "rms_norm_add",
+           "layer_norm weight", "add_rms_norm", "softmax axis 1", "log_softmax scale",
+           "softmax causal", "l2_normalize axis 1 2.5", "logsumexp axis 1 False",
+           "logsumexp axis 0 True", "group_norm weight", "instance_norm plain",
+           "batch_norm weight"]  # fmt: skip
 several_rows = pytest.mark.parametrize("row", SEVERAL)
 
 
@@ -301,6 +304,9 @@ def backward(op, dy, arrays, options):
         x, c = arrays[0], arrays[0].shape[1]
         dy, dmean, dvar = dy[: -2 * c].reshape(x.shape), dy[-2 * c : -c], dy[-c:]
         return many(call(dy, dmean, dvar, *arrays[:2], **options))[: len(arrays)]
+    if op == "rms_norm_add":
+        dx, *dweight = many(call(dy, arrays[0], *arrays[2:], **options))
+        return (dx, dy, *dweight)
     if op.endswith("_norm"):
         return many(call(dy, *arrays[:2], **options))[: len(arrays)]
     return many(call(dy, *arrays, **options))
@@ -339,14 +345,18 @@ def test_forward_and_backward_are_torchs(row, library):
         same(ours, expected)
 
 
+# Losses of logits are in test_losses, steps of optimisers in test_optimisers.
+ELSEWHERE = ("cross_entropy", "log_prob", "optimiser")
+
+
 def test_the_table_has_every_op_that_names_no_function_of_torch():
-    """Those that do are tested by that in test_namesakes, losses of logits in test_losses."""
+    """Those that do are tested by that in test_namesakes."""
     rows = {op for op, *_ in TABLE.values()}
     every = {name: getattr(bc, name) for name in bc.__all__}
     public = {
         name: op
         for name, op in every.items()
-        if isinstance(op, bc.Op) and op.spec.category not in ("cross_entropy", "log_prob")
+        if isinstance(op, bc.Op) and op.spec.category not in ELSEWHERE
     }
     forwards = {name for name in public if not name.endswith("_backward")}
     missing = {name for name in forwards - rows if not public[name].spec.namesake}
@@ -482,8 +492,10 @@ def test_the_explicit_backward_can_itself_be_differentiated(row):
     depends = [own[i] for i in floating(arrays)] if op not in ("gather", "lerp", "rope") else []
     if depends and not op.startswith("lp_pool"):
         inputs = [other[i] for i in floating(arrays)]
-        first = torch.autograd.grad(sum((a**2).sum() for a in got), depends)
-        second = torch.autograd.grad(sum((b**2).sum() for b in want), inputs)
+        # A residual that is added after a norm is in no gradient.
+        unused = {"allow_unused": True, "materialize_grads": True}
+        first = torch.autograd.grad(sum((a**2).sum() for a in got), depends, **unused)
+        second = torch.autograd.grad(sum((b**2).sum() for b in want), inputs, **unused)
         for a, b in zip(first, second, strict=True):
             same(a, b, rtol=1e-9)
 

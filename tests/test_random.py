@@ -15,14 +15,8 @@ from philox import dropped, masks
 from philox import philox as reference
 
 import baracuda as bc
-from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, strides_of
-from baracuda.backends.cuda.schedules import plan
-from baracuda.calls import check
-from baracuda.calls.op import registry
-from baracuda.declaration.dispatch import DEFAULT
 from baracuda.families.philox import philox
 
-FACTS = DeviceFacts(0, "sm_90", 4, 232448)
 # The known answers of Random123 (kat_vectors, philox4x32 with 10 rounds): counter, key, words.
 KNOWN = [
     ("00000000 00000000 00000000 00000000", "00000000 00000000",
@@ -135,22 +129,6 @@ def test_what_is_no_seed_is_refused(name: str, bad: Any) -> None:
 # Kernels, in the emulator.
 
 
-def launched(name: str, arrays: list[Any], options: dict[str, Any]) -> list[Any]:
-    spec = registry[name].spec
-    problem = check.problem(spec, arrays, options, DEFAULT)
-    alignment = min(x.ctypes.data & -x.ctypes.data for x in arrays)
-    outs = tuple(strides_of(x) for x in problem.outputs)
-    steps = plan(Call(problem, FACTS, outs, alignment=min(alignment, 16)))
-    made = [
-        emulator.empty(x.shape[::-1], x.dtype).T if x.strides else emulator.empty(x.shape, x.dtype)
-        for x in problem.outputs
-    ]
-    scalars = {**spec.usual, **options}
-    values = [scalars[n] for n in spec.scalars]
-    emulator.run(tuple(s.entry for s in steps.kernels), steps, [*arrays, *made], 0, values)
-    return made
-
-
 @pytest.mark.parametrize("how", ["dense", "padded", "odd", "turned"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_kernel_numbers_elements_as_they_lie_in_the_whole(dtype: str, how: str) -> None:
@@ -158,7 +136,7 @@ def test_a_kernel_numbers_elements_as_they_lie_in_the_whole(dtype: str, how: str
     values = np.random.default_rng(0).standard_normal((6, 37)).astype(kind)
     x = emulator.placed(values.T).T if how == "turned" else emulator.lying(values, how)
     options = {"seed": 2**63 + 12345, "offset": 2**35 + 1, "p": 0.4}
-    (got,) = launched("dropout", [x], options)
+    (got,) = emulator.launched(bc.dropout, [x], options)
     want = bc.dropout(values, **options)
     np.testing.assert_array_equal(got == 0, want == 0)
     np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2.0**-7)
@@ -167,5 +145,5 @@ def test_a_kernel_numbers_elements_as_they_lie_in_the_whole(dtype: str, how: str
 @pytest.mark.parametrize("p", [0.0, 1.0])
 def test_a_kernel_drops_none_or_all(p: float) -> None:
     x = emulator.placed(np.asarray([np.nan, np.inf, 1.0, -2.5, 0.0] * 5))
-    (got,) = launched("dropout", [x], {"seed": 1, "offset": 0, "p": p})
+    (got,) = emulator.launched(bc.dropout, [x], {"seed": 1, "offset": 0, "p": p})
     np.testing.assert_array_equal(got, np.zeros_like(x) if p else x)

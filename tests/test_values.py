@@ -20,6 +20,7 @@ from stub_device import install
 import baracuda as bc
 from baracuda.backends import load
 from baracuda.calls.op import registry
+from baracuda.declaration.dtypes import named
 from baracuda.declaration.spec import Case
 from baracuda.libraries.torch import Torch
 from baracuda.testing.bounds import close
@@ -37,15 +38,18 @@ def numbers(op: str) -> list[str]:
 VALUED = [op for op in registry if numbers(op)]
 
 
-def held(value: float) -> float:
-    """A number as an array has it: in float32, or in the bits of int64."""
-    return value - (value >> 63 << 64) if isinstance(value, int) else float(np.float32(value))
+def held(op: str, name: str, value: float) -> float:
+    """A number as an array has it: in the first floating dtype, or in the bits of int64."""
+    if isinstance(value, int):
+        return value - (value >> 63 << 64)
+    first = registry[op].spec.scalars[name].dtypes[0]  # type: ignore[attr-defined]
+    return float(np.dtype(first).type(value))
 
 
 def last_call(op: str) -> tuple[Call, dict[str, float]]:
-    """The last form of an op, with the run-time values that float32 or int64 holds."""
+    """The last form of an op, with run-time values of the first dtype that an array may have."""
     call = list(Subject(op, "array_api", "torch", "float32", brief=True).calls())[-1]
-    values = {name: held(call.scalars[name]) for name in numbers(op)}
+    values = {name: held(op, name, call.scalars[name]) for name in numbers(op)}
     case = Case(call.case.axes, **{**call.case.options, **values})
     return replace(call, case=case), values
 
@@ -238,10 +242,8 @@ def test_a_kernel_is_given_the_address(op: str, monkeypatch: pytest.MonkeyPatch)
     assert len(reading) >= 3
     for entry, words in reading:
         first, *kinds = entry.reads.split(", ")
-        held_as = {torch.float32: "f32", torch.int64: "i64"}
-        assert kinds == [
-            held_as[held[n].dtype] if n in held else "ByValue" for n in call.subject.spec.scalars
-        ]
+        shorts = {n: named(str(x.dtype).removeprefix("torch.")).short for n, x in held.items()}
+        assert kinds == [shorts.get(n, "ByValue") for n in call.subject.spec.scalars]
         for i, name in enumerate(call.subject.spec.scalars):
             at = int(first) + 8 * i
             if name in held:

@@ -37,7 +37,8 @@ class Role:
     between : tuple of float or None
         The least and the largest value that tests and benchmarks draw, both included by an integer.
     alike : str
-        Of a value: the input whose gradient is its own too, since only the sum of both matters.
+        Of a value: the input whose gradient is its own too, since only the sum of both matters; or
+        the result whose cotangent is its gradient, since it is added to that.
     wide : {"", "parameter", "residual", "cotangent"}
         Of a value: it may have the accumulate dtype of the problem instead of its dtype, as all
         others of its kind that are given: float32 parameters, or a float32 residual stream, beside
@@ -94,7 +95,8 @@ def parameter(low: float | None = None, high: float | None = None) -> Role:
 def residual(like: str = "") -> Role:
     """A value of a residual stream, which may be float32 beside 16-bit ones.
 
-    Its gradient is its own, or that of the input `like` where only the sum of both matters.
+    Its gradient is its own, or that of the input `like` where only the sum of both matters, or the
+    cotangent of the result `like` that it is added to.
     """
     return Role(alike=like, wide="residual")
 

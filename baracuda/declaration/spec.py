@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -250,16 +250,23 @@ class OpSpec:
     def optional(self) -> tuple[str, ...]:
         """The arrays that some forms do without, but for the second half of a packed one.
 
-        Functors of elementwise schedules differ by which of these are given (`given_end`).
+        Functors of elementwise schedules differ by which of these are given (`form_end`).
         """
         half = self.packed.other if self.packed else ""
         always = set[str].intersection(*[{*form.names} for form in self.signatures])
         return tuple([name for name in self.arrays if name != half and name not in always])
 
-    def given_end(self, names: Collection[str]) -> str:
-        """The end of a functor's name beside these arrays: bits for the optional ones."""
-        bits = sum([(name in names) << k for k, name in enumerate(self.optional)])
-        return f"Given{bits}" if bits else ""
+    @cached_property
+    def extra(self) -> frozenset[str]:
+        """The results that some forms of the same arrays do without."""
+        made = {f.text: (f.names, {p.name for p in f.outputs}) for f in self.signatures}.values()
+        return frozenset(n for a, x in made for b, y in made if a == b for n in x - y)
+
+    def form_end(self, form: Signature) -> str:
+        """The end of a functor's name: bits of optional arrays, names of extra results."""
+        bits = sum([(name in form.names) << k for k, name in enumerate(self.optional)])
+        more = [p.name.title() for p in form.outputs if p.name in self.extra]
+        return "".join([f"Given{bits}" if bits else "", *more])
 
     @cached_property
     def conditions(self) -> frozenset[str]:

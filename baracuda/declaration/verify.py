@@ -105,8 +105,9 @@ def _of_roles(spec: OpSpec) -> Iterator[tuple[str, str]]:
             for form in forms:
                 if axis not in {*form.derived}.union(*[p.names for p in form.inputs]):
                     yield "roles", f"{name}: {form.text!r} has no axis {axis}"
-        if role.alike and role.alike not in spec.arrays:
-            yield "roles", f"{name}: {role.alike} is no array"
+        results = {p.name for form in spec.signatures for p in form.outputs}
+        if role.alike and role.alike not in {*spec.arrays, *results}:
+            yield "roles", f"{name}: {role.alike} is no array and no result"
 
 
 def _takes(spec: OpSpec, option: str, value: str) -> bool:
@@ -147,7 +148,7 @@ def _structs(file: str) -> frozenset[str]:
 
 def _of_kernel(spec: OpSpec, kernel: Kernel) -> Iterator[tuple[str, str]]:
     one_by_one = kernel.schedule in ("elementwise", "reduce")
-    ends = {spec.given_end(form.names) for form in spec.signatures} if one_by_one else {""}
+    ends = {spec.form_end(form) for form in spec.signatures} if one_by_one else {""}
     names = [kernel.functor + end for end in ends if kernel.functor]
     if not (_SOURCES / kernel.file).is_file():
         yield "kernel", f"there is no cuda_src/{kernel.file}"

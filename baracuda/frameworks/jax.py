@@ -206,6 +206,8 @@ def _number(op: Op[Any, Any], name: str, x: Array) -> Array:
             expected = "two words of uint32, the low one first"
             raise type_error(op.spec.name, name, expected, got)
         return x
+    if isinstance(takes, Whole) and not x.shape and jnp.issubdtype(x.dtype, jnp.integer):
+        return x
     if x.shape or not jnp.issubdtype(x.dtype, jnp.floating):
         raise type_error(op.spec.name, name, "a real number, or a floating array of no axes", got)
     if not isinstance(takes, Number):
@@ -216,15 +218,16 @@ def _number(op: Op[Any, Any], name: str, x: Array) -> Array:
 def _by_body(plan: Plan, scalars: Mapping[str, Any], traced: Sequence[str]) -> Function:
     """The body, as a function of the arrays that are there and of traced run-time values."""
     run, problem = body.runner(plan.problem), plan.problem
-    dtype = problem.library.dtype(problem.compute_dtype)
 
     def call(*args: Array) -> tuple[Array, ...]:
         given, values = args[: len(problem.given)], args[len(problem.given) :]
         # A seed keeps its words.
-        some = [x if jnp.shape(x) else jnp.asarray(x, dtype) for x in values]
-        named = zip(traced, some, strict=True)
+        some = {
+            name: x if jnp.shape(x) else body.taken(problem, name, jnp.asarray(x))
+            for name, x in zip(traced, values, strict=True)
+        }
         with unread() if traced else nullcontext():
-            return body.of_given(problem, run, {**scalars, **dict(named)})(*map(jnp.asarray, given))
+            return body.of_given(problem, run, {**scalars, **some})(*map(jnp.asarray, given))
 
     return call
 

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from baracuda.calls.op import op
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel, Normaliser
-from baracuda.declaration.values import between
+from baracuda.declaration.values import Number
 from baracuda.declaration.values import seed as bits
 from baracuda.families.numerics import traced
 from baracuda.families.philox import kept
@@ -16,7 +16,9 @@ from baracuda.libraries import A, Array, library_of
 
 __all__ = ["dropout", "dropout_backward"]
 
-MASK: dict[str, Normaliser] = {"seed": bits, "offset": bits, "p": between(0, 1)}
+# A bound of 32 bits follows from it.
+RATE = Number("a number from 0 to 1", (0.0, 1.0), exact=True)
+MASK: dict[str, Normaliser] = {"seed": bits, "offset": bits, "p": RATE}
 CASES = (
     Case({"s": (37,)}, p=0.25, seed=2**64 - 3, offset=1),
     Case({"s": (3, 1, 7)}, p=0.5, seed=7),
@@ -27,9 +29,10 @@ _op = partial(op, category="random", scalars=MASK, elementwise=True, numbered=Tr
 
 
 def _dropped(x: Array, p: Any, seed: Any, offset: Any) -> Array:
+    xp = library_of(x).xp
     # Where nothing is left, the quotient does not count.
-    scale = 1.0 if not traced(p) and p == 1 else 1 / (1 - p)
-    return library_of(x).xp.where(kept(x, p, seed, offset), x * scale, 0)
+    scale = xp.astype(1 / (1 - p), x.dtype) if traced(p) else 1 / (1 - p) if p < 1 else 1.0
+    return xp.where(kept(x, p, seed, offset), x * scale, 0)
 
 
 @_op(

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from baracuda.calls.op import registry
 from baracuda.declaration.spec import OpSpec
 from baracuda.libraries import Array
-from baracuda.testing import row_peers
+from baracuda.testing import optimiser_peers, row_peers
 
 Expression: TypeAlias = Callable[..., Any]
 
@@ -193,7 +193,7 @@ EXPRESSIONS: dict[str, Expression] = {
     for f in (
         glu, reglu, swiglu, geglu, glu_backward, reglu_backward, swiglu_backward, geglu_backward,
         lerp, lerp_backward, rope, rope_backward, lp_pool2d, lp_pool2d_backward, gather,
-        gather_backward, *row_peers.EXPRESSIONS,
+        gather_backward, *row_peers.EXPRESSIONS, *optimiser_peers.EXPRESSIONS,
     )
 }  # fmt: skip
 """Of the ops that torch has no function for, or one that takes other arguments."""

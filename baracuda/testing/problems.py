@@ -133,6 +133,7 @@ def host_rows(n: int) -> list[Row]:
     rows += _norms((n, n)) + _softmaxes((n, n))
     rows += _softmaxes((n, n), 0, ("softmax", "softmax_backward"))
     rows += _prelus(image, channels) + _prelus((n, n), n)
+    rows += _steps((n, n))
     rows += _losses((n, n)) + _rowwise((n, n)) + _entropies(n // 4, 8 * n, ENTROPIES[:3])
     rows += _likelihoods((n // 4, 8 * n)) + _soft_targets((n // 4, 2 * n))
     rows += _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16)
@@ -187,7 +188,7 @@ def device_rows(dtype: str) -> list[Row]:
         rows += _norms((8192, n)) + _softmaxes((8192, n))
     rows += _softmaxes(square, 0, ("softmax", "softmax_backward"))
     rows += _prelus(image, 64) + _prelus((8192, 8192), 8192) + _prelus(flat, 1)
-    rows += _losses(flat)
+    rows += _losses(flat) + _steps(flat)
     # Embeddings of a sentence, and of a face.
     for n in (1024, 128):
         rows += _rowwise((2**27 // n, n))
@@ -206,6 +207,20 @@ def device_rows(dtype: str) -> list[Row]:
         label = f"{row.label}, deterministic"
         rows.append(replace(row, label=label, deterministic=True))
     return rows + _others(rows, "[2^27]", flat)
+
+
+OPTIMISERS: dict[str, dict[str, Any]] = {
+    "adamw": {"step": 3}, "adam": {"step": 3}, "sgd": {"momentum": 0.9}, "lion": {},
+    "ema": {"decay": 0.999},
+}  # fmt: skip
+
+
+def _steps(x: Shape) -> list[Row]:
+    """Steps of optimisers with all of their states."""
+    return [
+        Row(op, _listed(x), (x,) * len(registry[op].spec.arrays), options)
+        for op, options in OPTIMISERS.items()
+    ]
 
 
 def _others(rows: Sequence[Row], label: str, shape: Shape) -> list[Row]:
@@ -358,7 +373,8 @@ def _likelihoods(x: Shape, axis: int = -1) -> list[Row]:
 def _norms(x: Shape) -> list[Row]:
     """The norms with all of their parameters, and their gradients."""
     shapes = {"weight": x[-1:], "bias": x[-1:]}
-    kinds = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "l2_normalize")
+    kinds = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add",
+             "l2_normalize")  # fmt: skip
     return [
         Row(op, f"{list(x)}", tuple([shapes.get(name, x) for name in registry[op].spec.arrays]), {})
         for kind in kinds

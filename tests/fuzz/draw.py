@@ -134,6 +134,10 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "softcap": (0.0, 0.0, 2.0, 30), "eps": (1e-5, 1e-6, 0.5, 1e-3),
     "offset": (0.0, 1.0, 1.0, -0.3), "casting": ("none", "before_weight"),
     "keepdims": (False, True), "entropy": (False, True), "temperature": (1.0, 0.7, 2, 0.05),
+    "lr": (1e-3, 0.1, 0), "beta1": (0.9, 0.5, 0), "beta2": (0.999, 0.95, 0.5), "step": (1, 2, 999),
+    "weight_decay": (0.01, 0.1, 0), "momentum": (0.9, 0.5, 0), "dampening": (0.0, 0.0, 0.1),
+    "nesterov": (False, True), "grad_scale": (1.0, 128.0, 0.3), "found_inf": (0.0, 0.0, 0.0, 1.0),
+    "copy": (False, True), "decay": (0.9, 0.999, 0.5),
     "kind": ("forward", "reverse", "jsd"), "grad_dtype": ("accumulate", "accumulate", "weight"),
     "seed": (0, 5, -3, 2**63 + 11),
 }  # fmt: skip
@@ -298,7 +302,7 @@ def _array(drawn: Drawn, name: str, shape: tuple[int, ...]) -> Memory:
             drawn.dtype,
             style,
             _range(drawn, name),
-            rows=not spec.elementwise or spec.category == "gated",
+            rows=not spec.elementwise or spec.category in ("gated", "optimiser"),
         )
 
     return Memory(layout, dtype, drawn.library, drawn.device, fill)

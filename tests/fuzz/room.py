@@ -343,6 +343,7 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     **dict.fromkeys(("kl_div_with_logits", "kl_div_with_logits_backward",
                      "kl_div_with_logits_with_gradient", "linear_kl_div", "linear_kl_div_backward",
                      "linear_kl_div_with_gradient"), _divergence),
+    "rms_norm_add_backward": _norm,
     **{f"{name}_norm_backward": _norm for name in (
         "rms", "layer", "add_rms", "add_layer", "batch", "group", "instance")},
 }  # fmt: skip

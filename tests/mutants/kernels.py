@@ -17,7 +17,7 @@ _MIXED = ("test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads
 _TURNS = "test_functors.py::test_pairs_turn"
 
 _NUMBERS = "test_random.py::test_a_kernel_numbers_elements_as_they_lie_in_the_whole"
-_STATES = "test_new_ops.py::test_a_kernel_reads_and_writes_states_as_they_are"
+_STATES = "test_optimisers.py::test_a_kernel_reads_and_writes_states_as_they_are"
 
 MUTANTS = (
     mutant(
@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     mutant(
         "wide states are read in pieces", "cuda_src/common/elementwise.cuh",
-        "load<WIDTH>(p + j * WIDTH)", "load<WIDTH>(p)", f"{_STATES}[bfloat16-float32-1024]",
+        "load<WIDTH>(p + j * WIDTH)", "load<WIDTH>(p)", f"{_STATES}[float32-adamw]",
     ),
     mutant(
         "the gradient of a gate has its sign", "cuda_src/gated.cu",

@@ -68,20 +68,29 @@ def norm(was: Forward, found: Norm, alone: bool) -> Forward:
 
 
 def layer(was: Forward, found: Layer) -> Forward:
-    """A decoder layer whose adds are made by the norms that follow them."""
+    """A decoder layer whose adds are made by the norms before or behind them."""
 
     def entered(self: Any, branch: Branch, x: Any) -> tuple[Any, Any]:
         """What a branch begins with, and the stream that its end is added to."""
+        if not branch.norm:
+            return x, x
         module = getattr(self, branch.norm)
         if isinstance(x, Sum):
             return _added(module, branch.computes, x)
         return module(x), x
 
-    def ended(self: Any, branch: Branch, y: Any) -> Any:
+    def ended(self: Any, branch: Branch, y: Any, stream: torch.Tensor) -> Any:
+        """The stream behind a branch: a sum of both, or with the last norm an op."""
         y = y[0] if branch.first else y
-        for name in branch.after:
+        for name in branch.after if branch.norm else branch.after[:-1]:
             y = getattr(self, name)(y)
-        return y
+        if branch.norm:
+            return Sum(y, stream)
+        module, computes = getattr(self, branch.after[-1]), branch.computes
+        parameters = computes.parameters(module)
+        if not _hooked(module) and taken(y, stream, *parameters):
+            return computes.added(y, stream, *parameters, **computes.options)
+        return stream + module(y)
 
     def forward(self: Any, x: Any, *more: Any, **keywords: Any) -> Any:
         is_open = keywords.pop(OPEN, False)
@@ -91,10 +100,10 @@ def layer(was: Forward, found: Layer) -> Forward:
         normed, stream = entered(self, found.attention, x)
         keywords = {found.entry: normed, **found.defaults, **keywords}
         y = getattr(self, found.attention.body)(**keywords)
-        x = Sum(ended(self, found.attention, y), stream)
+        x = ended(self, found.attention, y, stream)
         normed, stream = entered(self, found.mlp, x)
-        x = Sum(ended(self, found.mlp, getattr(self, found.mlp.body)(normed)), stream)
-        return x if is_open else x.stream + x.branch
+        x = ended(self, found.mlp, getattr(self, found.mlp.body)(normed), stream)
+        return x if is_open or not isinstance(x, Sum) else x.stream + x.branch
 
     return forward
 
