@@ -67,7 +67,7 @@ def summed(spec: OpSpec, form: Signature) -> frozenset[str]:
         return added_up(spec, form)
     forward = registry[spec.adjoint_of].spec
     apart = frozenset().union(*[independent(forward, form) for form in forward.signatures])
-    kept = frozenset.intersection(*[p.names for form in spec.signatures for p in form.outputs])
+    kept = frozenset.intersection(*[p.reached for form in spec.signatures for p in form.outputs])
     bounded = {t.name for form in spec.signatures for p in form.inputs for t in p.terms if t.bound}
     given = frozenset.intersection(*[p.names for p in form.inputs if p.name.startswith("d")])
     return (apart - kept - bounded) & given

@@ -18,8 +18,9 @@ import numpy as np
 import baracuda as bc
 from baracuda.calls.op import registry
 from baracuda.testing import device_costs, host_bench, report, timing
-from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
+from baracuda.testing.problems import device_rows, host_rows
 from baracuda.testing.timed import Timing, time_row
+from baracuda.testing.timed_row import Row, ideal_bytes
 from baracuda.tools import CannotRun, can_plot, chosen, needs, one_line, progress, table
 
 DTYPES = ("bfloat16", "float32")
