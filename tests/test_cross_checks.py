@@ -125,6 +125,10 @@ def rows():
         yield f"dropout {p}", "dropout", [normal(5, 9)], {"p": p, "seed": 7, "offset": 2**40}, (
             lambda x, keep=keep: x * keep
         )  # fmt: skip
+        given = [normal(5, 9), normal(5, 9)]
+        yield f"dropout_add {p}", "dropout_add", given, {"p": p, "seed": 7, "offset": 2**40}, (
+            lambda x, residual, keep=keep: residual + x * keep
+        )  # fmt: skip
     for shape, at, axis in [((7, 5), (9, 5), 0), ((4, 6, 3), (2, 8, 3), 1), ((4, 6), (4, 6), -1)]:
         yield f"gather {axis}", "gather", [normal(*shape), index(shape[axis], *at)], (
             {"axis": axis}
@@ -331,6 +335,8 @@ def backward(op, dy, arrays, options):
         x, c = arrays[0], arrays[0].shape[1]
         dy, dmean, dvar = dy[: -2 * c].reshape(x.shape), dy[-2 * c : -c], dy[-c:]
         return many(call(dy, dmean, dvar, *arrays[:2], **options))[: len(arrays)]
+    if op == "dropout_add":
+        return (call(dy, **options), dy)
     if op == "rms_norm_add":
         dx, *dweight = many(call(dy, arrays[0], *arrays[2:], **options))
         return (dx, dy, *dweight)

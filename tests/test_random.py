@@ -72,6 +72,18 @@ def test_a_mask_follows_from_the_seed_and_the_places_alone() -> None:
         assert (bc.dropout(x, **{**how, **other}) != 0).tolist() != want.tolist()
 
 
+def test_a_residual_is_added_as_it_is() -> None:
+    rng, how = np.random.default_rng(0), {"p": 0.3, "seed": 11, "offset": 2}
+    x, residual = rng.standard_normal((2, 6, 40)).astype(np.float16)
+    got = bc.dropout_add(x, residual, **how)
+    want = residual.astype(np.float64) + dropped(x.astype(np.float64), **how)
+    np.testing.assert_array_equal(got[bc.dropout(x, **how) == 0], residual[want == residual])
+    np.testing.assert_allclose(got, want, rtol=2.0**-11, atol=2.0**-24)
+    wide = bc.dropout_add(torch.from_numpy(x), torch.from_numpy(residual).float(), **how)
+    assert wide.dtype == torch.float32
+    np.testing.assert_allclose(wide, want, rtol=1e-6, atol=1e-6)
+
+
 def test_an_array_that_would_be_cut_into_blocks_has_one_mask() -> None:
     x = np.ones((300, 1001), np.float32)
     want = masks(x.size, 3, 1).reshape(x.shape) >= 2**31
@@ -140,6 +152,17 @@ def test_a_kernel_numbers_elements_as_they_lie_in_the_whole(dtype: str, how: str
     want = bc.dropout(values, **options)
     np.testing.assert_array_equal(got == 0, want == 0)
     np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2.0**-7)
+
+
+@pytest.mark.parametrize("stream", ["bfloat16", "float32"])
+def test_a_kernel_adds_a_residual(stream: str) -> None:
+    rng, options = np.random.default_rng(0), {"seed": 5, "offset": 1, "p": 0.4}
+    x, residual = rng.standard_normal((2, 4, 50))
+    x, residual = x.astype(ml_dtypes.bfloat16), residual.astype(getattr(ml_dtypes, stream, stream))
+    placed = [emulator.placed(x), emulator.placed(residual)]
+    (got,) = emulator.launched(bc.dropout_add, placed, options)
+    want = bc.dropout_add(x, residual, **options)
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0])

@@ -19,4 +19,11 @@ template <class A> struct Dropout : Stream {
   HD void operator()(const A (&x)[1], A (&y)[1], u32 word) const { y[0] = left(x[0], word); }
 };
 
+template <class A> struct DropoutAdd : Dropout<A> {
+  static constexpr int inputs = 2;
+  HD void operator()(const A (&x)[2], A (&y)[1], u32 word) const {
+    y[0] = x[1] + this->left(x[0], word);
+  }
+};
+
 }  // namespace baracuda

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from baracuda.calls.op import op
+from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel, Normaliser
 from baracuda.declaration.values import Number
@@ -14,7 +15,7 @@ from baracuda.families.numerics import traced
 from baracuda.families.philox import kept
 from baracuda.libraries import A, Array, library_of
 
-__all__ = ["dropout", "dropout_backward"]
+__all__ = ["dropout", "dropout_add", "dropout_add_backward", "dropout_backward"]
 
 # A bound of 32 bits follows from it.
 RATE = Number("a number from 0 to 1", (0.0, 1.0), exact=True)
@@ -131,6 +132,92 @@ def dropout_backward(
     --------
     >>> import numpy as np, baracuda as bc
     >>> bc.dropout_backward(np.ones(8), p=0.5, seed=3)
+    array([2., 0., 0., 0., 2., 2., 2., 0.])
+    """
+    return _dropped(dy, p, seed, offset)
+
+
+@_op(
+    "x[*s], residual[*s] -> y[*s]",
+    roles={"residual": roles.residual("y"), "y": roles.typed_as("residual")},
+    kernel=Kernel("random.cu", "DropoutAdd", schedule="elementwise"),
+    cases=CASES,
+)
+def dropout_add(
+    x: Array, residual: A, /, *, p: float, seed: int, offset: int = 0, **dispatch: Unpack[Dispatch]
+) -> A:
+    """Drop elements and add a residual: ``residual + dropout(x)``.
+
+    Parameters
+    ----------
+    x : array of shape [*s]
+        float16, bfloat16, float32 or float64.
+    residual : array of shape [*s]
+        dtype of `x`, or float32 beside 16 bits.
+    p, seed, offset, **dispatch
+        As in `dropout`, whose mask this is.
+
+    Returns
+    -------
+    array of shape [*s]
+        dtype of `residual`, in its layout where that is dense.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `dropout`; `x` and `residual` of different shapes.
+
+    Notes
+    -----
+    The sum is rounded once; code that adds apart rounds what `dropout` leaves first. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.dropout_add(np.ones(8), np.arange(8.0), p=0.5, seed=3)
+    array([2., 1., 2., 3., 6., 7., 8., 7.])
+    """
+    return residual + _dropped(x, p, seed, offset)
+
+
+@_op(
+    "dy[*s] -> dx[*s]",
+    adjoint_of="dropout_add",
+    kernel=Kernel("random.cu", "Dropout", schedule="elementwise"),
+    cases=CASES,
+)
+def dropout_add_backward(
+    dy: A, /, *, p: float, seed: int, offset: int = 0, **dispatch: Unpack[Dispatch]
+) -> A:
+    """Gradient of `dropout_add` to x: that of `dropout`.
+
+    The gradient to the residual is `dy` itself.
+
+    Parameters
+    ----------
+    dy : array of shape [*s]
+        Gradient of the result.
+    p, seed, offset, **dispatch
+        As in `dropout_backward`.
+
+    Returns
+    -------
+    array of shape [*s]
+        In the layout of a dense `dy`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `dropout`.
+
+    Notes
+    -----
+    Linear in `dy`. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.dropout_add_backward(np.ones(8), p=0.5, seed=3)
     array([2., 0., 0., 0., 2., 2., 2., 0.])
     """
     return _dropped(dy, p, seed, offset)

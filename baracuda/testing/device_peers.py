@@ -24,6 +24,7 @@ Task = Callable[[], Any]
 # torch's functions for the same end, whose masks are others.
 _MASKS: dict[str, Callable[..., Any]] = {
     "dropout": lambda x, p, **_: torch.nn.functional.dropout(x, p),
+    "dropout_add": lambda x, r, p, **_: r + torch.nn.functional.dropout(x, p),
 }
 
 

@@ -149,10 +149,17 @@ def _channels(t: Any) -> Any:
 @formula("dropout", "dropout_backward")
 def dropout(t: Any, o: Any) -> Any:
     """Of the masks of philox.py; what is dropped is 0, whatever it was."""
-    (x,) = t.values()
+    x = next(iter(t.values()))
     keep = masks(x.numel(), o["seed"], o["offset"]).reshape(x.shape) >= int(o["p"] * 2**32)
     scale = 1 / (1 - o["p"]) if o["p"] < 1 else 0.0
     return (torch.where(torch.from_numpy(np.asarray(keep)), x * scale, 0.0),)
+
+
+@formula("dropout_add", "dropout_add_backward")
+def dropout_add(t: Any, o: Any) -> Any:
+    """The gradient to the residual is the cotangent itself."""
+    (left,) = dropout(t, o)
+    return (left + t["residual"] if "residual" in t else left,)
 
 
 @formula("lerp")
