@@ -23,6 +23,7 @@ from baracuda.errors import ArgumentValueError as ArgumentValueError
 from baracuda.errors import BaracudaError as BaracudaError
 from baracuda.errors import IndexOutOfRangeError as IndexOutOfRangeError
 from baracuda.errors import UnsupportedError as UnsupportedError
+from baracuda.families.philox import seeds as seeds
 from baracuda.forks import import_module as _import_module
 from baracuda.ops import *
 
@@ -47,6 +48,7 @@ else:
         "check_errors",
         "options",
         "plan_cache",
+        "seeds",
         *_ops.__all__,
     ]
     # Imported when they are asked for: they import torch.

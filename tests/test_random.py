@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import emulator
@@ -136,6 +137,37 @@ def test_torch_trains_and_compiles_with_seeds(seed: int) -> None:
 def test_what_is_no_seed_is_refused(name: str, bad: Any) -> None:
     with pytest.raises((ValueError, TypeError), match=f"dropout: {name}: expected an integer"):
         bc.dropout(np.ones(3), **{"p": 0.5, "seed": 1, name: bad})
+
+
+# Offsets.
+
+
+def test_each_call_of_a_step_has_an_offset_of_its_own() -> None:
+    def some(step: Any) -> list[dict[str, Any]]:
+        return list(itertools.islice(bc.seeds(7, step=step), 3))
+
+    offsets = {draw["offset"] for step in (0, 1, 2**32 - 1) for draw in some(step)}
+    assert len(offsets) == 9
+    assert max(offsets) < 2**64
+    assert some(5) == some(np.int32(5)) == [{"seed": 7, "offset": 5 + k * 2**32} for k in range(3)]
+    for bad in (-1, 2**32):
+        with pytest.raises(ValueError, match=r"seeds: step: expected an integer from 0 to 2\*\*32"):
+            bc.seeds(7, step=bad)
+
+
+def test_a_step_on_a_device_or_traced_is_the_number() -> None:
+    def run(x: Any, step: Any) -> list[Any]:
+        return [bc.dropout(x, p=0.5, **k) for k in itertools.islice(bc.seeds(7, step=step), 2)]
+
+    x = np.ones((4, 16), np.float32)
+    want = run(x, 1200)
+    for got in (
+        run(x, np.asarray(1200)),
+        run(torch.from_numpy(x), torch.tensor(1200, dtype=torch.int32)),
+        run(jnp.asarray(x), jnp.asarray(1200)),
+        jax.jit(run)(jnp.asarray(x), 1200),
+    ):
+        np.testing.assert_array_equal(np.asarray([*map(np.asarray, got)]), want)
 
 
 # Kernels, in the emulator.

@@ -8,9 +8,12 @@ group of eight elements in its low half, and the offset in its high half.
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import count, pairwise
+from numbers import Integral
 from typing import Any, TypeAlias
 
+from baracuda.errors import shown, value_error
 from baracuda.families.numerics import traced
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
@@ -24,6 +27,51 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 # Groups at a time on a host: temporaries of 256 KiB stay in a core's own cache.
 _BLOCK = 1 << 15
+
+
+def seeds(seed: int, /, *, step: int | Array = 0) -> Iterator[dict[str, Any]]:
+    """Seed and offset of one random call after another, within a step of training.
+
+    Parameters
+    ----------
+    seed : int
+        Of the whole training; any 64 bits.
+    step : int or array, optional
+        The number of the step, from 0 to 2^32 - 1; an integer, or an integer array without axes on
+        the device, which `jax.jit` may trace.
+
+    Yields
+    ------
+    dict
+        ``{"seed": seed, "offset": step + 2**32 * k}`` for the k-th call.
+
+    Raises
+    ------
+    ValueError
+        `step` out of range. What an array holds is not looked at.
+
+    Notes
+    -----
+    There is no state: whoever goes on from a checkpoint, or makes a step again, gives the number of
+    the step and has the same masks. A call for which the order shall not count takes an offset of
+    its own instead.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> draw = bc.seeds(7, step=1200)
+    >>> first, second = next(draw), next(draw)
+    >>> second == {"seed": 7, "offset": 1200 + 2**32}
+    True
+    >>> y = bc.dropout(np.ones(8), p=0.5, **first)
+    """
+    if isinstance(step, Integral):
+        number = int(step)
+        if not 0 <= number <= _TOP:
+            raise value_error("seeds", "step", "an integer from 0 to 2**32 - 1", shown(step))
+        return ({"seed": seed, "offset": number + (k << 32)} for k in count())
+    joined = library_of(step).joined
+    return ({"seed": seed, "offset": joined(step, k)} for k in count())
 
 
 def words(number: Any) -> tuple[Word, Word]:
