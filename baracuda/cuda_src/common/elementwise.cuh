@@ -56,8 +56,9 @@ struct Elementwise {
   // Narrow elements bring more arithmetic per byte, which takes more warps to hide: exact geglu
   // in bf16 on an H200 has 0.88 of the copy ceiling with 4 blocks and 0.99 with 8, its backward
   // 0.98 with 4 and 1.00 with 6, gelu 0.90 with 6 and 0.95 with 8. 64-bit offsets leave no
-  // registers for that, and the keys of random words none for two vectors.
-  static constexpr bool FEW = sizeof(T) != 2 || sizeof(I) == 8 || DIMS == 0 || ADD;
+  // registers for that, and the keys of random words none for two vectors, least for wide ones.
+  static constexpr bool LONG = NUMBERED && DEPTH > 1 && WIDE;
+  static constexpr bool FEW = sizeof(T) != 2 || sizeof(I) == 8 || DIMS == 0 || ADD || LONG;
   static constexpr bool MOST = NUMBERED ? DEPTH == 1 : IN == 2 || IN * OUT == 1;
   // Blocks of 256 threads, or of 128 with several inputs.
   static constexpr int BLOCKS = FEW || IN > 3 ? 4 : MOST ? 8 : 6;
