@@ -212,7 +212,7 @@ def dropout_add_backward(
 
     Notes
     -----
-    Linear in `dy`. Bit-stable.
+    As `dropout_backward`. Bit-stable.
 
     Examples
     --------
