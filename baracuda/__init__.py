@@ -24,6 +24,7 @@ from baracuda.errors import BaracudaError as BaracudaError
 from baracuda.errors import IndexOutOfRangeError as IndexOutOfRangeError
 from baracuda.errors import UnsupportedError as UnsupportedError
 from baracuda.families.frequencies import rope_frequencies as rope_frequencies
+from baracuda.families.philox import seeds as seeds
 from baracuda.forks import import_module as _import_module
 from baracuda.ops import *
 
@@ -49,6 +50,7 @@ else:
         "options",
         "plan_cache",
         "rope_frequencies",
+        "seeds",
         *_ops.__all__,
     ]
     # Imported when they are asked for: they import torch.

@@ -22,7 +22,8 @@ def kind(spec: OpSpec) -> tuple[Any, ...]:
     return (
         tuple(s.text for s in spec.signatures),
         tuple(spec.options),
-        len(spec.scalars),
+        spec.codes,
+        spec.numbered,
         spec.dtypes,
         tuple((n, spec.role(n).below, spec.role(n).counts) for n in spec.integers),
         spec.resolve is None,

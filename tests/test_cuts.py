@@ -79,7 +79,11 @@ def test_parts_are_uneven_and_of_one_element_too() -> None:
     assert [piece.stop - piece.start for piece in cuts._pieces(2)] == [1, 1]
 
 
-@pytest.mark.parametrize("name", lanes.ops())
+# A part does not say which elements it has.
+CUT = [name for name in lanes.ops() if not registry[name].spec.numbered]
+
+
+@pytest.mark.parametrize("name", CUT)
 def test_every_op_is_cut_or_batched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
     run = cuts._run

@@ -36,7 +36,7 @@ VALUED = [
 ]
 
 
-def drawn(op: str) -> tuple[Problem, list[Any], list[float]]:
+def drawn(op: str) -> tuple[Problem, list[Any], list[Any]]:
     """A problem of the last form at its first case, its arrays and run-time values."""
     call = list(Subject(op, "cuda", "numpy", "float32", brief=True).calls())[-1]
     spec = call.subject.spec
@@ -55,21 +55,26 @@ def steps_of(problem: Problem, facts: DeviceFacts, reads: tuple[str, ...]) -> St
 def test_a_value_in_memory_is_the_number(op: str) -> None:
     problem, arrays, values = drawn(op)
     takes = [hasattr(f, "dtypes") for f in problem.spec.scalars.values()]
+    # Integers are held as int64, by their bits.
+    whole = [code != "d" for code in problem.spec.codes]
     reads = {
-        how: tuple([getattr(f, "dtypes", ("", ""))[i] for f in problem.spec.scalars.values()])
-        for i, how in enumerate(("narrow", "wide"))
-    }
+        kind: tuple([
+            ("int64" if w else kind) if own else "" for own, w in zip(takes, whole, strict=True)
+        ])
+        for kind in ("float32", "float64")
+    }  # fmt: skip
     # Numbers beside it stay numbers.
-    reads["the last alone"] = (*[""] * (len(takes) - 1), "float64") if takes[-1] else ()
+    reads["the last alone"] = (*[""] * (len(takes) - 1), reads["float64"][-1]) if takes[-1] else ()
     planned = {"": steps_of(problem, FEW, ())}
     planned |= {how: steps_of(problem, FEW, kinds) for how, kinds in reads.items() if kinds}
     entries = tuple(dict.fromkeys(s.entry for some in planned.values() for s in some.kernels))
-    # A number that float32 has; a count stays whole.
-    single = [v if isinstance(v, int) else float(np.float32(v)) for v in values]
+    single = [int(v) if w else float(np.float32(v)) for v, w in zip(values, whole, strict=True)]
     results = {}
     for how, steps in planned.items():
         held = [
-            emulator.placed(np.asarray(v, kind)) if kind else None
+            emulator.placed(np.asarray(v - (v >> 63 << 64) if kind == "int64" else v, kind))
+            if kind
+            else None
             for v, kind in zip(single, reads.get(how, ("",) * len(values)), strict=True)
         ]
         words = [v if x is None else x.ctypes.data for v, x in zip(single, held, strict=True)]

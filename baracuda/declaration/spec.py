@@ -113,7 +113,7 @@ class OpSpec:
     keeps_layout : bool
         Outputs keep the layout of a dense input. Those of elementwise ops always do.
     numbered : bool
-        Elements depend on their number in the whole array, in C order, which functors are given.
+        Elements depend on their number in the whole array, in C order: functors take random words.
     products : bool
         Its arrays are factors of matrix products, which an autocast region computes in its dtype.
     composite : bool

@@ -214,11 +214,6 @@ def traced(value: object) -> bool:
     return _unread.get() and hasattr(value, "dtype")
 
 
-def words(seed: Any) -> tuple[Any, Any]:
-    """The low and the high 32 bits of a 64-bit integer, or of a pair of words that is traced."""
-    return (seed[0], seed[1]) if traced(seed) else (seed & 0xFFFFFFFF, seed >> 32)
-
-
 def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:
     """Zeros of `shape` with `values` added where `index` points along `axis`.
 

@@ -29,6 +29,7 @@ from baracuda.ops.optimisers import *
 from baracuda.ops.pooling import *
 from baracuda.ops.prelu import *
 from baracuda.ops.qk_norm_rope import *
+from baracuda.ops.random import *
 from baracuda.ops.rectifiers import *
 from baracuda.ops.rope import *
 from baracuda.ops.rope_qk import *

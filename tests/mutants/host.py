@@ -822,12 +822,12 @@ _FRAMEWORKS = (
     mutant(
         "seeds of 64 bits have no sign", "declaration/values.py",
         "return number % (2 * _TOP) if self.code == \"Q\" else number", "return number",
-        "test_new_ops.py::test_a_mask_follows_from_the_seed_and_the_places_alone",
+        "test_random.py::test_a_mask_follows_from_the_seed_and_the_places_alone",
     ),
     mutant(
         "numbered elements are not divided", "calls/partitioning.py",
         "    if spec.numbered:\n        return frozenset()\n    given,", "    given,",
-        "test_new_ops.py::test_an_array_that_would_be_cut_into_blocks_has_one_mask",
+        "test_random.py::test_an_array_that_would_be_cut_into_blocks_has_one_mask",
     ),
     mutant(
         "what a result says is not linear", "calls/adjoint.py",
