@@ -212,7 +212,8 @@ CASES = {
     "softmax": SOFTMAX,
     "logsumexp": LOGSUMEXP,
     "l2_normalize": PLAIN,
-    "optimiser": ELEMENTWISE,
+    "ema": ELEMENTWISE,
+    "optimiser": (*ELEMENTWISE, Case({"s": (7, 64)}, copy=True)),
     "prelu": PRELU,
 }
 

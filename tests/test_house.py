@@ -39,7 +39,7 @@ FLOORS = [
     {"backends"},
     {"calls/plan"},
     {"calls/cache"},
-    {"calls/recent", "calls/records", "calls/routes"},
+    {"calls/lists", "calls/recent", "calls/records", "calls/routes"},
     {"calls/op"},
     {
         "families/composites",

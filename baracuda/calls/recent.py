@@ -151,3 +151,10 @@ def _kind(arrays: Sequence[Array], written: tuple[Any, ...]) -> tuple[Any, ...]:
     """What tells most calls of an op apart, at the least cost."""
     first, last = arrays[0], arrays[-1]
     return len(arrays), first.shape, None if last is None else last.shape, written
+
+
+def written_as(options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Keywords as they are written, each with its type: 1, True and 1.0 are equal, but as keys."""
+    return tuple(
+        [(k, tuple(map(type, v)) if type(v) is tuple else type(v), v) for k, v in options.items()]
+    )

@@ -1,10 +1,10 @@
 // Steps of optimisers. The first input is the parameter, the second its gradient; states follow,
-// and come out in the same order. A `Rounded` functor returns the new parameter once more: its last
+// and come out in the same order. An `Extra1` functor returns the new parameter once more: its last
 // output is stored in the dtype of the gradient.
 //
 // A functor is made ready once by each thread. Differences from 1 are formed in float64: with beta2
 // = 0.999 in float32, 1 - beta2 would be off by 3e-5 of itself.
-#include "common/elementwise.cuh"
+#include "common/lists.cuh"
 #include "common/math.cuh"
 
 namespace baracuda {
@@ -52,9 +52,9 @@ template <class A, bool DECOUPLED, bool ROUNDED> struct AdamStep {
   }
 };
 template <class A> using Adam = AdamStep<A, false, false>;
-template <class A> using AdamRounded = AdamStep<A, false, true>;
+template <class A> using AdamExtra1 = AdamStep<A, false, true>;
 template <class A> using Adamw = AdamStep<A, true, false>;
-template <class A> using AdamwRounded = AdamStep<A, true, true>;
+template <class A> using AdamwExtra1 = AdamStep<A, true, true>;
 
 template <class A, bool MOMENTUM, bool ROUNDED> struct SgdStep {
   static constexpr int inputs = 2 + MOMENTUM, outputs = 1 + MOMENTUM + ROUNDED;
@@ -83,9 +83,9 @@ template <class A, bool MOMENTUM, bool ROUNDED> struct SgdStep {
   }
 };
 template <class A> using Sgd = SgdStep<A, false, false>;
-template <class A> using SgdRounded = SgdStep<A, false, true>;
+template <class A> using SgdExtra1 = SgdStep<A, false, true>;
 template <class A> using SgdGiven1 = SgdStep<A, true, false>;
-template <class A> using SgdGiven1Rounded = SgdStep<A, true, true>;
+template <class A> using SgdGiven1Extra1 = SgdStep<A, true, true>;
 
 template <class A, bool ROUNDED> struct LionStep {
   static constexpr int inputs = 3, outputs = 2 + ROUNDED;
@@ -112,7 +112,7 @@ template <class A, bool ROUNDED> struct LionStep {
   }
 };
 template <class A> using Lion = LionStep<A, false>;
-template <class A> using LionRounded = LionStep<A, true>;
+template <class A> using LionExtra1 = LionStep<A, true>;
 
 template <class A> struct Ema {
   static constexpr int inputs = 2, outputs = 1;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -37,12 +38,14 @@ products have the dtype of the region; nothing."""
 class Kernel:
     """Where the bespoke kernel of an op is found: file, functor and the schedule that maps it.
 
-    What only moves elements has no functor.
+    What only moves elements has no functor. One whose file includes common/lists.cuh also takes
+    `lists` of arrays in one launch.
     """
 
     file: str
     functor: str
     schedule: Schedule
+    lists: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,16 +260,17 @@ class OpSpec:
         return tuple([name for name in self.arrays if name != half and name not in always])
 
     @cached_property
-    def extra(self) -> frozenset[str]:
+    def extra(self) -> tuple[str, ...]:
         """The results that some forms of the same arrays do without."""
-        made = {f.text: (f.names, {p.name for p in f.outputs}) for f in self.signatures}.values()
-        return frozenset(n for a, x in made for b, y in made if a == b for n in x - y)
+        made = {f.text: (f.names, {p.name: 0 for p in f.outputs}) for f in self.signatures}
+        pairs = product(made.values(), repeat=2)
+        return tuple({n: 0 for (a, x), (b, y) in pairs if a == b for n in x if n not in y})
 
     def form_end(self, form: Signature) -> str:
-        """The end of a functor's name: bits of optional arrays, names of extra results."""
-        bits = sum([(name in form.names) << k for k, name in enumerate(self.optional)])
-        more = [p.name.title() for p in form.outputs if p.name in self.extra]
-        return "".join([f"Given{bits}" if bits else "", *more])
+        """The end of a functor's name: bits of optional arrays, and of extra results."""
+        given = sum([(name in form.names) << k for k, name in enumerate(self.optional)])
+        extra = sum([(p.name == n) << k for k, n in enumerate(self.extra) for p in form.outputs])
+        return (f"Given{given}" if given else "") + (f"Extra{extra}" if extra else "")
 
     @cached_property
     def conditions(self) -> frozenset[str]:
