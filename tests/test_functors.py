@@ -21,7 +21,7 @@ from mpmath import mp, mpf
 from numpy.typing import ArrayLike, NDArray
 
 import baracuda
-from baracuda.backends.cuda.schedules.rope import _turns
+from baracuda.backends.cuda.schedules.rope import turns
 from baracuda.backends.cuda.schedules.window import _norm
 from baracuda.calls.op import registry
 from baracuda.declaration.shapes import Signature
@@ -497,14 +497,14 @@ def test_angles_at_any_position(
 ) -> None:
     """Through the host's table, multiplied as `Frequencies` in rotate.cuh does it."""
     mp.dps = 60
-    tables = _turns(base, 64, kind == "f64")
+    tables = turns(base, 64, kind == "f64")
     if kind == "f64":
         size, sign = abs(position), 1 if position > 0 else -1
         rows = zip(*tables, strict=True)
-        turns = [sign * (high * size + ((low * size) >> 64)) for high, low in rows]
+        full = [sign * (high * size + ((low * size) >> 64)) for high, low in rows]
     else:
-        turns = [high * position for high in tables[0]]
-    phase = np.array([(turn + 2**63) % 2**64 - 2**63 for turn in turns], np.int64)
+        full = [high * position for high in tables[0]]
+    phase = np.array([(turn + 2**63) % 2**64 - 2**63 for turn in full], np.int64)
     angles = [position * mpf(base) ** (-mpf(i) / 64) for i in range(64)]
     assert off_the_circle(circle(functors, phase, kind), angles, kind) < 1
 

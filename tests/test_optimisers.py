@@ -192,7 +192,9 @@ def test_numbers_of_a_program_keep_their_digits(library: str) -> None:
 
 def test_what_is_no_number_of_a_step_is_refused() -> None:
     arrays = arguments("adamw")
-    with pytest.raises(TypeError, match="adamw: step: expected a value, got none"):
+    with pytest.raises(
+        TypeError, match=r"adamw: (missing a required argument: 'step'|step: expected a value)"
+    ):
         bc.adamw(*arrays)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="adamw: step: expected an integer from 1"):
         bc.adamw(*arrays, step=0)

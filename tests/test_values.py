@@ -18,6 +18,7 @@ import torch
 from stub_device import install
 
 import baracuda as bc
+from baracuda import libraries
 from baracuda.backends import load
 from baracuda.calls.op import registry
 from baracuda.declaration.dtypes import named
@@ -284,3 +285,13 @@ def test_nothing_waits_for_a_device(op: str) -> None:
         call.subject.function(*arrays, **{**call.options, **held})
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_value_that_is_an_array_may_stand_beside_a_type_not_met_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = torch.ones(3), torch.nn.Parameter(torch.zeros(3))
+    for known in (libraries.FACTS, libraries._BY_TYPE):
+        monkeypatch.delitem(known, torch.nn.Parameter, raising=False)
+    got = bc.lerp(a, b, weight=torch.tensor(0.25))
+    assert torch.equal(got, torch.full((3,), 0.75))

@@ -1,5 +1,5 @@
 // Steps of optimisers. The first input is the parameter, the second its gradient; states follow,
-// and come out in the same order. An `Extra1` functor returns the new parameter once more: its last
+// and come out in the same order. A `Copy` functor returns the new parameter once more: its last
 // output is stored in the dtype of the gradient.
 //
 // A functor is made ready once by each thread. Differences from 1 are formed in float64: with beta2
@@ -52,9 +52,9 @@ template <class A, bool DECOUPLED, bool ROUNDED> struct AdamStep {
   }
 };
 template <class A> using Adam = AdamStep<A, false, false>;
-template <class A> using AdamExtra1 = AdamStep<A, false, true>;
+template <class A> using AdamCopy = AdamStep<A, false, true>;
 template <class A> using Adamw = AdamStep<A, true, false>;
-template <class A> using AdamwExtra1 = AdamStep<A, true, true>;
+template <class A> using AdamwCopy = AdamStep<A, true, true>;
 
 template <class A, bool MOMENTUM, bool ROUNDED> struct SgdStep {
   static constexpr int inputs = 2 + MOMENTUM, outputs = 1 + MOMENTUM + ROUNDED;
@@ -83,9 +83,9 @@ template <class A, bool MOMENTUM, bool ROUNDED> struct SgdStep {
   }
 };
 template <class A> using Sgd = SgdStep<A, false, false>;
-template <class A> using SgdExtra1 = SgdStep<A, false, true>;
+template <class A> using SgdCopy = SgdStep<A, false, true>;
 template <class A> using SgdGiven1 = SgdStep<A, true, false>;
-template <class A> using SgdGiven1Extra1 = SgdStep<A, true, true>;
+template <class A> using SgdGiven1Copy = SgdStep<A, true, true>;
 
 template <class A, bool ROUNDED> struct LionStep {
   static constexpr int inputs = 3, outputs = 2 + ROUNDED;
@@ -112,7 +112,7 @@ template <class A, bool ROUNDED> struct LionStep {
   }
 };
 template <class A> using Lion = LionStep<A, false>;
-template <class A> using LionExtra1 = LionStep<A, true>;
+template <class A> using LionCopy = LionStep<A, true>;
 
 template <class A> struct Ema {
   static constexpr int inputs = 2, outputs = 1;

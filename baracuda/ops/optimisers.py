@@ -73,9 +73,8 @@ def _done(
     if traced(found_inf):
         new = tuple([xp.where(found_inf != 0, x, y) for x, y in zip(old, new, strict=True)])
     elif found_inf != 0:
-        new = tuple([1 * x for x in old])
-    # Where both have one dtype they are still two arrays.
-    new += (1 * new[0],) if copy else ()
+        new = tuple([xp.astype(x, x.dtype, copy=True) for x in old])
+    new += (xp.astype(new[0], new[0].dtype, copy=True),) if copy else ()
     return new if len(new) > 1 else new[0]
 
 
