@@ -107,7 +107,7 @@ def test_lists_that_do_not_fit_are_refused() -> None:
         plan([p[1], *p[1:]], g, m, v, **STEP)
     with pytest.raises(ValueError, match="adamw: out: expected 3 lists of arrays"):
         plan(p, g, m, v, out=(p, m), **STEP)
-    with pytest.raises(TypeError, match="swiglu: x: expected an array, got list"):
+    with pytest.raises(TypeError, match=r"swiglu: x: .* got builtins\.list"):
         bc.swiglu(p)
     with pytest.raises(ValueError, match="adamw: beta1"):
         plan(p, g, m, v, beta1=2.0, **STEP)

@@ -73,8 +73,6 @@ def rows(spec: OpSpec, arrays: Lists) -> list[tuple[Array, ...]]:
     TypeError, ValueError
         For what is no sequence, and for sequences of other lengths than the first.
     """
-    if not taken_by(spec):
-        raise type_error(spec.name, spec.arrays[0], "an array", type(arrays[0]).__name__)
     count = len(arrays[0] or ())
     for name, some in zip(spec.arrays, arrays, strict=False):
         if some is None:
@@ -333,8 +331,12 @@ class Recent:
     """The plans over lists that an op has made lately."""
 
     def __init__(self, op: Owner) -> None:
-        self._op = op
+        self._op, self._taken = op, taken_by(op.spec)
         self._known: tuple[tuple[Any, ListPlan], ...] = ()
+
+    def takes(self, arrays: Sequence[Any]) -> bool:
+        """Whether these are lists, and the op takes such."""
+        return self._taken and are(arrays)
 
     def find(self, arrays: Lists, options: Mapping[str, Any]) -> ListPlan:
         """The plan for these lists and structural options."""

@@ -99,7 +99,7 @@ class Op(Generic[P, R]):
             plan = alias = None
         if plan is None or (state is not None and state[0] == "traced"):
             self._signature_check(arrays, {**options, **scalars})
-            if lists.are(arrays):
+            if self._lists.takes(arrays):
                 return self._lists.run(arrays, options, scalars)  # type: ignore[no-any-return, arg-type]
             if alias is None and (given := autocast.settled(self.spec, arrays)) is not arrays:
                 return self(*given, **options, **scalars)
@@ -185,7 +185,7 @@ class Op(Generic[P, R]):
 
     def as_operator(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
         """The call as torch's graphs, modes and subclasses see it: one operator."""
-        if lists.are(arrays):
+        if self._lists.takes(arrays):
             return lists.each(self, arrays, options)
         return in_graph(torch, self, arrays, options, self._in_graphs)
 
@@ -211,7 +211,7 @@ class Op(Generic[P, R]):
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**dict.fromkeys(self._scalars, 0.0), **given})
-        if lists.are(arrays):
+        if self._lists.takes(arrays):
             return self._lists.find(arrays, given)  # type: ignore[return-value, arg-type]
         taken = unwrapped(arrays)
         if check.are_arrays(scalars.values()):
@@ -229,7 +229,7 @@ class Op(Generic[P, R]):
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**given, **scalars})
-        if lists.are(arrays):
+        if self._lists.takes(arrays):
             found = self._lists.find(arrays, given)  # type: ignore[arg-type]
             return found(*arrays, **scalars), found  # type: ignore[return-value]
         taken = autocast.settled(self.spec, arrays)

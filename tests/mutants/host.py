@@ -327,7 +327,7 @@ _PLANS = (
         "test_plans.py::test_options_hold_for_a_block_and_keywords_win",
     ),
     mutant(
-        "1, True and 1.0 are different keywords", "calls/op.py",
+        "1, True and 1.0 are different keywords", "calls/recent.py",
         "[(k, tuple(map(type, v)) if type(v) is tuple else type(v), v) for k, v in",
         "[(k, v) for k, v in",
         "test_errors.py::test_an_equal_value_of_the_wrong_type_fails_after_the_right_one"
