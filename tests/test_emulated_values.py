@@ -54,14 +54,16 @@ def steps_of(problem: Problem, facts: DeviceFacts, reads: tuple[str, ...]) -> St
 @pytest.mark.parametrize("op", lanes.cases(VALUED, USUAL.__contains__))
 def test_a_value_in_memory_is_the_number(op: str) -> None:
     problem, arrays, values = drawn(op)
-    takes = [hasattr(f, "dtypes") for f in problem.spec.scalars.values()]
-    reads = {kind: tuple([kind if own else "" for own in takes]) for kind in ("float32", "float64")}
+    # A counting number is of a width, too: each has its narrow dtype, or its wide one.
+    own = [getattr(f, "dtypes", ("", "")) for f in problem.spec.scalars.values()]
+    reads = {kind: tuple([names[k] for names in own]) for k, kind in enumerate(("narrow", "wide"))}
     # Numbers beside it stay numbers.
-    reads["the last alone"] = (*[""] * (len(takes) - 1), "float64") if takes[-1] else ()
+    reads["the last alone"] = (*[""] * (len(own) - 1), own[-1][1]) if own[-1][1] else ()
     planned = {"": steps_of(problem, FEW, ())}
     planned |= {how: steps_of(problem, FEW, kinds) for how, kinds in reads.items() if kinds}
     entries = tuple(dict.fromkeys(s.entry for some in planned.values() for s in some.kernels))
-    single = [float(np.float32(v)) for v in values]
+    pairs = zip(values, problem.spec.codes, strict=True)
+    single = [int(v) if code in "qQ" else float(np.float32(v)) for v, code in pairs]
     results = {}
     for how, steps in planned.items():
         held = [

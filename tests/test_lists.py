@@ -311,14 +311,44 @@ def test_a_table_has_every_chunk() -> None:
     assert words[:8].tolist() == [0, 1, 2, 5, 3, 4, 5, 0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_one_launch_and_one_more_sum_a_list(
+    device: StubDevice, memory: Memory, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    arrays = [torch.randn(s).to(dtype) for s in (*SHAPES, (3, 33_001))]
+    # One element off a vector's address.
+    shifted = [torch.cat([x.flatten(), x.flatten()])[x.numel() :].reshape(x.shape) for x in arrays]
+    plan = bc.sum_of_squares.plan(arrays)
+    got = plan(arrays)
+    assert len(device.launched) == 2
+    assert memory.copies == len(plan.skus) == 1
+    want = sum((x.double() ** 2).sum() for x in arrays)
+    torch.testing.assert_close(
+        got.double(), want, rtol=1e-5 if dtype.itemsize < 8 else 1e-13, atol=0
+    )
+    assert torch.equal(plan(shifted), got)
+    arrays[4][1, 2] = torch.nan
+    assert plan(arrays).isnan()
+
+
+def test_sums_of_dtypes_are_added_up_together(device: StubDevice, memory: Memory) -> None:
+    arrays = [torch.ones(3, 5), torch.ones(7).bfloat16(), torch.ones(4, 4)[:, ::2]]
+    assert bc.sum_of_squares(arrays[:2]) == 22
+    assert (len(device.launched), memory.copies) == (3, 1)
+    assert bc.sum_of_squares(arrays) == 30
+    assert bc.sum_of_squares([torch.ones(0, 2)]) == 0
+
+
 @pytest.mark.parametrize("name", DTYPES)
 def test_no_kernel_of_a_list_spills(device: StubDevice, name: str) -> None:
     from baracuda.backends.cuda import compiler
 
     for copy in (False, True):
         bc.adamw.plan(*drawn(0, *DTYPES[name]), copy=copy)
-    entries = [entry for entry in device.loaded if "_lists" in entry.symbol]
-    assert len(entries) == 2
+    bc.sum_of_squares.plan(drawn(0, DTYPES[name][0])[0])
+    entries = [entry for entry in device.loaded if "_list" in entry.symbol]
+    assert len(entries) == 3
     for entry in entries:
         found = compiler.usage(entry, "sm_90")
         assert (found.stack, found.spilled) == (0, 0), entry.symbol

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import chain
-from operator import is_
+from operator import add, is_
 from typing import Any, Protocol
 
 from baracuda import backends
@@ -34,9 +35,15 @@ class Owner(Protocol):
         """The plan of one call, or of lists."""
 
 
+def summed(spec: OpSpec) -> bool:
+    """Whether results are sums over all elements, of a list over those of all its arrays."""
+    return not any(p.terms for f in spec.signatures for p in f.outputs)
+
+
 def taken_by(spec: OpSpec) -> bool:
-    """Whether an op takes lists: elementwise ones of which all arrays have one shape."""
-    every = [{p.terms for p in (*f.inputs, *f.outputs)} for f in spec.signatures]
+    """Whether an op takes lists: elementwise ones of which all arrays have one shape, and sums."""
+    sides = [f.inputs if summed(spec) else (*f.inputs, *f.outputs) for f in spec.signatures]
+    every = [{p.terms for p in side} for side in sides]
     alike = all(len(terms) == 1 and len(next(iter(terms))) == 1 for terms in every)
     return spec.elementwise and alike
 
@@ -62,7 +69,8 @@ def joined(arrays: Lists) -> list[Array]:
 
 def each(op: Owner, arrays: Lists, options: Mapping[str, Any]) -> Any:
     """The op on each set of arrays: for frameworks that see every call."""
-    return _columns([op(*row, **options) for row in rows(op.spec, arrays)])
+    results = [op(*row, **options) for row in rows(op.spec, arrays)]
+    return _sum(op.spec, results) if summed(op.spec) else _columns(results)
 
 
 def rows(spec: OpSpec, arrays: Lists) -> list[tuple[Array, ...]]:
@@ -91,6 +99,15 @@ def _columns(results: Sequence[Any]) -> Any:
     if results and type(results[0]) is not tuple:
         return list(results)
     return tuple(map(list, zip(*results, strict=True)))
+
+
+def _sum(spec: OpSpec, results: Sequence[Array]) -> Array:
+    """The sum of the results of sets of arrays, in their order."""
+    if not results:
+        raise value_error(spec.name, spec.arrays[0], "at least one array", 0)
+    # NumPy makes scalars of sums of arrays without axes.
+    xp = library_of(results[0]).xp
+    return xp.reshape(reduce(add, [xp.reshape(x, (1,)) for x in results]), ())
 
 
 def _matcher(flat: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
@@ -147,11 +164,14 @@ class ListPlan:
 
     def _prepare(self) -> None:
         """Give to a backend the sets that it takes together; the others are `alone`."""
-        together: dict[str, list[int]] = {}
+        together: dict[tuple[str, str], list[int]] = {}
         for i, plan in enumerate(self.plans):
             if _takes(plan):
-                together.setdefault(plan.sku.backend, []).append(i)
-        name, taken = max(together.items(), key=lambda x: len(x[1]), default=("", []))
+                # One launch adds up sums of one dtype.
+                dtype = plan.problem.outputs[0].dtype if summed(self._op.spec) else ""
+                together.setdefault((plan.sku.backend, dtype), []).append(i)
+        most = max(together.items(), key=lambda x: len(x[1]), default=(("", ""), []))
+        (name, _), taken = most
         problems = [self.plans[i].problem for i in taken]
         self._together = backends.load(name).prepare_list(problems) if taken else None  # type: ignore[attr-defined]
         self._taken, self._alone = taken, sorted({*range(self._count)} - {*taken})
@@ -318,9 +338,34 @@ class ListPlan:
             raise value_error(spec.name, "plan", f"{self._count} arrays in a list", len(sets))
         for plan, row in zip(self.plans, sets, strict=True):
             plan.fitting(row)
-        found = ListPlan(self._op, arrays, self._options)
+        found = _planned(self._op, arrays, self._options)
         self.matches = found.matches if found.plans == self.plans else self.matches
         return found
+
+
+class SumPlan(ListPlan):
+    """A choice made once for the sum over sequences of arrays."""
+
+    def run(
+        self, arrays: Lists, flat: Sequence[Array], out: Any, scalars: Mapping[str, Any]
+    ) -> Any:
+        """A call with arrays that fit; `flat` are all of them."""
+        spec = self._op.spec
+        if out is not None:
+            raise value_error(spec.name, "out", "None (a sum over a list)", type(out).__name__)
+        results, sets = [], rows(spec, arrays)
+        if self._together is not None:
+            first = self.plans[self._taken[0]].problem
+            operand, values = first.outputs[0], self._values(flat[0], scalars)
+            total = first.library.empty((), operand.dtype, flat[0], operand.strides)
+            self._together(self._part(flat), (), *values, total)
+            results.append(total)
+        results += [self.plans[i](*sets[i], **scalars) for i in self._alone]
+        return _sum(spec, results)
+
+
+def _planned(op: Owner, arrays: Lists, options: Mapping[str, Any]) -> ListPlan:
+    return (SumPlan if summed(op.spec) else ListPlan)(op, arrays, options)
 
 
 # So many plans over lists does an op remember.
@@ -347,7 +392,7 @@ class Recent:
         for known, plan in self._known:
             if known == key and plan.fits(arrays, flat):
                 return plan
-        made = ListPlan(self._op, arrays, options)
+        made = _planned(self._op, arrays, options)
         self._known = ((key, made), *self._known)[:_MOST]
         return made
 

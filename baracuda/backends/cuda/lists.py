@@ -19,6 +19,7 @@ from baracuda.backends.cuda.launch import (
 )
 from baracuda.backends.cuda.launch_plan import DeviceFacts
 from baracuda.backends.cuda.schedules import lists
+from baracuda.declaration.dtypes import named
 from baracuda.declaration.spec import Problem
 from baracuda.errors import value_error
 from baracuda.forks import Guard
@@ -98,6 +99,30 @@ class Table:
 _kept: list[Table] = []
 
 
+class Adder:
+    """Launches that leave a number for each chunk, and one that adds these up in their order."""
+
+    def __init__(
+        self, problem: Problem, chunks: Sequence[int], facts: DeviceFacts, arrays: Any
+    ) -> None:
+        self._arrays, self._ordinal, count = arrays, facts.ordinal, sum(chunks)
+        self._dtype = named(problem.dtype).accumulate
+        self._shape, size = (max(count, 1),), named(self._dtype).itemsize
+        self._places = [size * sum(chunks[:i]) for i in range(len(chunks))]
+        self._last = Launch(lists.total(problem, count), facts, "<QQQ")
+
+    def __call__(
+        self, launches: Sequence[tuple[Launch, int]], tables: Sequence[int], values: Sequence[Any],
+        stream: Any, into: int,
+    ) -> None:  # fmt: skip
+        """Launch on a stream: by tables at these addresses, into a result at `into`."""
+        memory = self._arrays.workspace(self._shape, self._dtype, self._ordinal)
+        sums = self._arrays.pointer(memory)
+        for (launch, _), table, place in zip(launches, tables, self._places, strict=True):
+            launch(stream, [table, sums + place, *values])
+        self._last(stream, [sums, sums, into])
+
+
 class ListRunner:
     """Runs sets of arrays, in one launch for all that have the same dtypes.
 
@@ -123,23 +148,27 @@ class ListRunner:
         self._facts, self._arrays, self._op = facts, arrays, problems[0].spec.name
         self._variant = variant or lists.VARIANTS[0]
         self._count, self._inputs = len(problems), len(problems[0].given)
-        every = [(*p.given, *p.outputs) for p in problems]
+        every = [lists.operands(p) for p in problems]
         shape = len(problems), len(every[0])
         self._sizes = np.asarray([[x.nbytes for x in some] for some in every], np.uint64)
         self._sizes = self._sizes.reshape(shape)
         groups: dict[lists.Form, list[int]] = {}
         for i, problem in enumerate(problems):
             groups.setdefault(lists.Form.of(problem), []).append(i)
-        self._groups, steps, at = [], [], 0
+        self._groups, steps, chunks, at = [], [], [], 0
         for form, members in groups.items():
             problem = problems[members[0]]
-            over = lists.layout([problems[i].given[0].size for i in members], form.operands)
+            sizes = [problems[i].given[0].size for i in members]
+            over = lists.layout(sizes, form.operands, lists.chunk(problem))
             if len(over.chunks):
                 step = lists.plan(problem, over, facts.multiprocessors, self._variant)
                 steps.append((step, 8 * at))
                 self._groups.append((np.asarray(members), over, at))
                 at += over.size
+                chunks.append(len(over.chunks))
         self._words = at
+        summed = lists.sums(problems[0])
+        self._adder = Adder(problems[0], chunks, facts, arrays) if summed else None
         self._steps = steps
         self.launches = tuple(
             (int(members[0]), step.entry.symbol, f"{self._variant}, {step.threads} threads")
@@ -157,19 +186,20 @@ class ListRunner:
         outs: Sequence[int | Sequence[Array]],
         values: Sequence[Any],
         reads: tuple[str, ...],
+        total: Array | None = None,
     ) -> None:
         """Launch on the current stream.
 
         `inputs` are all arrays, one operand after the other; `outs` has for each output its arrays,
         or the number of the operand in whose place it is. `reads` are the dtypes of the run-time
-        values that are arrays, as `Problem` has them.
+        values that are arrays, as `Problem` has them. `total` is where the sum goes, of sums.
         """
-        if not self._words:
+        if not self._words and total is None:
             return None
         arrays, ordinal = self._arrays, self._facts.ordinal
         if arrays.current_device() != ordinal:
             with as_before(), arrays.on_device(ordinal):
-                return self(inputs, outs, values, reads)
+                return self(inputs, outs, values, reads, total)
         pointer, handle = arrays.pointer, arrays.current_stream(ordinal)
         addresses, places = [*map(pointer, inputs)], []
         for some in outs:
@@ -182,9 +212,13 @@ class ListRunner:
         launches, stream = self._loaded.get(reads) or self._load(reads), stream_of(handle)
         # Another thread may not write the table between the copy and the launches.
         with self._guard.lock:
-            address = self._table((addresses, places), handle, stream)
-            for launch, offset in launches:
-                launch(stream, [address + offset, *values])
+            address = self._table((addresses, places), handle, stream) if self._words else 0
+            addresses = [address + offset for _, offset in launches]
+            if self._adder is not None:
+                self._adder(launches, addresses, values, stream, pointer(total))
+                return None
+            for (launch, _), at in zip(launches, addresses, strict=True):
+                launch(stream, [at, *values])
         return None
 
     def _load(self, reads: tuple[str, ...]) -> list[tuple[Launch, int]]:
@@ -192,7 +226,8 @@ class ListRunner:
         made = []
         for step, offset in self._steps:
             read = step.reading(reads) if reads else step
-            made.append((Launch(read, self._facts, "<Q" + read.scalars), offset))
+            front = "<" + "Q" * len(read.front)
+            made.append((Launch(read, self._facts, front + read.scalars), offset))
         self._loaded[reads] = made
         return made
 

@@ -56,7 +56,7 @@ def overloads(op: Op[Any, Any]) -> dict[str, list[Signature]]:
     """The forms of an op by the operator's name, with an overload for other numbers of results.
 
     An overload is named after the arrays that its form has beyond the first one, or after the
-    option that decides how many results there are.
+    option that decides how many results there are, or both.
     """
     forms = op.spec.signatures
     first = forms[0]
@@ -66,7 +66,9 @@ def overloads(op: Op[Any, Any]) -> dict[str, list[Signature]]:
         more = [name for name in form.names if name not in first.names]
         alike = next(other for other in forms if other.names == form.names)
         if form.condition is not None and len(alike.outputs) != len(form.outputs):
-            more = [form.condition.option]
+            option = form.condition.option
+            before = out.get(f"{op.spec.name}.{option}", [form])[0]
+            more = [*more, option] if len(before.outputs) != len(form.outputs) else [option]
         name = op.spec.name if same else f"{op.spec.name}.{'_'.join(more)}"
         out.setdefault(name, []).append(form)
     return out
