@@ -8,6 +8,7 @@ theirs, so one line can be swapped and checkpoints load both ways. `Lion` is as 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 try:
@@ -190,15 +191,15 @@ class AdamW(torch.optim.AdamW):
                 found.setdefault(int(number), []).append(p)
             return [*found.items()]
         # Those that were counted alike stay so, also by graphs: it is read once for the same ones.
-        known: dict[Any, list[list[int]]] = self.__dict__.setdefault("_alike", {})
-        key = tuple(map(id, steps))
-        if key not in known:
+        cache = self.__dict__.setdefault("_alike", {})
+        known, alike = cache.get(id(group), ((), ()))
+        if len(known) != len(steps) or not all(map(is_, known, steps)):
             parts = dict[Any, list[int]]()
             for i, (p, number) in enumerate(zip(params, [*map(float, steps)], strict=True)):
                 parts.setdefault((number, p.device), []).append(i)
-            known.clear()
-            known[key] = [*parts.values()]
-        return [(steps[some[0]].to(torch.int64), [params[i] for i in some]) for some in known[key]]
+            alike = tuple(parts.values())
+            cache[id(group)] = steps, alike
+        return [(steps[some[0]].to(torch.int64), [params[i] for i in some]) for some in alike]
 
     def _take_back(self, params: list[Tensor]) -> None:
         """Steps that were skipped do not count."""

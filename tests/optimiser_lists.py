@@ -1,9 +1,9 @@
 """A program for a machine with a GPU: AdamW's step over lists of arrays, beside torch's.
 
 `python tests/optimiser_lists.py` prints, for 145, 300 and 2,000 arrays of 1.24e9 parameters
-together, milliseconds, the share of the copy ceiling that the bytes of the step alone have, and
-microseconds of host time, in all and for each array of each list. `--parameters` and `--arrays`
-take other sizes.
+together, milliseconds, the share of the copy ceiling that the bytes of the step or norm alone
+have, and microseconds of host time, in all and for each array of each list. `--parameters` and
+`--arrays` take other sizes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,10 +75,11 @@ class Report:
     arrays: int
     nbytes: int
     ceiling: float
+    lists: int = 4
 
     def line(self, what: str, task: Callable[[], Any]) -> None:
         device, host = timed(task)
-        share, each = self.nbytes / device / self.ceiling, host / (4 * self.arrays)
+        share, each = self.nbytes / device / self.ceiling, host / (self.lists * self.arrays)
         print(
             f"  {what:20} {device * 1e3:7.2f} ms  {share:.3f} of the ceiling  "
             f"{host * 1e6:7.0f} us of the host, {each * 1e6:.3f} an array and list",
@@ -109,12 +110,24 @@ def ours(report: Report, sizes: list[int], param: torch.dtype, state: torch.dtyp
     report.line("baracuda, graph", graphed(step))
 
 
+def norms(report: Report, sizes: list[int], dtype: torch.dtype) -> None:
+    """The joint norm of gradients: ours, with the scale that clips by it, and torch's."""
+    grads = [torch.zeros(n, dtype=dtype, device="cuda") for n in sizes]
+    only = replace(report, nbytes=sum(sizes) * dtype.itemsize, lists=1)
+    plan = bc.sum_of_squares.plan(grads)
+    only.line("norm, baracuda", lambda: bc.clip_scale(plan(grads), max_norm=1.0))
+    only.line("norm, torch", lambda: torch.nn.utils.get_total_norm(grads, foreach=True))
+
+
 def theirs(report: Report, sizes: list[int], dtype: torch.dtype, how: str) -> None:
-    """torch's step, fused or foreach."""
+    """torch's step, fused or foreach, or that of our optimiser in its place."""
     params = [torch.zeros(n, dtype=dtype, device="cuda").requires_grad_() for n in sizes]
     for p in params:
         p.grad = torch.zeros_like(p)
-    report.line(f"torch, {how}", torch.optim.AdamW(params, **{how: True}).step)
+    if how == "ours":
+        report.line("bc.optim.AdamW", bc.optim.AdamW(params, capturable=True).step)
+    else:
+        report.line(f"torch, {how}", torch.optim.AdamW(params, **{how: True}).step)
 
 
 def main() -> None:
@@ -132,7 +145,9 @@ def main() -> None:
             report = Report(arrays, nbytes, ceiling)
             ours(report, sizes, param, state)
             torch.cuda.empty_cache()
-            for how in ("fused", "foreach") if param is state else ():
+            norms(report, sizes, param)
+            torch.cuda.empty_cache()
+            for how in ("ours", "fused", "foreach") if param is state else ():
                 theirs(report, sizes, param, how)
                 torch.cuda.empty_cache()
 
