@@ -31,6 +31,7 @@ from baracuda.ops import *
 # Type checkers go by the imports, as in `baracuda.ops`.
 if TYPE_CHECKING:
     from baracuda import nn as nn
+    from baracuda import optim as optim
 else:
     __all__ = [
         "ArgumentTypeError",
@@ -54,7 +55,7 @@ else:
         *_ops.__all__,
     ]
     # Imported when they are asked for: they import torch.
-    _LAZY = ("nn",)
+    _LAZY = ("nn", "optim")
 
     def __getattr__(name):
         if name in _LAZY:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from baracuda.calls import check, records
+from baracuda.calls import check, lists, records
 from baracuda.calls.cache import plan_cache
 from baracuda.calls.plan import Plan, make
 from baracuda.calls.recent import Recent, written
@@ -51,6 +51,7 @@ class Op(Generic[P, R]):
         self._name = spec.name
         self._scalars = tuple(spec.scalars)
         self._recent = Recent()
+        self._lists = lists.Recent(self)
         functools.update_wrapper(self, function)
         whole = inspect.signature(function)
         own = [p for p in whole.parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -98,6 +99,8 @@ class Op(Generic[P, R]):
             plan = alias = None
         if plan is None or (state is not None and state[0] == "traced"):
             self._signature_check(arrays, {**options, **scalars})
+            if self._lists.takes(arrays):
+                return self._lists.run(arrays, options, scalars)  # type: ignore[no-any-return, arg-type]
             if alias is None and (given := autocast.settled(self.spec, arrays)) is not arrays:
                 return self(*given, **options, **scalars)
             # Where nothing watches the arrays, no route does.
@@ -182,6 +185,8 @@ class Op(Generic[P, R]):
 
     def as_operator(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
         """The call as torch's graphs, modes and subclasses see it: one operator."""
+        if self._lists.takes(arrays):
+            return lists.each(self, arrays, options)
         return in_graph(torch, self, arrays, options, self._in_graphs)
 
     def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan[R]:
@@ -206,6 +211,8 @@ class Op(Generic[P, R]):
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**dict.fromkeys(self._scalars, 0.0), **given})
+        if self._lists.takes(arrays):
+            return self._lists.find(arrays, given)  # type: ignore[return-value, arg-type]
         taken = unwrapped(arrays)
         if check.are_arrays(scalars.values()):
             return self._valued(taken, given, scalars, whole=False)[0]
@@ -222,6 +229,9 @@ class Op(Generic[P, R]):
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**given, **scalars})
+        if self._lists.takes(arrays):
+            found = self._lists.find(arrays, given)  # type: ignore[arg-type]
+            return found(*arrays, **scalars), found  # type: ignore[return-value]
         taken = autocast.settled(self.spec, arrays)
         if check.are_arrays(scalars.values()):
             plan, scalars = self._valued(taken, given, scalars)
@@ -309,7 +319,7 @@ class Op(Generic[P, R]):
 
     def sibling(self, plan: Plan, arrays: Sequence[Any]) -> Plan:
         """The plan for the same problem in the layout of `arrays`."""
-        options = _chosen(plan)
+        options = records.chosen(plan)
         try:
             found = plan_cache.find(self._alias(arrays, options))
         except UNFIT:
@@ -328,7 +338,7 @@ class Op(Generic[P, R]):
         self, plan: Plan, arrays: Sequence[Any], scalars: Mapping[str, Any]
     ) -> tuple[Plan, dict[str, Any]]:
         """The plan for the same problem where run-time values are arrays, and these values."""
-        return self._valued(arrays, _chosen(plan), scalars)
+        return self._valued(arrays, records.chosen(plan), scalars)
 
     def again(self, record: Mapping[str, Any]) -> Plan:
         """The plan of a record, or the error that says why it cannot be made here."""
@@ -343,15 +353,6 @@ class Op(Generic[P, R]):
 
         plan = plan_cache.get(None, problem, made)
         return plan if plan.sku == sku else made(problem)
-
-
-def _chosen(plan: Plan) -> dict[str, Any]:
-    """The options with which an op is called for what `plan` is for."""
-    choices = plan.problem.choices
-    dispatch = {name: getattr(choices, name) for name in NAMES} | {"sku": None}
-    if choices.sku is not None:
-        dispatch["backend"] = choices.sku.backend
-    return {**plan.problem.options, **dispatch}
 
 
 def _planned_again(record: Mapping[str, Any]) -> Plan:

@@ -134,7 +134,7 @@ _CACHE = (
 _PLANS = (
     mutant(
         "a misfit runs by the plan of its own", "calls/plan.py",
-        "result = plan._fitting(arrays).run(arrays, outs, adds, scalars)", "raise",
+        "result = plan.fitting(arrays).run(arrays, outs, adds, scalars)", "raise",
         "test_plans.py::test_a_plan_runs_arrays_that_lie_less_aligned_by_their_own",
     ),
     mutant(
