@@ -140,7 +140,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "lr": (1e-3, 0.1, 0), "beta1": (0.9, 0.5, 0), "beta2": (0.999, 0.95, 0.5), "step": (1, 2, 999),
     "weight_decay": (0.01, 0.1, 0), "momentum": (0.9, 0.5, 0), "dampening": (0.0, 0.0, 0.1),
     "nesterov": (False, True), "grad_scale": (1.0, 128.0, 0.3), "found_inf": (0.0, 0.0, 0.0, 1.0),
-    "copy": (False, True), "decay": (0.9, 0.999, 0.5),
+    "copy": (False, True), "decay": (0.9, 0.999, 0.5), "max_norm": (1.0, 0.5, 30.0),
     "padding_idx": (None, 0, 0),
     "kind": ("forward", "reverse", "jsd"), "grad_dtype": ("accumulate", "accumulate", "weight"),
     "metrics": (False, True),
