@@ -75,6 +75,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "_add0_how": (32, "sm_120: sums kept in float32 beside float16 that stays on chip"),
     "_sum_parts": (96, "up to sm_89: two blocks at once outweigh a few registers of digits"),
     "_lists_v8": (8, "sm_86 and sm_89: one register of the longest lists"),
+    "embedding_backward_bf16_lists_v8": (52, "rows in flight outweigh a few registers of a scale"),
 }
 
 KINDS = [

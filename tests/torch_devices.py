@@ -158,8 +158,9 @@ def apart(call: Call, label: Label, extent: int) -> bool:
     # A shard does not say which elements it has.
     if call.subject.spec.numbered or (extent == 1 and term.or_one):
         return False
-    if call.subject.spec.batches is not None:
-        return call.subject.spec.batch(term)
+    batches = call.subject.spec.batches
+    if batches is not None and not call.subject.spec.batch(term):
+        return False
     if term.group:
         # One group within another is cut with it where they are the same.
         axes, terms = (
@@ -171,6 +172,8 @@ def apart(call: Call, label: Label, extent: int) -> bool:
             for t in terms
             if t.bound and term.name in (t.name, t.bound)
         )
+    if batches is not None:
+        return True
     if base in UNPACKED:
         return term.name == "n" and term.factor == 1 and "gate" in call.form.names
     return APART.get(base) == term.name
@@ -207,16 +210,21 @@ def has(form: Any, pattern: Any, label: Any) -> type:
     return Shard if outer.get(name, name) in there else Partial
 
 
+@functools.cache
+def grid() -> Any:
+    """Two axes of processes; each mesh that is made has threads of its own, to the end."""
+    return init_device_mesh(DEVICE, (RANKS // 2, 2), mesh_dim_names=("rows", "columns"))
+
+
 def over_two_axes(op: str, mesh: Any) -> Iterator[str]:
     """Two axes of a mesh cut two axes of the first array, and then one axis twice."""
-    grid = init_device_mesh(DEVICE, (RANKS // 2, 2), mesh_dim_names=("rows", "columns"))
     for call in calls(op, even=True):
         rank = len(labels(call)[0])
         for cut in ([Shard(0), Shard(rank - 1)], [Shard(0), Shard(0)], [WHOLE, Shard(0)]):
             placements = [[WHOLE, WHOLE] for _ in labels(call)]
             placements[0] = cut
             try:
-                Spread(call, placements).check(grid, False)
+                Spread(call, placements).check(grid(), False)
             except Exception as error:
                 yield f"{call.case} {call.form.text} {cut}: {type(error).__name__}: {error}"
 
@@ -307,11 +315,10 @@ def refused(op: str, mesh: Any) -> Iterator[str]:
         first, last = there[:2]
         x = plain[last]
         plain[first] = distribute_tensor(plain[first], mesh, [WHOLE])
-        other = init_device_mesh(DEVICE, (RANKS // 2, 2))
         function = functools.partial(registry[op], **call.options)
         for second, error, text in (
             (x, TypeError, "expected a DTensor as the others, got Tensor"),
-            (distribute_tensor(x, other, [WHOLE, WHOLE]), ValueError, "as of the others"),
+            (distribute_tensor(x, grid(), [WHOLE, WHOLE]), ValueError, "as of the others"),
         ):
             try:
                 plain[last] = second
@@ -347,7 +354,7 @@ if __name__ == "__main__":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     flat = init_device_mesh(DEVICE, (RANKS,))
     report = {}
-    for name in [op for op in registry if lanes.FULL or one_of_category(op)]:
+    for name in [op for op in lanes.ops() if lanes.FULL or one_of_category(op)]:
         report[name] = {check.__name__: list(check(name, flat)) for check in CHECKS}
     if dist.get_rank() == 0:
         print(json.dumps(report))

@@ -6,6 +6,7 @@ from typing import Any
 
 from baracuda.declaration.shapes import Axes
 from baracuda.errors import value_error
+from baracuda.families.indexing import taken
 from baracuda.families.numerics import rotations
 from baracuda.libraries import Array, library_of
 
@@ -61,7 +62,8 @@ def read(
         if table.shape[-1] != size // 2:
             table = table[..., ::2] if interleaved else table[..., : size // 2]
         if positions is not None:
-            table = _rows(table, positions, checked and library.readable(positions))
+            in_range = checked and library.readable(positions)
+            table = taken(table, positions, 0, in_range=in_range)
         if table.ndim == 2 < x.ndim:
             inner = (1,) * (x.ndim - 2 - axis)
             table = xp.reshape(table, (table.shape[0], *inner, size // 2))
@@ -70,21 +72,6 @@ def read(
     if cos.shape != sin.shape:
         cos, sin = xp.broadcast_arrays(cos, sin)
     return cos, sin
-
-
-def _rows(table: Array, positions: Array, in_range: bool) -> Array:
-    """The rows of a table that positions point to, 0 for those out of range."""
-    library, extent = library_of(table), table.shape[0]
-    xp, shape = library.xp, (*positions.shape, table.shape[-1])
-    if extent == 0:
-        return xp.zeros(shape, dtype=table.dtype, device=library.device_of(table))
-    at = xp.reshape(positions, (-1, 1))
-    valid = (at >= 0) & (at < extent)
-    at = at if in_range else xp.where(valid, at, xp.zeros_like(at))
-    rows = library.take(table, xp.broadcast_to(at, (at.shape[0], table.shape[-1])), 0)
-    if not in_range:
-        rows = xp.where(valid, rows, xp.zeros_like(rows))
-    return xp.reshape(rows, shape)
 
 
 def turned(

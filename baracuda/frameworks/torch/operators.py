@@ -55,8 +55,8 @@ _several: dict[str, list[tuple[list[str], Condition | None, str]]] = {}
 def overloads(op: Op[Any, Any]) -> dict[str, list[Signature]]:
     """The forms of an op by the operator's name, with an overload for other numbers of results.
 
-    An overload is named after the arrays that its form has beyond the first one, or after the
-    option that decides how many results there are.
+    An overload is named after the arrays that its form has beyond the first one, and after the
+    option that decides how many results there are. It has forms of one number of results.
     """
     forms = op.spec.signatures
     first = forms[0]
@@ -66,7 +66,7 @@ def overloads(op: Op[Any, Any]) -> dict[str, list[Signature]]:
         more = [name for name in form.names if name not in first.names]
         alike = next(other for other in forms if other.names == form.names)
         if form.condition is not None and len(alike.outputs) != len(form.outputs):
-            more = [form.condition.option]
+            more.append(form.condition.option)
         name = op.spec.name if same else f"{op.spec.name}.{'_'.join(more)}"
         out.setdefault(name, []).append(form)
     return out
