@@ -55,20 +55,19 @@ def steps_of(problem: Problem, facts: DeviceFacts, reads: tuple[str, ...]) -> St
 def test_a_value_in_memory_is_the_number(op: str) -> None:
     problem, arrays, values = drawn(op)
     takes = [hasattr(f, "dtypes") for f in problem.spec.scalars.values()]
-    # Integers are held as int64, by their bits.
-    whole = [code != "d" for code in problem.spec.codes]
+    # Seeds are held by their bits.
+    words = [*zip(problem.spec.scalars.values(), problem.spec.codes, strict=True)]
     reads = {
-        kind: tuple([
-            ("int64" if w else kind) if own else "" for own, w in zip(takes, whole, strict=True)
-        ])
-        for kind in ("float32", "float64")
-    }  # fmt: skip
+        how: tuple(["int64" if c == "Q" else getattr(f, "dtypes", ("", ""))[i] for f, c in words])
+        for i, how in enumerate(("narrow", "wide"))
+    }
     # Numbers beside it stay numbers.
-    reads["the last alone"] = (*[""] * (len(takes) - 1), reads["float64"][-1]) if takes[-1] else ()
+    reads["the last alone"] = (*[""] * (len(takes) - 1), reads["wide"][-1]) if takes[-1] else ()
     planned = {"": steps_of(problem, FEW, ())}
     planned |= {how: steps_of(problem, FEW, kinds) for how, kinds in reads.items() if kinds}
     entries = tuple(dict.fromkeys(s.entry for some in planned.values() for s in some.kernels))
-    single = [int(v) if w else float(np.float32(v)) for v, w in zip(values, whole, strict=True)]
+    # A number that float32 has; a count stays whole.
+    single = [v if isinstance(v, int) else float(np.float32(v)) for v in values]
     results = {}
     for how, steps in planned.items():
         held = [
