@@ -897,7 +897,7 @@ _FRAMEWORKS = (
     ),
     mutant(
         "JAX gets the explicit gradient", "frameworks/jax.py",
-        "        function.defjvp(by_partner)\n", "        function.defjvp(by_body)\n",
+        "        function.defjvp(rule)\n", "        function.defjvp(by_body)\n",
         "test_jax.py::test_the_gradient_calls_the_explicit_backward"
         "[add_rms_norm-add_rms_norm_backward]",
     ),
