@@ -120,8 +120,8 @@ class Spread:
 def calls(op: str, even: bool) -> Iterator[Call]:
     """Every form at a case with groups of axes: extents that ranks do not divide, or even ones.
 
-    Where one number is made of all, or shared by all, everything is whole everywhere. In the full
-    lane it is both cases.
+    Where one number is made of all, or shared by all, everything is whole everywhere: no such form
+    is tried. In the full lane it is both cases.
     """
     subject = Subject(op, "torch", "torch", "float64")
     spread = [
@@ -129,6 +129,8 @@ def calls(op: str, even: bool) -> Iterator[Call]:
         for case, form in tried(subject.spec, subject.spec.cases)
         if all(p.terms for p in (*form.inputs, *form.outputs))
     ]
+    if not spread:
+        return
     case = max(
         [case for case, _ in spread],
         key=lambda c: sum(isinstance(v, tuple) and v != () for v in c.axes.values()),
