@@ -68,7 +68,7 @@ def sum_of_squares(x: Array, /, **dispatch: Unpack[Dispatch]) -> Array:
     category="optimiser",
     elementwise=True,
     scalars={"max_norm": positive(), "eps": positive(zero=True), "grad_scale": positive()},
-    roles={"squares": roles.value(0.0, 4.0)},
+    roles={"squares": roles.value(0.0, 4.0), "found_inf": roles.metric(accumulated=False)},
     cases=(
         Case({"s": ()}, max_norm=1.0),
         Case({"s": (2, 19)}, max_norm=0.5, eps=0.1, grad_scale=2.0),
