@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import math
 import os
@@ -19,12 +20,20 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import lanes
 
 # Most of the time of JAX's tests is compiling. What XLA makes of a program it still decides; only
-# the machine code is plainer. Without the emitters of fusions it takes half the time.
+# the machine code is plainer. Without the emitters of fusions it takes half the time, and half of
+# that without LLVM's passes, in one module a program.
 if not lanes.FULL:
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    # A flag that XLA does not know ends the process; later versions have no other emitters.
+    # A flag that XLA does not know ends the process, so other versions of it get none.
     if version("jaxlib").startswith("0.10."):
-        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+        os.environ.setdefault(
+            "XLA_FLAGS",
+            "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 "
+            "--xla_cpu_parallel_codegen_split_count=1",
+        )
+
+# A collection goes through all objects of torch and JAX: at the usual thresholds a sixth of a run.
+gc.set_threshold(50_000, 20, 20)
 
 SLOW = 20.0
 _started = time.monotonic()

@@ -34,7 +34,8 @@ static Dim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {
 
-constexpr size_t STACK = 64 << 10, FIXED = 16384, PAGE = 4096;
+// The odd lines keep the stacks of a block from falling into one set of a cache.
+constexpr size_t STACK = (64 << 10) + 5 * 64, FIXED = 16384, PAGE = 4096;
 
 // What lanes hand each other: those of a mask meet, and all see what each has brought.
 struct Meeting {
@@ -70,9 +71,20 @@ struct Block {
   Dim index;
 };
 
+// A word that others write, and when who waits for it may go on. The scheduler looks at it, so that
+// nobody is woken for nothing.
+struct Word {
+  const unsigned* at = nullptr;
+  unsigned mask = 0, value = 0;
+  bool equal = false;
+
+  bool ready() const { return ((*at & mask) == value) == equal; }
+};
+
 struct Fiber {
   ucontext_t context;  // where it starts
   jmp_buf place;       // where it goes on: a jump, unlike a context, costs no system call
+  Word word;           // what it waits for; without an address it looks itself
   Block* block;
   unsigned number, phase = 0;
   bool started = false, done = false;
@@ -105,13 +117,21 @@ template <class F> void wait_until(F ready) {
   while (!ready()) wait();
   moved = true;
 }
+inline void wait_for(Word word) {
+  if (!word.ready()) {
+    self->word = word;
+    wait();
+    self->word.at = nullptr;
+  }
+  moved = true;
+}
 
 inline void barrier() {
   Block& b = *self->block;
   const unsigned round = b.rounds;
   moved = true;
   if (++b.waiting == b.alive) b.waiting = 0, ++b.rounds;
-  wait_until([&] { return b.rounds != round; });
+  wait_for({&b.rounds, ~0u, round, false});
 }
 inline void cluster_arrive() {
   self->phase = cluster_rounds;
@@ -119,7 +139,7 @@ inline void cluster_arrive() {
   if (++cluster_arrived == running) cluster_arrived = 0, ++cluster_rounds;
 }
 inline void cluster_wait() {
-  wait_until([phase = self->phase] { return cluster_rounds != phase; });
+  wait_for({&cluster_rounds, ~0u, self->phase, false});
 }
 
 // What every lane of `mask` brings, lanes that are not in it 0; until the caller waits again.
@@ -135,7 +155,7 @@ inline const uint64_t* meet(unsigned mask, uint64_t x) {
     for (int i = 0; i < 32; ++i) m.seen[i] = mask >> i & 1 ? m.brought[i] : 0;
     m.arrived = 0, m.left = mask;
   }
-  wait_until([&] { return (m.left & bit) != 0; });
+  wait_for({&m.left, bit, bit, true});
   m.left &= ~bit;
   return m.seen;
 }
@@ -214,8 +234,8 @@ inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt1993
   for (size_t left = running; left;) {
     moved = false;
     for (unsigned i : order) {
-      if (fibers[i].done) continue;
       self = &fibers[i];
+      if (self->done || (self->word.at && !self->word.ready())) continue;
       threadIdx = {self->number, 0, 0};
       blockIdx = self->block->index;
       go_on();
