@@ -171,6 +171,12 @@ EMBEDDING = (
     Case({"i": (300,), "n": 9000, "d": 33}),
     Case({"i": (300,), "n": 9, "d": 1}),
 )
+# Rows for vectors, odd ones and single numbers, of ids in any order and in order.
+SEGMENTS = tuple(
+    Case({"e": 300, "d": d, "n": n}, num_segments=n, sorted=ascending)
+    for d, n in (((8, 8), 90), ((33,), 9000), ((), 9))
+    for ascending in (False, True)
+)
 # Rows for some lanes, for a block near, for one that is left over, for one far, for clusters of two
 # to eight, and for more than a block.
 NORM = tuple(
@@ -239,6 +245,10 @@ CASES = {
     "lp_pool2d": POOL_2D,
     "indexing": INDEXING,
     "embedding": EMBEDDING,
+    "segment_sum": SEGMENTS,
+    "segment_mean": SEGMENTS,
+    "segment_max": SEGMENTS,
+    "segment_softmax": SEGMENTS,
     "norm": NORM,
     "channel_norm": CHANNEL_NORM,
     "softmax": SOFTMAX,

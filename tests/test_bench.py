@@ -49,6 +49,10 @@ def small(op: str) -> Row:
         if "ids" in spec.arrays:
             shapes = {"ids": (3, 2), "weight": (4, 5), "dy": (3, 2, 5)}
             options = {"weight_shape": (4, 5)} if op.endswith("backward") else {}
+        if "segment_ids" in spec.arrays:
+            shapes = {"data": (9, 5), "segment_ids": (9,), **dict.fromkeys(("dout", "out"), (4, 5))}
+            shapes |= dict.fromkeys(("dy", "y"), (9, 5))
+            options = {"num_segments": 4}
     elif spec.category in ("norm", "softmax"):
         shapes = {**dict.fromkeys(spec.arrays, (3, 4)), "weight": (4,), "bias": (4,)}
         shapes.pop("mask", None)

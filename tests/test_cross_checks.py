@@ -139,6 +139,19 @@ def rows():
             lambda ids, weight, scale=scale, padding=padding: F.embedding(ids, weight, padding)
             * scale
         )  # fmt: skip
+    for reduce in ("sum", "mean", "amax"):
+        ids, name = index(4, 9), f"segment_{reduce.removeprefix('a')}"
+        yield name, name, [normal(9, 3), ids], {"num_segments": 4}, (
+            lambda data, ids, reduce=reduce: data.new_full(
+                (4, 3), -torch.inf if reduce == "amax" else 0
+            ).scatter_reduce(0, ids[:, None].expand(-1, 3), data, reduce, include_self=False)
+        )  # fmt: skip
+    yield "segment_softmax", "segment_softmax", [normal(9, 3), index(4, 9)], {"num_segments": 4}, (
+        lambda data, ids: sum((
+            torch.softmax(torch.where(ids[:, None] == s, data, -torch.inf), 0).nan_to_num()
+            for s in set(ids.tolist())
+        ), torch.zeros_like(data))
+    )  # fmt: skip
     for p, k, s in [(2, 3, None), (2, 3, 1), (4, 2, 3), (6, 3, 2)]:
         options = {"norm_type": p, "kernel_size": k, "stride": s}
         yield f"lp_pool1d even {p} {k} {s}", "lp_pool1d", [normal(2, 3, 11)], options, (
@@ -317,6 +330,12 @@ def backward(op, dy, arrays, options):
     if op == "embedding":
         ids, weight = arrays
         return (call(dy, ids, weight_shape=tuple(weight.shape), **options),)
+    if op in ("segment_sum", "segment_mean"):
+        return (call(dy, arrays[1], **options),)
+    if op == "segment_softmax":
+        return (call(dy, forward(op, *arrays, **options), arrays[1], **options),)
+    if op == "segment_max":
+        return (call(dy, arrays[0], bc.segment_max(*arrays, **options), arrays[1], **options),)
     if op in ("lerp", "dropout"):
         return many(call(dy, **options))
     if op == "rope":

@@ -15,7 +15,7 @@ from holding import hold
 import baracuda as bc
 from baracuda.backends.cuda.schedules import PLANNERS
 from baracuda.calls.op import op, registry
-from baracuda.declaration import roles
+from baracuda.declaration import indexed, roles
 from baracuda.declaration.spec import Kernel, OpSpec, Packed, Schedule
 from baracuda.declaration.values import choice, flag, integer, shape
 from baracuda.testing.cases import subjects
@@ -196,13 +196,14 @@ def spec_of(name: str) -> OpSpec:
     [
         ("look_up", False), ("look_up_backward", True),
         ("gather", False), ("gather_backward", True),
+        ("segment_sum", True), ("segment_sum_backward", False), ("segment_softmax", True),
         ("cross_entropy_backward", False), ("cross_entropy_with_gradient", False),
         ("nll_loss_backward", False), ("rope_backward", False),
         ("linear_cross_entropy_backward", False),
     ],
 )  # fmt: skip
 def test_what_scatters_follows_from_the_axes(name: str, scatters: bool) -> None:
-    assert spec_of(name).scatters is scatters
+    assert indexed.scatters(spec_of(name)) is scatters
 
 
 def test_the_ops_of_the_package_are_left_as_they_were() -> None:

@@ -10,6 +10,7 @@ from baracuda.calls.check import indices
 from baracuda.declaration.backend import Adds, Runner, each
 from baracuda.declaration.dispatch import unrecorded
 from baracuda.declaration.dtypes import name_of
+from baracuda.declaration.indexed import scatters
 from baracuda.declaration.sku import PrecisionGuarantee
 from baracuda.declaration.spec import Problem
 from baracuda.families.numerics import narrow, stored_as, unread
@@ -176,7 +177,7 @@ def of_given(
 def ordered(problem: Problem) -> bool:
     """Whether the library adds what collides in a fixed order; devices scatter by atomics."""
     host = any(name in problem.device.lower() for name in ("cpu", TRACED))
-    return host or not problem.spec.scatters
+    return host or not scatters(problem.spec)
 
 
 KERNELS = ("body", "composite")

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from baracuda.declaration.indexed import grouping, scatters
 from baracuda.declaration.shapes import Pattern, Signature
 from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.layouts import Shape
@@ -33,7 +34,11 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     packed = {t.name for t in terms if t.factor != 1}
     counted = {axis for name, axis in spec.counted.items() if name in given}
     looked_up = {
-        t.name for p in form.inputs if p.name in spec.indices for t in p.terms if not t.group
+        t.name
+        for p in form.inputs
+        if p.name in spec.indices and p.name not in grouping(spec)
+        for t in p.terms
+        if not t.group
     }
     shared = frozenset.intersection(*[p.reached for p in form.outputs], *_cotangents(spec, form))
     return shared & frozenset(
@@ -61,7 +66,7 @@ def added_up(spec: OpSpec, form: Signature) -> frozenset[str]:
     given = {p.name for p in form.inputs}
     others = [p for p in form.outputs if not spec.adjoint_of and p.name[1:] not in given]
     terms = [t for p in form.outputs for t in p.terms]
-    if spec.adjoint_of and spec.scatters:
+    if spec.adjoint_of and scatters(spec):
         terms += [t for p in form.inputs if not p.is_option for t in p.terms]
     if spec.numbered:
         return frozenset()

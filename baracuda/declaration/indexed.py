@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 from baracuda.declaration.shapes import Pattern
-from baracuda.declaration.spec import Operand, Problem
+from baracuda.declaration.spec import Operand, OpSpec, Problem
 from baracuda.layouts import Shape
 
 
@@ -53,6 +54,29 @@ def indexed(problem: Problem) -> Indexed:
     rank = len(index.shape(problem.axes))
     run = 1 if rank == len(asked.shape(problem.axes)) else rank
     return Indexed(name, whole.name, asked.name, axis, run)
+
+
+@cache
+def grouping(spec: OpSpec) -> frozenset[str]:
+    """The indices that put their entries in groups: they point along an axis of no array."""
+    patterns = [p for form in spec.signatures for p in (*form.inputs, *form.outputs)]
+    axes = {name for p in patterns if not p.is_option for name in p.names}
+    return frozenset([n for n in spec.indices if spec.role(n).below not in axes])
+
+
+@cache
+def scatters(spec: OpSpec) -> bool:
+    """Whether entries of an index may meet in one element of an output, which adds them up.
+
+    They point along an axis of the output, and lie along one that it does not have; or groups are
+    added up on the way. What a composite adds up is for the ops that it is made of to say.
+    """
+    return not spec.composite and any(
+        p.name in grouping(spec) or (spec.role(p.name).below in q.names and p.names - q.names)
+        for form in spec.signatures
+        for p in form.inputs
+        for q in form.outputs
+    )
 
 
 def operand(problem: Problem, name: str) -> Operand:

@@ -24,7 +24,8 @@ Resolver: TypeAlias = Callable[[str, Axes, dict[str, Any]], Mapping[str, int]]
 
 Schedule: TypeAlias = Literal[
     "add_rows", "channels", "window_backward", "cross_entropy", "elementwise", "gather", "heads",
-    "kl_div", "log_prob", "nll_loss", "planes", "reduce", "rope", "rows", "scatter", "window",
+    "kl_div", "log_prob", "nll_loss", "planes", "reduce", "rope", "rows", "scatter",
+    "segments", "window",
 ]  # fmt: skip
 """How a kernel goes over the arrays."""
 
@@ -220,20 +221,6 @@ class OpSpec:
         """Of `counted`, what is not given, where a form takes it beside all that is."""
         forms = [{*form.names} for form in self.signatures]
         return {n: a for n, a in self.counted.items() if n not in given and {n, *given} in forms}
-
-    @cached_property
-    def scatters(self) -> bool:
-        """Whether entries of an index may meet in one element of an output, which adds them up.
-
-        They point along an axis of the output, and lie along one that it does not have. What a
-        composite adds up is for the ops that it is made of to say.
-        """
-        return not self.composite and any(
-            self.role(p.name).below in q.names and p.names - q.names
-            for form in self.signatures
-            for p in form.inputs
-            for q in form.outputs
-        )
 
     @cached_property
     def wide(self) -> tuple[Wide, ...]:

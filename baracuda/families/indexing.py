@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Mapping
+from math import inf, prod
+from typing import Any
 
-from baracuda.families.numerics import scatter_add
+from baracuda.declaration.shapes import Axes
+from baracuda.errors import value_error
+from baracuda.families.numerics import joined, scatter_add
 from baracuda.libraries import Array, library_of
 
 
@@ -19,7 +23,7 @@ def taken(x: Array, index: Array, axis: int, in_range: bool = False) -> Array:
     shape = (*lead, *index.shape, *rest)
     if n == 0:
         return xp.zeros(shape, dtype=x.dtype, device=library.device_of(x))
-    valid = (index >= 0) & (index < n)
+    valid = inside(index, n)
     at = index if in_range else xp.where(valid, index, 0)
     rows = library.lookup(x, at, axis)
     if rows is None:
@@ -39,6 +43,45 @@ def added(values: Array, index: Array, axis: int, extent: int) -> Array:
     lead, rest = values.shape[:axis], values.shape[axis + index.ndim :]
     values = xp.reshape(values, (*lead, prod(index.shape), *rest))
     return scatter_add(values, _beside(index, lead, rest), axis, (*lead, extent, *rest))
+
+
+def segments(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
+    """The extent n that the option `num_segments` gives."""
+    n: int = options["num_segments"]
+    if n < 0:
+        raise value_error(op, "num_segments", "an integer >= 0", n)
+    return {"n": n}
+
+
+def inside(index: Array, n: int) -> Array:
+    """Which entries are in range."""
+    return (index >= 0) & (index < n)
+
+
+def of_rows(each: Array, x: Array) -> Array:
+    """One entry for each row of `x`, beside its trailing axes."""
+    return library_of(each).xp.reshape(each, (*each.shape, *(1,) * (x.ndim - 1)))
+
+
+def highest(values: Array, index: Array, extent: int) -> Array:
+    """The largest of the rows that have the same entry of an index, for each; -inf where none."""
+    library = library_of(values)
+    xp, shape, there = library.xp, (extent, *values.shape[1:]), _there(values)
+    if 0 in shape or not index.shape[0]:
+        return xp.full(shape, -inf, dtype=values.dtype, **there)
+    valid = inside(index, extent)
+    values = xp.where(of_rows(valid, values), values, -inf)
+    at = xp.where(valid, index, 0)
+    if (found := library.highest(values, at, extent)) is not None:
+        return found
+    return joined(values, _beside(at, (), shape[1:]), 0, shape, xp.maximum, -inf)
+
+
+def counted(index: Array, extent: int, like: Array) -> Array:
+    """How many entries of an index have each value, beside the trailing axes of `like`."""
+    xp = library_of(like).xp
+    ones = xp.ones((*index.shape, *(1,) * (like.ndim - 1)), dtype=like.dtype, **_there(like))
+    return added(ones, index, 0, extent)
 
 
 def _beside(index: Array, lead: tuple[int, ...], rest: tuple[int, ...]) -> Array:

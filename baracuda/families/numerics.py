@@ -8,7 +8,7 @@ differentiates wherever its namespace does.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from itertools import product
@@ -232,11 +232,16 @@ def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:
         return xp.zeros(shape, dtype=values.dtype, device=library.device_of(values))
     index = xp.broadcast_to(once, index.shape)
     out = library.scatter_add(values, index, axis, shape)
-    return _segment_sums(values, index, axis, shape) if out is None else out
+    return joined(values, index, axis, shape, library.xp.add, 0.0) if out is None else out
 
 
-def _segment_sums(values: Array, index: Array, axis: int, shape: Shape) -> Array:
-    """`scatter_add` by sorting: no duplicate is ever written to, so nothing has to be atomic."""
+def joined(
+    values: Array, index: Array, axis: int, shape: Shape, join: Callable[..., Array], none: float
+) -> Array:
+    """`none` in `shape`, joined with `values` where `index` points along `axis`, in range.
+
+    By sorting: no duplicate is ever written to, so nothing has to be atomic.
+    """
     library = library_of(values)
     xp, n, device = library.xp, shape[axis], library.device_of(values)
     values, index = xp.moveaxis(values, axis, -1), xp.moveaxis(index, axis, -1)
@@ -246,19 +251,19 @@ def _segment_sums(values: Array, index: Array, axis: int, shape: Shape) -> Array
     keys = xp.concat([index, targets], axis=-1)
     order = xp.argsort(keys, axis=-1, stable=True)
     keys = xp.take_along_axis(keys, order, axis=-1)
-    padding = xp.zeros((*lead, n), dtype=values.dtype, device=device)
+    padding = xp.full((*lead, n), none, dtype=values.dtype, device=device)
     sums = xp.take_along_axis(xp.concat([values, padding], axis=-1), order, axis=-1)
     step = 1
     # Doubling adds within a segment only: differences of a running sum would spread a NaN.
     while step < k + 1:
         same = keys[..., step:] == keys[..., :-step]
-        ahead = sums[..., step:] + xp.where(same, sums[..., :-step], 0)
+        ahead = join(sums[..., step:], xp.where(same, sums[..., :-step], none))
         sums = xp.concat([sums[..., :step], ahead], axis=-1)
         step *= 2
     places = xp.argsort(order, axis=-1)[..., k:]
     out = xp.moveaxis(xp.take_along_axis(sums, places, axis=-1), -1, axis)
     for other, extent in enumerate(shape):
-        out = _padded(out, other, 0, extent - out.shape[other], 0.0)
+        out = _padded(out, other, 0, extent - out.shape[other], none)
     return out
 
 

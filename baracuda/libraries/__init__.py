@@ -19,17 +19,14 @@ from baracuda.layouts import Shape
 
 Array: TypeAlias = Any
 """Any array-API array."""
-
 A = TypeVar("A", bound=Any)
 """The type of an op's results: that of its primal, the one argument of each op that is an `A`.
 
 Were others too, type checkers would join theirs with it: float32 of two axes and int64 of one.
 """
 
-
 TRACED = "traced"
 """The device of an array that stands for one: none in particular."""
-
 
 State: TypeAlias = tuple[Any, ...]
 """Mode (see `Problem`) of arrays, global determinism; within an autocast region also that."""
@@ -235,6 +232,10 @@ class Library:
         """The transpose of `lookup`, of entries in range; None: no own way."""
         return None
 
+    def highest(self, values: Array, index: Array, extent: int) -> Array | None:
+        """The largest row of each entry, all in range; ties share a gradient. None: no own way."""
+        return None
+
     def dot(self, x: Array, y: Array) -> Array:
         """The sums of products along the last axis, which stays."""
         return self.xp.sum(x * y, axis=-1, keepdims=True)
@@ -321,12 +322,10 @@ _modules = sys.modules
 _ADAPTERS = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}
 _LOADED: dict[str, Library] = {}
 _BY_TYPE: dict[type, Library] = {}
-
 # Looked up on every call, so without a step in between: type -> the adapter's own method. The
 # second has only the types whose library has a state at all.
 FACTS: dict[type, Callable[[Array], Hashable]] = {type(None): lambda x: None}
 STATES: dict[type, Callable[[Sequence[Array]], State | None]] = {}
-
 
 # What looking for the facts raises for a new type or no array at all, and a look-up by them for a
 # value without a hash.

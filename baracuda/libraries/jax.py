@@ -119,6 +119,10 @@ class Jax(Library):
         at = jnp.where(index < 0, extent, index)
         return zeros.at[(slice(None),) * axis + (at,)].add(values, mode="drop")
 
+    def highest(self, values: Array, index: Array, extent: int) -> Array:
+        none = jnp.full((extent, *values.shape[1:]), -jnp.inf, values.dtype)
+        return none.at[index].max(values)
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         # Other axes are batches, and no grid of indices: XLA sees that lines are independent of
         # each other, and nothing is transposed.

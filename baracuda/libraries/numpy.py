@@ -127,6 +127,12 @@ class NumPy(Library):
             np.moveaxis(out[near(index.shape, axis)], axis, 0)[ids] = sums
         return out
 
+    def highest(self, values: Array, index: Array, extent: int) -> Array:
+        out = np.full((extent, *values.shape[1:]), -np.inf, values.dtype)
+        ids, rows = row_sums(index, values, values.dtype, np.maximum)
+        out[ids] = rows
+        return out
+
     def _line(self, index: Array, axis: int) -> Array | None:
         """The entries of an index that varies along `axis` alone, None for any other."""
         once = self.once(index)
@@ -137,8 +143,8 @@ class NumPy(Library):
         return np.errstate(all="ignore")
 
 
-def row_sums(ids: Array, rows: Array, dtype: Any) -> tuple[Array, Array]:
-    """The distinct `ids`, the most frequent first, and the sum of the `rows` of each.
+def row_sums(ids: Array, rows: Array, dtype: Any, join: np.ufunc = np.add) -> tuple[Array, Array]:
+    """The distinct `ids`, the most frequent first, and the `rows` of each added up, or joined.
 
     Whole passes add the k-th row of every id that has one, which is several times as fast as
     `reduceat` along an outer axis. The last few ids, which may be frequent, are summed one by one.
@@ -152,11 +158,12 @@ def row_sums(ids: Array, rows: Array, dtype: Any) -> tuple[Array, Array]:
     sums = rows[order[starts]].astype(dtype, copy=False)
     done, live = 1, len(starts)
     while (live := int(np.searchsorted(-counts[:live], -done))) > _FEW_IDS:
-        sums[:live] += rows[order[starts[:live] + done]]
+        join(sums[:live], rows[order[starts[:live] + done]], out=sums[:live])
         done += 1
     for i in range(live):
         rest = order[starts[i] + done : starts[i] + counts[i]]
-        sums[i] += np.add.reduce(rows[rest], axis=0, dtype=dtype)
+        if rest.size:
+            sums[i] = join(sums[i], join.reduce(rows[rest], axis=0, dtype=dtype))
     return ids[starts], sums
 
 

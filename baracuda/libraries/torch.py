@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
@@ -273,6 +274,11 @@ class Torch(Library):
 
     def put(self, x: Array, index: Array, values: Array, axis: int) -> Array:
         return x.scatter_(axis, index.long(), values)
+
+    def highest(self, values: Array, index: Array, extent: int) -> Array:
+        none = values.new_full((extent, *values.shape[1:]), -math.inf)
+        at = index.long().reshape(-1, *[1] * (values.ndim - 1)).expand_as(values)
+        return none.scatter_reduce(0, at, values, "amax", include_self=False)
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         out = torch.zeros(shape, dtype=values.dtype, device=values.device)

@@ -274,6 +274,87 @@ def embedding_backward(
     return out * scale
 
 
+def _beside(ids: Array, x: Array) -> Array:
+    """One id for each element of a row, as `scatter_reduce` takes them."""
+    return ids[(slice(None), *[None] * (x.ndim - 1))].expand_as(x)
+
+
+def _reduced(xp: Any, data: Array, ids: Array, n: int, reduce: str, none: float) -> Array:
+    shape = (n, *data.shape[1:])
+    if hasattr(xp, "scatter_reduce"):
+        out, at = data.new_full(shape, none), _beside(ids, data)
+        return out.scatter_reduce_(0, at, data, reduce, include_self=False)
+    out = xp.full(shape, none, dtype=data.dtype)
+    if hasattr(out, "at"):
+        return out.at[ids].max(data) if reduce == "amax" else out.at[ids].add(data)
+    if xp.__name__ == "cupy":
+        scatters = import_module("cupyx")
+        (scatters.scatter_max if reduce == "amax" else scatters.scatter_add)(out, ids, data)
+    else:
+        (xp.maximum if reduce == "amax" else xp.add).at(out, ids, data)
+    return out
+
+
+def _counts(xp: Any, ids: Array, n: int, x: Array) -> Array:
+    counts = xp.bincount(ids, minlength=n).reshape(-1, *[1] * (x.ndim - 1))
+    return counts + (counts == 0)
+
+
+def segment_sum(xp: Any, data: Array, segment_ids: Array, *, num_segments: int) -> Array:
+    if hasattr(xp, "scatter_reduce"):
+        zeros = data.new_zeros((num_segments, *data.shape[1:]))
+        return zeros.index_add_(0, segment_ids, data)
+    return _reduced(xp, data, segment_ids, num_segments, "sum", 0.0)
+
+
+def segment_sum_backward(xp: Any, dout: Array, segment_ids: Array, *, num_segments: int) -> Array:
+    if hasattr(xp, "index_select"):
+        return xp.index_select(dout, 0, segment_ids)
+    return dout[segment_ids]
+
+
+def segment_mean(xp: Any, data: Array, segment_ids: Array, *, num_segments: int) -> Array:
+    if hasattr(xp, "scatter_reduce"):
+        return _reduced(xp, data, segment_ids, num_segments, "mean", 0.0)
+    total = _reduced(xp, data, segment_ids, num_segments, "sum", 0.0)
+    return total / _counts(xp, segment_ids, num_segments, data).astype(data.dtype)
+
+
+def segment_mean_backward(xp: Any, dout: Array, segment_ids: Array, *, num_segments: int) -> Array:
+    counts = _counts(xp, segment_ids, num_segments, dout)
+    share = dout / (counts.to(dout.dtype) if hasattr(counts, "to") else counts)
+    return segment_sum_backward(xp, share, segment_ids, num_segments=num_segments)
+
+
+def segment_max(xp: Any, data: Array, segment_ids: Array, *, num_segments: int) -> Array:
+    return _reduced(xp, data, segment_ids, num_segments, "amax", -math.inf)
+
+
+def segment_max_backward(
+    xp: Any, dout: Array, data: Array, out: Array, segment_ids: Array, *, num_segments: int
+) -> Array:
+    def each(x: Array) -> Array:
+        return segment_sum_backward(xp, x, segment_ids, num_segments=num_segments)
+
+    hit = data == each(out)
+    hit = hit.to(data.dtype) if hasattr(hit, "to") else hit.astype(data.dtype)
+    ties = segment_sum(xp, hit, segment_ids, num_segments=num_segments)
+    return hit * each(dout / (ties + (ties == 0)))
+
+
+def segment_softmax(xp: Any, data: Array, segment_ids: Array, *, num_segments: int) -> Array:
+    top = segment_max(xp, data, segment_ids, num_segments=num_segments)
+    powers = xp.exp(data - top[segment_ids])
+    return powers / segment_sum(xp, powers, segment_ids, num_segments=num_segments)[segment_ids]
+
+
+def segment_softmax_backward(
+    xp: Any, dy: Array, y: Array, segment_ids: Array, *, num_segments: int
+) -> Array:
+    sums = segment_sum(xp, dy * y, segment_ids, num_segments=num_segments)
+    return y * (dy - sums[segment_ids])
+
+
 EXPRESSIONS: dict[str, Expression] = {
     f.__name__: f
     for f in (
@@ -281,6 +362,8 @@ EXPRESSIONS: dict[str, Expression] = {
         lerp, lerp_backward, rope, rope_backward, rope_with_tables, rope_with_tables_backward,
         rope_qk, rope_qk_backward, rope_qk_with_tables, rope_qk_with_tables_backward, lp_pool2d,
         lp_pool2d_backward, gather, gather_backward, embedding, embedding_backward,
+        segment_sum, segment_sum_backward, segment_mean, segment_mean_backward,
+        segment_max, segment_max_backward, segment_softmax, segment_softmax_backward,
         *row_peers.EXPRESSIONS,
         qk_norm_rope, qk_norm_rope_backward, *optimiser_peers.EXPRESSIONS,
     )

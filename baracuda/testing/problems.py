@@ -56,6 +56,7 @@ def host_rows(n: int) -> list[Row]:
         )
     )
     rows += _embeddings((n,), (4 * n, n), ("uniform",))
+    rows += _segments(4 * n, n, n // 8, ("uniform",))
     return rows + _others(rows, f"[{n}, {n}]", square)
 
 
@@ -80,6 +81,24 @@ def _embeddings(ids: Shape, table: Shape, drawn: Sequence[str]) -> list[Row]:
     rows = [Row("embedding", f"{label}, {how}", (ids, table), {}, how) for how in drawn[:1]]
     dy = (*ids, table[1])
     rows += [Row("embedding_backward", f"{label}, {how}", (dy, ids), options, how) for how in drawn]
+    return rows
+
+
+def _segments(e: int, n: int, d: int, drawn: Sequence[str]) -> list[Row]:
+    """Rows of segments, by how often ids repeat, and gradients of the first kind."""
+    rows: list[Row] = []
+    for kind, many in zip(drawn, (3, *[1] * len(drawn)), strict=False):
+        label, options = f"[{e}, {d}] to {n} segments, {kind}", {"num_segments": n}
+        data, out, ids = (e, d), (n, d), (e,)
+        for op in ("segment_sum", "segment_mean", "segment_max")[:many]:
+            back = (out, data, out, ids) if op == "segment_max" else (out, ids)
+            rows.append(Row(op, label, (data, ids), options, kind))
+            rows.append(Row(f"{op}_backward", label, back, options, kind))
+    # As attention over a graph has it: a number for each edge and head.
+    heads: Shape = (e, max(d // 16, 1))
+    label, options = f"{list(heads)} in {n} segments", {"num_segments": n}
+    rows.append(Row("segment_softmax", label, (heads, (e,)), options))
+    rows.append(Row("segment_softmax_backward", label, (heads, heads, (e,)), options))
     return rows
 
 
@@ -130,6 +149,7 @@ def device_rows(dtype: str) -> list[Row]:
     # The vocabulary of Llama 3, for one sequence and for a batch.
     for ids in (8192, 65536):
         rows += _embeddings((ids,), (128256, 4096), ("uniform", "zipf", "equal"))
+    rows += _segments(2**21, 2**17, 128, ("uniform", "zipf", "equal"))
     for row in _scatters():
         rows.append(row)
         label = f"{row.label}, deterministic"

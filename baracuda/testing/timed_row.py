@@ -90,7 +90,8 @@ class Row:
 
     def arrays(self, rng: np.random.Generator, dtype: Any) -> list[Any]:
         """Random inputs; saved outputs are those of the forward."""
-        spec, out = registry[self.op].spec, []
+        spec = registry[self.op].spec
+        out: list[Any] = []
         for name, shape in zip(spec.arrays, self.shapes, strict=False):
             role = spec.role(name)
             if name in spec.integers and role.between:
@@ -101,14 +102,18 @@ class Row:
                 same = index.shape == self.broadcast
                 out.append(index if same else np.broadcast_to(index, self.broadcast))
             elif name == "y":
-                forward = registry[spec.adjoint_of or ""]
-                out.append(forward(out[-1], **self.options))
+                out.append(None)
             elif role.between:
                 drawn = rng.uniform(*role.between, shape)
                 out.append(np.asarray(drawn, np.float32).astype(dtype))
             else:
                 normal = rng.standard_normal(shape, dtype=np.float32)
                 out.append(np.asarray(normal).astype(dtype))
+        given = dict(zip(spec.arrays, out, strict=False))
+        if "y" in given:
+            forward, at = registry[spec.adjoint_of or ""], spec.arrays.index("y")
+            rest = [given[name] for name in forward.spec.arrays[1:] if name in given]
+            out[at] = forward(out[at - 1], *rest, **self.options)
         return out
 
 

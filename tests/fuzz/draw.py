@@ -119,6 +119,8 @@ def drawn(rng: Any, seed: int, number: int, op: str, library: str, device: str) 
             out.arrays[pattern.name] = _array(out, pattern.name, shape)
     if op.startswith("lp_pool") and op.endswith("backward"):
         _saved_norms(out)
+    if op == "segment_max_backward":
+        _saved_maxima(out)
     return out
 
 
@@ -235,8 +237,12 @@ def _adjust(
         c = axes["c"] = max(axes["c"], 1)
         options["num_groups"] = int(rng.choice([g for g in range(1, c + 1) if c % g == 0]))
     has_row = options.get("mode", "raise") == "raise" or options.get("padding_idx") is not None
+    if "num_segments" in spec.options:
+        axes["n"] = _extent(rng)
     if spec.category == "indexing" and has_row:
         axes["n"] = max(axes["n"], 1)
+    if "num_segments" in spec.options:
+        options["num_segments"] = axes["n"]
     if "rotary_dim" in spec.options:
         axes["d"] += axes["d"] % 2
         if axes["d"] and rng.random() < 0.4:
@@ -353,6 +359,7 @@ def _integers(drawn: Drawn, name: str, count: int) -> Any:
 # Results that a gradient takes, where any value in the range is one.
 _SAVED = {
     "sigmoid_backward": (0.0, 1.0), "tanh_backward": (-1.0, 1.0), "softmax_backward": (0.0, 1.0),
+    "segment_softmax_backward": (0.0, 1.0),
     "log_softmax_backward": (-6.0, 0.0), "relu_backward": (-1.0, 3.0),
     "relu6_backward": (-1.0, 7.0),
 }  # fmt: skip
@@ -418,3 +425,15 @@ def _saved_norms(drawn: Drawn) -> None:
         y = y.astype(adapter("numpy").dtype(drawn.dtype))
     layout = layouts.draw(drawn.rng, y.shape, drawn.library, repeat=False)
     drawn.arrays["y"] = Memory(layout, drawn.dtype, drawn.library, drawn.device, y)
+
+
+def _saved_maxima(drawn: Drawn) -> None:
+    """The result that belongs to the rows: of any other no element would be one."""
+    from .indexed import highest
+
+    data, ids = (drawn.arrays[name].values() for name in ("data", "segment_ids"))
+    with np.errstate(all="ignore"):
+        out = highest(data.astype(np.float64), ids, drawn.axes["n"])
+        out = out.astype(adapter("numpy").dtype(drawn.dtype))
+    layout = layouts.draw(drawn.rng, out.shape, drawn.library, repeat=False)
+    drawn.arrays["out"] = Memory(layout, drawn.dtype, drawn.library, drawn.device, out)

@@ -34,3 +34,84 @@ def embedding_backward(t: Any, o: Any) -> Any:
     ids, shape = t["ids"].numpy(), o["weight_shape"]
     sums = _sums(t["dy"].numpy(), ids, shape, _valid(ids, shape[0], o["padding_idx"]))
     return ((sums * o["scale"]).astype(np.float64),)
+
+
+def _counts(ids: Any, n: int, rest: int) -> Any:
+    """The rows of each segment, at least 1, beside the other axes."""
+    counts = np.bincount(ids[_valid(ids, n)], minlength=n)
+    return np.maximum(counts, 1).reshape(-1, *[1] * rest)
+
+
+def _looked_up(x: Any, ids: Any) -> Any:
+    """The row of its segment for each id, 0 for one out of range."""
+    out = np.zeros((len(ids), *x.shape[1:]))
+    valid = _valid(ids, len(x))
+    out[valid] = x[ids[valid]]
+    return out
+
+
+@formula("segment_sum")
+def reduced(t: Any, o: Any) -> Any:
+    data, ids, n = t["data"].numpy(), t["segment_ids"].numpy(), o["num_segments"]
+    return (_sums(data, ids, (n, *data.shape[1:]), _valid(ids, n)).astype(np.float64),)
+
+
+@formula("segment_mean")
+def mean(t: Any, o: Any) -> Any:
+    counts = _counts(t["segment_ids"].numpy(), o["num_segments"], t["data"].ndim - 1)
+    return (reduced(t, o)[0] / counts,)
+
+
+@formula("segment_sum_backward")
+def sum_backward(t: Any, o: Any) -> Any:
+    return (_looked_up(t["dout"].numpy(), t["segment_ids"].numpy()),)
+
+
+@formula("segment_mean_backward")
+def mean_backward(t: Any, o: Any) -> Any:
+    dout, ids = t["dout"].numpy(), t["segment_ids"].numpy()
+    return (_looked_up(dout / _counts(ids, len(dout), dout.ndim - 1), ids),)
+
+
+def highest(data: Any, ids: Any, n: int) -> Any:
+    """The largest of each segment, NaN where there is one."""
+    out = np.full((n, *data.shape[1:]), -np.inf)
+    valid = _valid(ids, n)
+    np.maximum.at(out, ids[valid], data[valid])
+    return out
+
+
+@formula("segment_max")
+def largest(t: Any, o: Any) -> Any:
+    return (highest(t["data"].numpy(), t["segment_ids"].numpy(), o["num_segments"]),)
+
+
+@formula("segment_max_backward")
+def max_backward(t: Any, o: Any) -> Any:
+    data, out, ids = t["data"].numpy(), t["out"].numpy(), t["segment_ids"].numpy()
+    valid = _valid(ids, len(out)).reshape(-1, *[1] * (data.ndim - 1))
+    top = _looked_up(out, ids)
+    hit = valid & ((data == top) | (np.isnan(data) & np.isnan(top)))
+    ties = _sums(hit.astype(np.float64), ids, out.shape, _valid(ids, len(out)))
+    share = _looked_up(t["dout"].numpy() / np.maximum(ties, 1).astype(np.float64), ids)
+    return (np.where(hit, share, 0),)
+
+
+@formula("segment_softmax")
+def softmax(t: Any, o: Any) -> Any:
+    data, ids, n = t["data"].numpy(), t["segment_ids"].numpy(), o["num_segments"]
+    valid = _valid(ids, n)
+    powers = np.exp(data - _looked_up(highest(data, ids, n), ids))
+    sums = _looked_up(_sums(powers, ids, (n, *data.shape[1:]), valid).astype(np.float64), ids)
+    sums[~valid], powers[~valid] = 1, 0
+    return (powers / sums,)
+
+
+@formula("segment_softmax_backward")
+def softmax_backward(t: Any, o: Any) -> Any:
+    dy, y, ids, n = t["dy"].numpy(), t["y"].numpy(), t["segment_ids"].numpy(), o["num_segments"]
+    valid = _valid(ids, n)
+    sums = _sums(dy * y, ids, (n, *y.shape[1:]), valid).astype(np.float64)
+    out = y * (dy - _looked_up(sums, ids))
+    out[~valid] = 0
+    return (out,)

@@ -303,7 +303,7 @@ _PLANS = (
     ),
     mutant(
         "a body that scatters by atomics is not deterministic", "calls/body.py",
-        "return host or not problem.spec.scatters", "return True",
+        "return host or not scatters(problem.spec)", "return True",
         "test_cuda_host.py::test_a_body_on_a_device_scatters_in_no_fixed_order",
     ),
     mutant(
@@ -437,8 +437,8 @@ _CHECKS = (
         "test_declarations.py::test_a_mistake_is_refused_and_names_op_and_line",
     ),
     mutant(
-        "a gradient that scatters is known by its axes", "declaration/spec.py",
-        "return not self.composite and any(", "return self.composite and any(",
+        "a gradient that scatters is known by its axes", "declaration/indexed.py",
+        "return not spec.composite and any(", "return spec.composite and any(",
         "test_declarations.py::test_what_scatters_follows_from_the_axes",
     ),
     mutant(

@@ -9,7 +9,10 @@ from baracuda.declaration.backend import Prepared
 from baracuda.declaration.spec import OpSpec, Problem
 
 # By the schedules of kernels, of those without a functor.
-_INDEXED = {"scatter": indexed.scatter, "gather": indexed.gather, "add_rows": indexed.rows}
+_INDEXED = {
+    "scatter": indexed.scatter, "gather": indexed.gather, "add_rows": indexed.rows,
+    "segments": indexed.rows,
+}  # fmt: skip
 
 
 class NumPyBackend:
@@ -33,7 +36,9 @@ class NumPyBackend:
         kernel = problem.spec.kernel
         if kernel is None or kernel.schedule not in _INDEXED:
             return blocks.prepare(problem)
-        return indexed.rows(problem) if kernel.functor else _INDEXED[kernel.schedule](problem)
+        # What has no axis has an index for each row.
+        whole = kernel.functor or "axis" not in problem.options
+        return indexed.rows(problem) if whole else _INDEXED[kernel.schedule](problem)
 
 
 BACKEND = NumPyBackend()

@@ -15,9 +15,13 @@ template <class T, class R> struct RowsArrays : Lists {
   Acc<T>* parts;
 };
 
-// A sum as it is.
+// What becomes of the rows of a list, and of a list without any: a sum as it is.
 struct Whole {
-  template <class A, int N> DEVICE void finish(A (&)[N]) const {}
+  static constexpr bool COUNTS = false;  // whether `finish` asks how many rows there were
+  static constexpr bool ZERO = true;     // whether nothing is 0
+  template <class A> static DEVICE A none() { return 0; }
+  template <class A> static DEVICE A join(A x, A y) { return x + y; }
+  template <class A, int N> DEVICE void finish(A (&)[N], u32) const {}
 };
 
 // The fields of F are run-time values, which stand behind the pointers.
@@ -33,12 +37,14 @@ template <class T, class R, class F> struct RowsArgs : RowsArrays<T, R>, F {
 // A warp takes the short lists of ROWS slots: as one stream of elements, ONCE of them under way,
 // whatever list they belong to. Some take a chunk of positions first, of it what belongs to long
 // lists, in vectors of half the width: the few rows that are frequent must not be the last. R is
-// the type of the sums in memory: that of the values, or the accumulate type. F finishes a sum.
+// the type of the sums in memory: that of the values, or the accumulate type. F joins rows, and
+// finishes what comes of it.
 template <class T, int V, int ROWS, int ONCE, bool ADD, class R = T, class F = Whole>
 struct SumLists {
   static constexpr int RESIDENT = 8, HALF = greater(V / 2, 1), TWO = V / HALF, MANY = 8;
   static constexpr u32 SPAN = 16;
   static constexpr int STEP = lesser(HALF, 16 / int(sizeof(Acc<T>)));
+  using A = Acc<T>;
   using Args = RowsArgs<T, R, F>;
 
   static DEVICE void run(const Args& args) {
@@ -56,10 +62,13 @@ struct SumLists {
     }
   }
 
-  template <int N> static DEVICE void add(Acc<T> (&x)[N], const Vec<T, N>& value) {
-    Acc<T> y[N];
+  template <int N> static DEVICE void clear(A (&x)[N]) {
+    UNROLL for (int v = 0; v < N; ++v) x[v] = F::template none<A>();
+  }
+  template <int N> static DEVICE void add(A (&x)[N], const Vec<T, N>& value) {
+    A y[N];
     widen(value, y);
-    UNROLL for (int v = 0; v < N; ++v) x[v] += y[v];
+    UNROLL for (int v = 0; v < N; ++v) x[v] = F::join(x[v], y[v]);
   }
 
   static DEVICE void of_rows(const Args& args, u32 group, u32 column, u32 lane) {
@@ -77,7 +86,8 @@ struct SumLists {
       length = offsets[1] - begin;
       elements = length > PART ? 0 : length;
     }
-    Acc<T> x[V] = {};
+    A x[V];
+    clear(x);
     u32 empty = __ballot_sync(~0u, !ADD && lane < ROWS && length == 0 && row < args.dealt.rows);
     ROLLED for (; empty; empty &= empty - 1) {
       const u32 to = __shfl_sync(~0u, row, __ffs(int(empty)) - 1);
@@ -98,6 +108,7 @@ struct SumLists {
       UNROLL for (u32 r = 0; r < ROWS - 1; ++r) list += at >= __shfl_sync(~0u, end, r);
       const u32 from = at + __shfl_sync(~0u, shift, list), to = __shfl_sync(~0u, row, list);
       const u32 element = at < all ? args.order[from] : NONE;
+      const u32 many = F::COUNTS ? __shfl_sync(~0u, length, list) : 0;
       const u32 lasts = __ballot_sync(~0u, at + 1 == __shfl_sync(~0u, end, list));
       const u32 here = all - window < LANES ? all - window : LANES;
       ROLLED for (u32 i = 0; i < here; i += ONCE) {
@@ -116,7 +127,7 @@ struct SumLists {
           fresh = lasts >> (i + j) & 1;
           if (!fresh) continue;
           R* target = row_of(args.target, __shfl_sync(~0u, to, i + j), args.step_target);
-          args.finish(x);
+          args.finish(x, F::COUNTS ? __shfl_sync(~0u, many, i + j) : 0);
           if (there) put_total<T, ADD>(target + column, x);
         }
       }
@@ -138,14 +149,17 @@ struct SumLists {
       const u32 begin = args.offsets[slot], end = args.offsets[slot + 1];
       if ((begin >= low) != (side == 1)) continue;
       const u32 from = begin < low ? low : begin, to = end < low + PART ? end : low + PART;
-      Acc<T> x[HALF] = {};
+      A x[HALF];
+      clear(x);
+      Vec<T, HALF> nothing{};
+      if constexpr (!F::ZERO) narrow(x, nothing);
       ROLLED for (u32 window = from; window < to; window += LANES) {
         const u32 element = window + lane < to ? args.order[window + lane] : NONE;
         ROLLED for (u32 i = 0; i < LANES && window + i < to; i += MANY) {
           Vec<T, HALF> value[MANY];
           UNROLL for (int j = 0; j < MANY; ++j) {
             const u32 k = __shfl_sync(~0u, element, i + j);
-            value[j] = Vec<T, HALF>{};
+            value[j] = nothing;
             if (k == NONE) continue;
             value[j] = load<HALF>(row_of(args.values, k, args.step_values) + column);
           }
@@ -158,7 +172,7 @@ struct SumLists {
   }
 
   static DEVICE void keep(const Args& args, u32 number, u32 column, bool there,
-                          const Acc<T> (&x)[HALF]) {
+                          const A (&x)[HALF]) {
     Acc<T>* sum = row_of(args.parts, number, args.step_parts) + column;
     UNROLL for (int v = 0; v < HALF; v += STEP) {
       Vec<Acc<T>, STEP> part;
@@ -186,19 +200,21 @@ struct SumLists {
       if (__shfl_sync(~0u, others, 0) != to - from) return;
       __threadfence();
       __syncwarp();
-      UNROLL for (int v = 0; v < HALF; ++v) x[v] = 0;
+      clear(x);
       ROLLED for (u32 i = from; i <= to; i += MANY) {
         Vec<Acc<T>, STEP> y[MANY][HALF / STEP];
         UNROLL for (int j = 0; j < MANY; ++j) {
           const u32 at = (i + j) * span < low ? low : (i + j) * span;
           const Acc<T>* part = row_of(args.parts, 2 * at + (at == low), args.step_parts) + column;
           UNROLL for (int v = 0; v < HALF / STEP; ++v) {
-            y[j][v] = Vec<Acc<T>, STEP>{};
+            UNROLL for (int u = 0; u < STEP; ++u) y[j][v].set(u, F::template none<A>());
             if (i + j <= to) y[j][v] = load<STEP>(part + v * STEP);
           }
         }
         UNROLL for (int j = 0; j < MANY; ++j) {
-          UNROLL for (int v = 0; v < HALF; ++v) x[v] += y[j][v / STEP].get(v % STEP);
+          UNROLL for (int v = 0; v < HALF; ++v) {
+            x[v] = F::join(x[v], y[j][v / STEP].get(v % STEP));
+          }
         }
       }
       if (span == SPAN || low / SPAN == high / SPAN) break;
@@ -208,7 +224,7 @@ struct SumLists {
     }
     const u32 team = slot / args.dealt.slots;
     const u32 row = args.dealt.row(team, slot - team * args.dealt.slots);
-    args.finish(x);
+    args.finish(x, args.offsets[slot + 1] - args.offsets[slot]);
     if (there) put_total<T, ADD>(row_of(args.target, row, args.step_target) + column, x);
   }
 };

@@ -22,7 +22,7 @@ from baracuda.backends.cuda.schedules import (
     rows,
     window,
 )
-from baracuda.backends.cuda.schedules.indexed import add_rows, gather, scatter
+from baracuda.backends.cuda.schedules.indexed import add_rows, gather, scatter, segments
 from baracuda.declaration.backend import Refusal
 
 PLANNERS: dict[str, Planner] = {
@@ -36,6 +36,7 @@ PLANNERS: dict[str, Planner] = {
     "gather": gather.plan,
     "add_rows": add_rows.plan,
     "scatter": scatter.plan,
+    "segments": segments.plan,
     "rows": rows.plan,
     "channels": channels.plan,
     "nll_loss": nll_loss.plan,

@@ -6,6 +6,7 @@ gets its sums by way of a workspace.
 
 from __future__ import annotations
 
+import dataclasses
 from math import prod
 
 from baracuda import layouts
@@ -29,8 +30,6 @@ def plan(call: Call) -> Steps:
     of, framed, out = indexed(call.problem), frame(call), call.out()
     if not prod(out.shape):
         return Steps((), variant=_NAME)
-    if not prod(framed.asked.shape):
-        return _zeros(call)
     steps: list[Step | Zero] = []
     more: list[tuple[Shape, str]] = []
 
@@ -40,16 +39,21 @@ def plan(call: Call) -> Steps:
         return View(slot, 0, shape, layouts.contiguous(shape))
 
     values, index, target = framed.asked, framed.index, out
+    if not prod(values.shape):
+        # Lists of nothing.
+        flat = (0, *out.shape[1:])
+        values, index = (View(x.slot, 0, flat, layouts.contiguous(flat)) for x in (values, index))
+        framed = dataclasses.replace(framed, asked=values, index=index, run=1)
     flat, adding = values.shape if framed.run == 1 else of.flat(values.shape), call
-    if framed.run != 1 or not _near(index):
+    if framed.run != 1 or not near(index):
         given = call.view(of.index)
         dtype = call.problem.index_dtype or ""
         line = room((prod(given.shape),), dtype)
-        steps.append(_packed(call, given, line, named(dtype).itemsize))
+        steps.append(packed(call, given, line, named(dtype).itemsize))
         index = View(line.slot, 0, flat, (1, *(0,) * (len(flat) - 1)))
     if framed.run != 1 or not _lies(values):
         side = room(flat, call.problem.dtype)
-        steps.append(_packed(call, values, side, call.itemsize))
+        steps.append(packed(call, values, side, call.itemsize))
         values = side
     if not _lies(target):
         target = room(target.shape, named(call.problem.dtype).accumulate)
@@ -67,7 +71,7 @@ def plan(call: Call) -> Steps:
     return Steps(tuple(steps), (*made.workspaces, *more), variant=_NAME)
 
 
-def _near(view: View) -> bool:
+def near(view: View) -> bool:
     """Whether the elements from a row to the next can be counted."""
     return abs(view.strides[0]) < lists.MOST_APART
 
@@ -75,10 +79,10 @@ def _near(view: View) -> bool:
 def _lies(view: View) -> bool:
     """Whether the elements of a row are side by side, and the next row is near."""
     dims = merged(view.shape[1:], [view.strides[1:]]) or [Dim(1, (1,))]
-    return len(dims) == 1 and dims[0].strides == (1,) and _near(view)
+    return len(dims) == 1 and dims[0].strides == (1,) and near(view)
 
 
-def _packed(call: Call, given: View, to: View, size: int) -> Step:
+def packed(call: Call, given: View, to: View, size: int) -> Step:
     """Elements side by side, in C order."""
     dims = merged(given.shape, (given.strides, layouts.contiguous(given.shape)))
     items = count(dims)
@@ -87,17 +91,3 @@ def _packed(call: Call, given: View, to: View, size: int) -> Step:
     entry = call.entry(f"Pack<{UNITS[size]}, {packer.type}>", len(arguments), "pack", size,
                        packer.type)  # fmt: skip
     return Step(entry, (blocks(items), 1), arguments, [(given.slot, 0), (to.slot, 0)])
-
-
-def _zeros(call: Call) -> Steps:
-    """What no entry adds to."""
-    out = call.out()
-    if call.add:
-        return Steps((), variant=_NAME)
-    dtype = named(call.problem.dtype).accumulate
-    if out.strides == layouts.contiguous(out.shape):
-        size = named(dtype).itemsize if any(call.wide) else call.itemsize
-        return Steps((Zero(out.slot, prod(out.shape) * size),), variant=_NAME)
-    sums = View(call.workspace(), 0, out.shape, layouts.contiguous(out.shape))
-    zero = Zero(sums.slot, prod(out.shape) * named(dtype).itemsize)
-    return Steps((zero, settle(call, sums, out)), ((out.shape, dtype),), variant=_NAME)

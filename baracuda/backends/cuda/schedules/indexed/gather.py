@@ -18,6 +18,7 @@ from baracuda.backends.cuda.launch_plan import Call, Step, Steps, blocks, flag
 from baracuda.backends.cuda.schedules.indexed.frames import frame
 from baracuda.backends.cuda.schedules.indexed.tiles import Lanes, Tiling, lanes_of, packed
 from baracuda.declaration.dtypes import named
+from baracuda.declaration.indexed import indexed
 
 UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u128"}
 """The types of sources that stand for elements of so many bytes."""
@@ -145,9 +146,9 @@ def _straight(call: Call) -> Steps:
 def _cut(call: Call) -> tuple[Lanes, Tiling] | None:
     """Lanes and their tiles, where the problem has any that pay."""
     src, index, out = call.of_kind("value"), call.of_kind("index"), call.out()
-    if 0 in index.shape or 0 in src.shape:
+    if 0 in index.shape or 0 in src.shape or len(index.shape) < len(out.shape):
         return None
-    lanes = lanes_of(call.problem.options["axis"], out, index, src)
+    lanes = lanes_of(indexed(call.problem).axis, out, index, src)
     tuning = call.facts.tuned(TUNINGS)
     if lanes is None or lanes.length < tuning.asked * lanes.extent or lanes.length >= 1 << 24:
         return None

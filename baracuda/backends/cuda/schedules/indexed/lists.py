@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import Packer, divisor
-from baracuda.backends.cuda.launch_plan import Call, Step, Steps, flag
+from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, flag
+from baracuda.backends.cuda.launch_plan import blocks as blocks_of
 from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
 from baracuda.declaration.dtypes import named
+from baracuda.layouts import Shape
 
 # cuda_src/indexed/lists.cuh: positions of a part, lanes of a warp, threads of a block of either
 # kernel.
@@ -116,72 +119,161 @@ def _most_slots(call: Call) -> int:
     return max(room // _SLOT_WORDS, 0) // _CLUSTER * _CLUSTER
 
 
-def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
-    """Invert the index, then sum the lists; None where there is no room for that."""
-    values, index, target = lanes.views
-    kind = named(call.problem.index_dtype or "")
+class Cut(NamedTuple):
+    """How the rows of a target are dealt out, and the elements cut.
+
+    Attributes
+    ----------
+    blocks, shift, slots : int
+        Blocks of a team; the logarithm of how many teams there are; rows of a team.
+    pieces : int
+        Chunks of positions.
+    """
+
+    blocks: int
+    shift: int
+    slots: int
+    pieces: int
+
+
+class Sums(NamedTuple):
+    """What is added up, or joined by a functor; `wide`: into the accumulate dtype."""
+
+    dtype: str
+    functor: str = ""
+    wide: bool = False
+    add: bool = False
+    scalars: str = ""
+    tags: tuple[str, ...] = ()
+
+
+def cut_of(call: Call, lanes: Lanes) -> Cut | None:
+    """How lists are cut; None where there is no room on chip to invert an index.
+
+    By the problem alone: where long lists are cut depends on it, and so do the bits.
+    """
+    pieces = -(-lanes.length // _PART)
+    if call.problem.options.get("sorted"):
+        return Cut(1, 0, -(-lanes.extent // _CLUSTER) * _CLUSTER, pieces)
     blocks, most, tuning = _blocks(call), _most_slots(call), call.facts.tuned(TUNINGS)
     if most < 1:
         return None
-    # By the problem alone: where long lists are cut depends on it, and so do the bits.
     shift = (lanes.extent // (tuning.rows_of_block * blocks)).bit_length()
     shift = min(shift, tuning.blocks_log2 - blocks.bit_length() + 1)
     while lanes.extent > most << shift:
         shift += 1
-    slots = -(-lanes.extent // (_CLUSTER << shift)) * _CLUSTER
-    pieces = -(-lanes.length // _PART)
-    width = divisor([lanes.count, lanes.steps[0], lanes.steps[2]], call.elements())
-    chunks = -(-lanes.count // (_WARP * width))
-    accumulate = named(call.problem.dtype).accumulate
-    counters = 6 * pieces * chunks
-    workspaces = (
-        ((lanes.length,), "int32"),
-        (((slots << shift) + 1,), "int32"),
-        ((2 * pieces,), "int32"),
-        ((counters,), "int32"),
-        ((2 * pieces, lanes.count), accumulate),
-    )
-    *lists, parts = (call.workspace(i) for i in range(WORKSPACES))
-    sizes = (lanes.length, lanes.extent, slots, shift)
-    size, lines = call.itemsize, -(-lanes.count * call.itemsize // _LINE)
-    ahead = min(tuning.prefetch_bytes // _LINE, lanes.length * lines)
+    return Cut(blocks, shift, -(-lanes.extent // (_CLUSTER << shift)) * _CLUSTER, pieces)
+
+
+def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
+    """Invert the index, then sum the lists; None where there is no room for that."""
+    cut = cut_of(call, lanes)
+    if cut is None:
+        return None
+    dtype, scalars = call.problem.dtype, call.problem.spec.codes
+    sums = Sums(dtype, call.functor, any(call.wide), call.add, scalars)
+    lists, parts = rooms(lanes, cut), room_of_parts(call, lanes, cut, sums)
+    *slots, done, behind = (call.workspace(i) for i in range(WORKSPACES))
+    first = invert(call, lanes, cut, (*slots, done), parts[0][0][0], lanes.count)
+    last = total(call, lanes, cut, sums, (*slots, done), behind)
+    if last is None:
+        return None
+    return Steps((*first, last), (*lists, *parts), variant=name)
+
+
+def rooms(lanes: Lanes, cut: Cut) -> tuple[tuple[Shape, str], ...]:
+    """Workspaces of lists: elements, where lists begin, what is long."""
+    sizes = (lanes.length, (cut.slots << cut.shift) + 1, 2 * cut.pieces)
+    return tuple([((max(size, 1),), "int32") for size in sizes])
+
+
+def room_of_parts(
+    call: Call, lanes: Lanes, cut: Cut, sums: Sums
+) -> tuple[tuple[Shape, str], tuple[Shape, str]]:
+    """Workspaces of the parts of long lists: counters, which begin at 0, and sums."""
+    counters = 6 * cut.pieces * _chunks(lanes, _width(call, lanes, sums))
+    kept = (max(2 * cut.pieces, 1), lanes.count)
+    return ((max(counters, 1),), "int32"), (kept, named(sums.dtype).accumulate)
+
+
+def _width(call: Call, lanes: Lanes, sums: Sums) -> int:
+    most = call.elements(named(sums.dtype).itemsize)
+    return divisor([lanes.count, lanes.steps[0], lanes.steps[2]], most)
+
+
+def _chunks(lanes: Lanes, width: int) -> int:
+    return -(-lanes.count // (_WARP * width))
+
+
+def invert(
+    call: Call, lanes: Lanes, cut: Cut, slots: Sequence[int], counters: int, columns: int,
+    ahead: bool = True,
+) -> tuple[Step | Zero, ...]:  # fmt: skip
+    """Lists of the elements of each row; an entry out of range is reported times `columns`.
+
+    `ahead`: values are brought into the L2 meanwhile.
+    """
+    values, index, _ = lanes.views
+    kind, size = named(call.problem.index_dtype or ""), named(call.problem.dtype).itemsize
+    if not lanes.length:
+        return (Zero(slots[1], 4 * ((cut.slots << cut.shift) + 1)),)
+    tuning, problem = call.facts.tuned(TUNINGS), call.problem
+    sizes = (lanes.length, lanes.extent, cut.slots, cut.shift)
+    if problem.options.get("sorted"):
+        arguments = Packer(False).pointers(5).add("I", *sizes).add("Q", call.listener)
+        arguments.add("i", lanes.steps[1] * kind.itemsize)
+        arguments.add("I", call.ticket, cut.pieces, counters, columns, 0)
+        entry = call.entry(f"Bounds<{kind.short}>", len(arguments.done()), "bounds", kind.short)
+        most = max(lanes.length, cut.slots + 1, counters)
+        front = [(slot, 0) for slot in (*slots, index.slot)]
+        return (Step(entry, (blocks_of(most), 1), arguments.done(), front),)
+    lines = -(-lanes.count * size // _LINE)
+    most = min(tuning.prefetch_bytes // _LINE, lanes.length * lines) if ahead else 0
     arguments = Packer(False).pointers(6).add("I", *sizes).add("Q", call.listener)
     arguments.add("i", lanes.steps[1] * kind.itemsize, lanes.steps[0] * size)
-    arguments.add("I", call.ticket, -(-lanes.length // blocks), counters, lanes.count)
-    skipped = call.problem.skipped_by(call.problem.spec.indices[0])
-    arguments.extents(lines, code="I").add("I", ahead, _NONE if skipped is None else skipped, 0)
+    arguments.add("I", call.ticket, -(-lanes.length // cut.blocks), counters, columns)
+    skipped = problem.skipped_by(problem.spec.indices[0])
+    arguments.extents(lines, code="I").add("I", most, _NONE if skipped is None else skipped, 0)
     entry = call.entry(
-        f"Invert<{kind.short}, {blocks}>",
+        f"Invert<{kind.short}, {cut.blocks}>",
         len(arguments.done()),
-        *("invert", kind.short, blocks),
+        *("invert", kind.short, cut.blocks),
         threads=_INVERT_THREADS,
-        cluster=blocks,
+        cluster=cut.blocks,
     )
-    front = [(slot, 0) for slot in (*lists, index.slot, values.slot)]
-    shared, grid = 4 * _words(call, slots), (blocks << shift, 1)
-    invert = Step(entry, grid, arguments.done(), front, "", shared)
+    front = [(slot, 0) for slot in (*slots, index.slot, values.slot)]
+    shared, grid = 4 * _words(call, cut.slots), (cut.blocks << cut.shift, 1)
+    return (Step(entry, grid, arguments.done(), front, "", shared),)
 
-    groups = (slots // tuning.rows) << shift
-    long = pieces * min(width, 2) * chunks
+
+def total(
+    call: Call, lanes: Lanes, cut: Cut, sums: Sums, slots: Sequence[int], parts: int
+) -> Step | None:
+    """Each row of the target, from its list; None where warps cannot be counted."""
+    values, _, target = lanes.views
+    tuning, own, width = call.facts.tuned(TUNINGS), named(sums.dtype), _width(call, lanes, sums)
+    accumulate, chunks = named(own.accumulate), _chunks(lanes, width)
+    groups = (cut.slots // tuning.rows) << cut.shift
+    long = cut.pieces * min(width, 2) * chunks
     tasks = max(long, groups * chunks)
     if tasks >= 1 << 31:
         return None
-    sum_size = named(accumulate).itemsize
-    target_size = sum_size if any(call.wide) else size
-    steps = (lanes.steps[0] * size, lanes.steps[2] * target_size, lanes.count * sum_size)
-    scalars = call.problem.spec.codes
-    arguments = Packer(False).pointers(7).scalars(scalars).add("I", *sizes).add("i", *steps)
-    arguments.add("I", lanes.count, chunks).extents(chunks)
-    arguments.add("I", pieces, groups, min(long, groups * chunks), 0)
-    front = [(slot, 0) for slot in (*lists, values.slot, target.slot, parts)]
+    size, to = own.itemsize, accumulate if sums.wide else own
+    steps = (lanes.steps[0] * size, lanes.steps[2] * to.itemsize)
+    arguments = Packer(False).pointers(7).scalars(sums.scalars)
+    arguments.add("I", lanes.length, lanes.extent, cut.slots, cut.shift)
+    arguments.add("i", *steps, lanes.count * accumulate.itemsize)
+    arguments.add("I", lanes.count, chunks).extents(chunks, code="I")
+    arguments.add("I", cut.pieces, groups, min(long, groups * chunks), 0)
+    front = [(slot, 0) for slot in (*slots, values.slot, target.slot, parts)]
 
-    once = tuning.elements_adding if call.add or any(call.wide) else tuning.elements[size]
-    once = min(once, tuning.elements_finished) if call.functor else once
-    template = f"{call.type}, {width}, {tuning.rows}, {once}, {flag(call.add)}"
-    finished = f", {call.accumulate if any(call.wide) else call.type}, {call.functor}"
-    schedule = f"SumLists<{template}{finished if call.functor else call.sum_type}>"
-    tags = ("lists", f"v{width}", *["add"] * call.add, *["wide"] * any(call.wide))
+    once = tuning.elements_adding if sums.add or sums.wide else tuning.elements[size]
+    once = min(once, tuning.elements_finished) if sums.functor else once
+    template = f"{own.short}, {width}, {tuning.rows}, {once}, {flag(sums.add)}"
+    kind = f", {to.short}" if sums.wide or sums.functor else ""
+    functor = f", {sums.functor}" if sums.functor else ""
+    tags = ("lists", f"v{width}", *["add"] * sums.add, *["wide"] * sums.wide, *sums.tags)
+    schedule = f"SumLists<{template}{kind}{functor}>"
     entry = call.entry(schedule, len(arguments.done()), *tags, threads=_THREADS)
     grid = (-(-tasks * _WARP // _THREADS), 1)
-    add = Step(entry, grid, arguments.done(), front, scalars)
-    return Steps((invert, add), workspaces, variant=name)
+    return Step(entry, grid, arguments.done(), front, sums.scalars)

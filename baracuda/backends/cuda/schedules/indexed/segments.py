@@ -1,0 +1,162 @@
+"""Rows beside what is known of their segment: softmax, and gradients of means and maxima.
+
+What a segment has in common is a sum or maximum of rows by lists, in a fixed order. One pass over
+the rows makes what is summed, another the result. Both passes are kernels of `by_row.cuh`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from baracuda import layouts
+from baracuda.backends.cuda.geometry import Packer, View, divisor
+from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, blocks
+from baracuda.backends.cuda.schedules.indexed import lists
+from baracuda.backends.cuda.schedules.indexed.add_rows import near, packed
+from baracuda.backends.cuda.schedules.indexed.scatter import settle
+from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
+from baracuda.declaration.backend import Refusal
+from baracuda.declaration.dtypes import named
+from baracuda.layouts import Shape
+
+
+class Work:
+    """The launches of one call, and the workspaces that they share."""
+
+    def __init__(self, call: Call) -> None:
+        spec = call.problem.spec
+        (name,) = spec.indices
+        self.call = call
+        self.steps: list[Step | Zero] = []
+        self.workspaces: list[tuple[Shape, str]] = []
+        self.wide = named(call.problem.dtype).accumulate
+        self.out = call.out()
+        self.rows, self.row = self.out.shape[0], self.out.shape[1:]
+        self.count = prod(self.row)
+        self.extent = int(call.problem.extent_of(name))
+        index = call.view(name)
+        self.index = index if near(index) else self._packed(index, call.problem.index_dtype or "")
+        self.values = [self.given(n) for n in spec.arrays if n not in spec.discrete]
+        of_rows = [x for x in self.values if x.shape == self.out.shape]
+        first = of_rows[0] if of_rows else self.index
+        self.lanes = self._lanes(first, first)
+        cut = lists.cut_of(call, self.lanes) if lists.counts(call, self.lanes) else None
+        if cut is None or not self.extent or self.rows * self.count >= 1 << 31:
+            raise Refusal("counts elements in 31 bits, and needs a segment")
+        self.cut = cut
+        self.lists = [self.room(*each) for each in lists.rooms(self.lanes, cut)]
+        done = self.room((1,), "int32")
+        slots = [x.slot for x in (*self.lists, done)]
+        # An id out of range is reported by its own place.
+        self.steps += lists.invert(call, self.lanes, cut, slots, 0, 1, ahead=bool(of_rows))
+
+    def room(self, shape: Shape, dtype: str) -> View:
+        """A workspace."""
+        self.workspaces.append((shape, dtype))
+        slot = self.call.workspace(len(self.workspaces) - 1)
+        return View(slot, 0, shape, layouts.contiguous(shape))
+
+    def given(self, name: str) -> View:
+        """An input, its elements side by side."""
+        view = self.call.view(name)
+        dense = view.strides == layouts.contiguous(view.shape)
+        return view if dense else self._packed(view, self.call.problem.dtype)
+
+    def _packed(self, view: View, dtype: str) -> View:
+        to = self.room(view.shape, dtype)
+        self.steps.append(packed(self.call, view, to, named(dtype).itemsize))
+        return to
+
+    def _lanes(self, values: View, target: View) -> Lanes:
+        steps = (self.count, self.index.strides[0], self.count)
+        views = (values, self.index, target)
+        return Lanes(True, [], self.count, self.rows, self.extent, steps, 0, views)
+
+    def joined(self, values: View, dtype: str, functor: str = "") -> View:
+        """The sum of the rows of each segment, or what a functor makes of them."""
+        target = self.room((self.extent, *self.row), dtype)
+        lanes = self._lanes(values, target)
+        sums = lists.Sums(dtype, functor, tags=(functor or "sums",))
+        done, parts = [
+            self.room(*each) for each in lists.room_of_parts(self.call, lanes, self.cut, sums)
+        ]
+        self.steps.append(Zero(done.slot, prod(done.shape) * 4))
+        slots = [x.slot for x in (*self.lists, done)]
+        step = lists.total(self.call, lanes, self.cut, sums, slots, parts.slot)
+        if step is None:
+            raise Refusal("counts warps in 31 bits")
+        self.steps.append(step)
+        return target
+
+    def by_row(
+        self, functor: str, x: View | None = None, y: View | None = None,
+        known: View | None = None, sums: View | None = None, wide: bool = False,
+        last: bool = False,
+    ) -> View:  # fmt: skip
+        """Each element from those in its place; `wide`: x is of the accumulate dtype."""
+        call, own = self.call, self.call.problem.dtype
+        direct = last and self.out.strides == layouts.contiguous(self.out.shape) and not call.add
+        direct = direct and not any(call.wide)
+        out = self.out if direct else self.room(self.out.shape, self.wide)
+        taken, made = (self.wide if wide else own), (own if direct else self.wide)
+        kind = named(call.problem.index_dtype or "")
+        width = divisor([self.count], call.elements(named(self.wide).itemsize))
+        across, cut = self.count // width, self.cut
+        arguments = Packer(False).pointers(7)
+        arguments.add("I", self.rows, self.extent, cut.slots, cut.shift)
+        arguments.add("i", self.index.strides[0] * kind.itemsize)
+        arguments.add("I", self.rows * across).extents(across, code="I").add("I", 0)
+        types = ", ".join(named(each).short for each in (own, taken, made))
+        entry = call.entry(
+            f"ByRow<{types}, {kind.short}, {width}, {functor}>",
+            len(arguments.done()),
+            *(functor, kind.short, f"v{width}", *["wide"] * (made != own)),
+        )
+        # What a functor does not take is never read.
+        nothing = out
+        arrays = [v or nothing for v in (x, y, known, sums)]
+        front = [(v.slot, 0) for v in (*arrays, self.index, self.lists[1], out)]
+        self.steps.append(Step(entry, (blocks(self.rows * across), 1), arguments.done(), front))
+        if last and not direct:
+            self.steps.append(settle(call, out, self.out))
+        return out
+
+
+def _softmax(work: Work, data: View) -> None:
+    top = work.joined(data, work.call.problem.dtype, "Highest")
+    powers = work.by_row("Power", data, known=top)
+    work.by_row("Ratio", powers, sums=work.joined(powers, work.wide), wide=True, last=True)
+
+
+def _softmax_backward(work: Work, dy: View, y: View) -> None:
+    sums = work.joined(work.by_row("Product", dy, y), work.wide)
+    work.by_row("Slope", dy, y, sums=sums, last=True)
+
+
+def _max_backward(work: Work, dout: View, data: View, out: View) -> None:
+    ties = work.by_row("Tie", data, known=out)
+    sums = work.joined(ties, work.wide)
+    work.by_row("Shared", ties, known=dout, sums=sums, wide=True, last=True)
+
+
+def _mean_backward(work: Work, dout: View) -> None:
+    work.by_row("Evenly", known=dout, last=True)
+
+
+# By the functor of the pass that makes the result.
+WAYS: dict[str, Callable[..., None]] = {
+    "Ratio": _softmax,
+    "Slope": _softmax_backward,
+    "Shared": _max_backward,
+    "Evenly": _mean_backward,
+}
+
+
+def plan(call: Call) -> Steps:
+    """Lists of the rows of each segment, then passes over them."""
+    if not call.out().shape[0] or not prod(call.out().shape):
+        return Steps((), variant="segments")
+    work = Work(call)
+    WAYS[call.functor](work, *work.values)
+    return Steps(tuple(work.steps), tuple(work.workspaces), variant="segments")
