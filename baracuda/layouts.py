@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import prod
 from typing import TypeAlias
@@ -78,6 +78,12 @@ def kind(shape: Shape, strides: Shape | None) -> str:
     if strides is None:
         return "contiguous"
     return "strided" if dense_order(shape, strides) is None else "dense"
+
+
+def least_regular(arrays: Iterable[tuple[Shape, Shape | None]]) -> str:
+    """The last of these words that is true of one of the arrays."""
+    kinds = {kind(shape, strides) for shape, strides in arrays if strides is not None}
+    return "strided" if "strided" in kinds else "dense" if kinds else "contiguous"
 
 
 class _Phantom:

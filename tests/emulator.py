@@ -23,9 +23,15 @@ from builds import built
 from numpy.typing import NDArray
 
 from baracuda.backends.cuda.compiler import SOURCES, Entry
-from baracuda.backends.cuda.launch_plan import Call, Step, Steps
+from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Step, Steps, strides_of
+from baracuda.backends.cuda.schedules import plan
+from baracuda.calls import check
+from baracuda.calls.op import Op
+from baracuda.declaration.dispatch import DEFAULT
 
 HERE = Path(__file__).parent
+# Few multiprocessors make few blocks.
+FACTS = DeviceFacts(0, "sm_90", 4, 232448)
 # What a host compiler does not know, and what stands for it.
 _INSTEAD = (
     (r"#define HD __host__.*", "#define HD inline"),
@@ -199,3 +205,21 @@ def run(
         arguments = ctypes.create_string_buffer(front + step.arguments[len(front) :])
         sizes = (*step.grid, step.threads, step.shared)
         getattr(built, step.entry.symbol)(arguments, *sizes, seed)
+
+
+def launched(
+    op: Op[..., Any], arrays: Sequence[NDArray[Any]], options: dict[str, Any]
+) -> list[NDArray[Any]]:
+    """The outputs of a call of an elementwise op."""
+    problem = check.problem(op.spec, arrays, options, DEFAULT)
+    alignment = min(x.ctypes.data & -x.ctypes.data for x in arrays)
+    outs = tuple(strides_of(x) for x in problem.outputs)
+    steps = plan(Call(problem, FACTS, outs, alignment=min(alignment, 16)))
+    made = [
+        empty(x.shape[::-1], x.dtype).T if x.strides else empty(x.shape, x.dtype)
+        for x in problem.outputs
+    ]
+    scalars = {**op.spec.usual, **options}
+    values = [scalars[n] for n in op.spec.scalars]
+    run(tuple(s.entry for s in steps.kernels), steps, [*arrays, *made], 0, values)
+    return made

@@ -20,13 +20,13 @@ template <class F, class A, class G> static void apply(const G& f, const A* x, A
 #define FUNCTOR_AS(name, A, ...)                                         \
   extern "C" void name##_##A(const A* x, A* y, i64 n, const f64* more) { \
     (void)more;                                                          \
-    apply<name<A>>(name<A>{__VA_ARGS__}, x, y, n);                       \
+    apply<name<A>>(readied(name<A>{__VA_ARGS__}, 0), x, y, n);           \
   }
 // As elements of 16 bits are computed, before they are rounded to these.
 #define FUNCTOR_QUICK(name, ...)                                                                \
   extern "C" void name##_quick(const f32* x, f32* y, i64 n, const f64* more) {                  \
     (void)more;                                                                                 \
-    const name<f32> f{__VA_ARGS__};                                                             \
+    const auto f = readied(name<f32>{__VA_ARGS__}, 0);                                          \
     const auto quick = [&f](const auto& from, auto& to) { evaluate<bf16>(f, from, to); };       \
     apply<name<f32>>(quick, x, y, n);                                                           \
   }

@@ -92,15 +92,37 @@ KL_DIV = tuple(
     )
     for kind in ("forward", "reverse", "jsd")
 )
+
+
+def roped(axes: dict[str, Any]) -> dict[str, Any]:
+    """With the axes of tables, of 11 rows, and of keys, which have one head."""
+    b, h = axes["b"], axes["h"]
+    heads = {"c": b, "g": (1,)} if h else {"c": (*b[:-1], 1), "g": ()}
+    return {**axes, "p": 11, **heads, "i": heads["c"], "j": heads["g"], "u": heads["c"],
+            "v": heads["g"]}  # fmt: skip
+
+
 ROPE = tuple(
-    Case(axes, interleaved=interleaved, **more)
+    Case(roped(axes), interleaved=interleaved, **more)
     for interleaved in (True, False)
     for axes, more in (
-        ({"b": (2, 3), "s": 9, "h": (), "d": 64}, {}),
-        ({"b": (2,), "s": 9, "h": (3,), "d": 64}, {"seq_axis": 1, "rotary_dim": 32}),
-        ({"b": (2,), "s": 5, "h": (), "d": 400}, {}),
-        ({"b": (2,), "s": 5, "h": (), "d": 7}, {"rotary_dim": 4}),
-        ({"b": (HUGE,), "s": HUGE, "h": (), "d": 16}, {}),
+        ({"b": (2, 3), "s": 9, "h": (), "d": 64, "r": 32}, {}),
+        ({"b": (2,), "s": 9, "h": (3,), "d": 64, "r": 32}, {"seq_axis": 1, "rotary_dim": 32}),
+        ({"b": (2,), "s": 5, "h": (), "d": 400, "r": 200}, {}),
+        ({"b": (2,), "s": 5, "h": (), "d": 7, "r": 2}, {"rotary_dim": 4}),
+        ({"b": (HUGE,), "s": HUGE, "h": (), "d": 16, "r": 8}, {}),
+    )
+)
+# Heads of a few lanes, of a warp, and of as many chunks as lanes hold; what passes through.
+HEADS = tuple(
+    Case({"b": (2,), "s": 5, "h": 4, "g": 2, "d": d, "r": more.get("rotary_dim", d)}, **more)
+    for d, more in (
+        (128, {"interleaved": False}),
+        (128, {"casting": "before_weight"}),
+        (512, {"interleaved": False, "rotary_dim": 256}),
+        (40, {"interleaved": False}),
+        (7, {"rotary_dim": 4}),
+        (511, {"rotary_dim": 0}),
     )
 )
 POWERS = (1, 2, 3, 4, 2.5, math.inf)
@@ -142,6 +164,12 @@ INDEXING = (
     Case({"b": (2,), "n": 50000, "c": (), "i": (2,), "k": 1 << 20, "j": ()}, axis=1),
     Case({"b": (HUGE,), "n": 64, "c": (), "i": (HUGE,), "k": HUGE, "j": ()}, axis=1),
     Case({"b": (), "n": HUGE, "c": (HUGE,), "i": (), "k": HUGE, "j": (HUGE,)}, axis=0),
+)
+# ids of two axes and of one, rows for vectors, odd ones and single numbers.
+EMBEDDING = (
+    Case({"i": (6, 50), "n": 90, "d": 64}),
+    Case({"i": (300,), "n": 9000, "d": 33}),
+    Case({"i": (300,), "n": 9, "d": 1}),
 )
 # Rows for some lanes, for a block near, for one that is left over, for one far, for clusters of two
 # to eight, and for more than a block.
@@ -206,14 +234,18 @@ CASES = {
     "kl_div_with_logits_with_gradient": KL_DIV,
     "nll_loss": (*CROSS_ENTROPY, Case({"b": (1 << 20,), "v": 8, "c": ()})),
     "rope": ROPE,
+    "qk_norm_rope": HEADS,
     "lp_pool1d": POOL_1D,
     "lp_pool2d": POOL_2D,
     "indexing": INDEXING,
+    "embedding": EMBEDDING,
     "norm": NORM,
     "channel_norm": CHANNEL_NORM,
     "softmax": SOFTMAX,
     "logsumexp": LOGSUMEXP,
     "l2_normalize": PLAIN,
+    "ema": ELEMENTWISE,
+    "optimiser": (*ELEMENTWISE, Case({"s": (7, 64)}, copy=True)),
     "prelu": PRELU,
 }
 

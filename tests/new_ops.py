@@ -20,11 +20,7 @@ from baracuda.declaration.shapes import Axes
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import (
     Number,
-    between,
     choice,
-    counting,
-    positive,
-    real,
     seed,
     shape,
     sizes,
@@ -127,18 +123,6 @@ def dropout_backward(
     return xp.where(_random(dy, seed) >= p, dy * (1 / (1 - p)), xp.zeros_like(dy))
 
 
-def adamw_step(
-    p: A, g: A, m: Array, v: Array, /, *, lr: float = 1e-3, beta1: float = 0.9,
-    beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01, step: int = 1,
-    **dispatch: Unpack[Dispatch],
-) -> tuple[A, Array, Array]:  # fmt: skip
-    """A parameter and its moments, one step on."""
-    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * (g * g)
-    first, second = m / (1 - beta1**step), v / (1 - beta2**step)
-    root = library_of(p).xp.sqrt(second)
-    return (1 - lr * weight_decay) * p - lr * (first / (root + eps)), m, v
-
-
 def max_pool2d(
     x: A, /, *, kernel_size: int | tuple[int, int], **dispatch: Unpack[Dispatch]
 ) -> tuple[Array, Array]:
@@ -203,15 +187,6 @@ _random_mask = partial(
 )
 dropout = _random_mask(dropout, "x[*s] -> y[*s]")
 dropout_backward = _random_mask(dropout_backward, "dy[*s] -> dx[*s]", adjoint_of="dropout")
-adamw_step = _made(
-    adamw_step, "p[*s], g[*s], m[*s], v[*s] -> q[*s], r[*s], t[*s]", category="optimiser",
-    scalars={"lr": real, "beta1": between(0, 1), "beta2": between(0, 1), "eps": positive(),
-             "weight_decay": real, "step": counting},
-    roles={"m": roles.parameter(), "v": roles.parameter(0.0, 1.0), "r": roles.typed_as("m"),
-           "t": roles.typed_as("v")},
-    elementwise=True, inplace=True, kernel=Kernel(_SOURCE, "AdamwStep", schedule="elementwise"),
-    cases=(Case({"s": (4, 9)}, step=3), Case({"s": (33,)}, eps=1e-3, lr=0.5)),
-)  # fmt: skip
 _pool = partial(
     _made, category="pooling", options={"kernel_size": sizes(2)}, resolve=_counts,
     derived=("oh", "ow"),

@@ -190,12 +190,17 @@ def test_what_gives_a_tracer_is_traced():
 
 
 def deep(op, rank):
-    """A call of an op, the largest array of this rank by axes of 1."""
+    """A call of an op, the largest array that has groups of this rank, by axes of 1."""
     case, form = next(tried(op.spec, op.spec.cases))
     groups = {name: x for name, x in case.axes.items() if isinstance(x, tuple)}
-    # Those in front; gather's index has axes of its own, and its axis is the first.
-    wide = ("c", "j") if "j" in groups else (next(iter(groups)),)
-    more = rank - max(x.ndim for x in called(op, case, form).arrays.values())
+    # Those in front; gather's index has axes of its own, and its axis is the first. Of q and k the
+    # same axes, and of what their angles come from.
+    wide = ("c", "j") if op.spec.category == "indexing" and "j" in groups else (next(iter(groups)),)
+    if op.spec.category == "rope" and "c" in groups:
+        wide = ("b", "c", "i", "u")
+    arrays = called(op, case, form).arrays
+    having = [p.name for p in form.inputs if not p.is_option and p.names & {*wide}]
+    more = rank - max(arrays[name].ndim for name in having)
     axes = {**case.axes, **{name: (*[1] * more, *groups[name]) for name in wide}}
     return called(op, Case(axes, **case.options), form)
 

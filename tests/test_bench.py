@@ -26,7 +26,8 @@ from baracuda.__main__ import main
 from baracuda.calls.op import registry
 from baracuda.testing import device_costs, host_bench, timing
 from baracuda.testing.peers import EXPRESSIONS
-from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
+from baracuda.testing.problems import OPTIMISERS, device_rows, host_rows
+from baracuda.testing.timed_row import Row, ideal_bytes
 from baracuda.testing.timing import Queued, on_device, on_host, uncollected
 from baracuda.tools import bench, progress
 from baracuda.tools.bench import Timing, save_plot, time_row
@@ -45,6 +46,9 @@ def small(op: str) -> Row:
         shapes, options = dict.fromkeys(("src", "index", "dout"), (4, 5)), {"axis": 1}
         if op == "gather_backward":
             options["src_shape"] = (4, 5)
+        if "ids" in spec.arrays:
+            shapes = {"ids": (3, 2), "weight": (4, 5), "dy": (3, 2, 5)}
+            options = {"weight_shape": (4, 5)} if op.endswith("backward") else {}
     elif spec.category in ("norm", "softmax"):
         shapes = {**dict.fromkeys(spec.arrays, (3, 4)), "weight": (4,), "bias": (4,)}
         shapes.pop("mask", None)
@@ -72,8 +76,17 @@ def small(op: str) -> Row:
         options = {"entropy": True} if "entropy" in spec.options else {}
     elif spec.category == "loss":
         shapes = dict.fromkeys(spec.arrays, (3, 4)) | {"dloss": (), "target": (3,)}
+    elif spec.category == "optimiser":
+        shapes, options = dict.fromkeys(spec.arrays, (3, 4)), OPTIMISERS[op]
+    elif spec.category == "qk_norm_rope":
+        shapes = dict.fromkeys(("q", "dq_out"), (2, 3, 4, 8)) | dict.fromkeys(
+            ("k", "dk_out"), (2, 3, 1, 8)
+        )
+        shapes |= dict.fromkeys(("q_weight", "k_weight"), (8,))
+        shapes |= dict.fromkeys(("cos", "sin"), (1, 3, 4))
     elif spec.category == "rope":
-        shapes = {"x": (2, 5, 8), "dy": (2, 5, 8)}
+        shapes = dict.fromkeys(("x", "q", "dy"), (2, 5, 8)) | dict.fromkeys(("k", "dz"), (1, 5, 8))
+        shapes |= dict.fromkeys(("cos", "sin"), (5, 4))
     else:
         shapes, options = dict.fromkeys(("a", "b", "dy"), (3, 4)), {"weight": 0.3}
     return Row(op, "small", tuple(shapes[n] for n in spec.arrays if n in shapes), options)

@@ -21,7 +21,7 @@ from baracuda import backends, tools
 from baracuda.__main__ import COMMANDS, main
 from baracuda.backends.cuda import compiler, unavailable
 from baracuda.calls.op import registry
-from baracuda.testing.problems import ideal_bytes
+from baracuda.testing.timed_row import ideal_bytes
 from baracuda.tools import CannotRun, chosen, doctor, explain, ops
 from baracuda.tools.doctor import Finding, least
 

@@ -76,6 +76,13 @@ def roped(x, positions=None, *, base=10000.0, interleaved=True, size=None, seq_a
     return torch.cat([y, x[..., size:]], -1)
 
 
+def headed(q, k, q_weight, k_weight, offset=0.0, **turns):
+    """Norms of heads, and their rotations."""
+    pairs = (q, q_weight + offset), (k, k_weight + offset)
+    normal = [F.rms_norm(x, x.shape[-1:], w, 1e-6) for x, w in pairs]
+    return torch.stack([roped(x, seq_axis=-3, **turns) for x in normal])
+
+
 def gated(act, swap=False):
     def apply(x, gate=None, axis=-1):
         a, b = x.chunk(2, axis) if gate is None else (x, gate)
@@ -115,6 +122,12 @@ def rows():
         yield f"gather {axis}", "gather", [normal(*shape), index(shape[axis], *at)], (
             {"axis": axis}
         ), lambda src, i, axis=axis: torch.gather(src, axis, i)  # fmt: skip
+    for name, scale, padding in [("", 1.0, None), (" scaled", -1.75, None), (" padded", 1.0, 2)]:
+        options = {"scale": scale, "padding_idx": padding}
+        yield f"embedding{name}", "embedding", [index(5, 4, 6), normal(5, 3)], options, (
+            lambda ids, weight, scale=scale, padding=padding: F.embedding(ids, weight, padding)
+            * scale
+        )  # fmt: skip
     for p, k, s in [(2, 3, None), (2, 3, 1), (4, 2, 3), (6, 3, 2)]:
         options = {"norm_type": p, "kernel_size": k, "stride": s}
         yield f"lp_pool1d even {p} {k} {s}", "lp_pool1d", [normal(2, 3, 11)], options, (
@@ -161,6 +174,13 @@ def rows():
     yield "rope axis", "rope", [x, index(10**3, 3)], {"seq_axis": 1}, (
         functools.partial(roped, seq_axis=1)
     )  # fmt: skip
+    heads = [normal(2, 3, 2, 8), normal(2, 3, 2, 8), normal(8), normal(8)]
+    yield "qk_norm_rope", "qk_norm_rope", heads, {"offset": 1.0, "rotary_dim": 4}, (
+        functools.partial(headed, offset=1.0, size=4)
+    )  # fmt: skip
+    yield "qk_norm_rope halves", "qk_norm_rope", heads, {"interleaved": False, "base": 50.0}, (
+        functools.partial(headed, interleaved=False, base=50.0)
+    )  # fmt: skip
 
     n = 6
     x, r, w, b = normal(3, 4, n), normal(3, 4, n), normal(n), normal(n)
@@ -177,6 +197,8 @@ def rows():
     for norm, theirs, parameters in (("rms", rms, [w]), ("layer", layer, [w, b])):
         yield f"add_{norm}_norm plain", f"add_{norm}_norm", [x, r], {}, added(theirs)
         yield f"add_{norm}_norm", f"add_{norm}_norm", [x, r, *parameters], {}, added(theirs)
+    yield "rms_norm_add plain", "rms_norm_add", [x, r], {}, lambda x, r: r + rms(x)
+    yield "rms_norm_add", "rms_norm_add", [x, r, w], {}, lambda x, r, w: r + rms(x, w)
     x, w, b = normal(3, 6, 2, 5), normal(6), normal(6)
     for groups in (1, 3, 6):
         yield f"group_norm {groups}", "group_norm", [x + 100, w, b], {"num_groups": groups}, (
@@ -251,13 +273,16 @@ def added(norm):
 
 
 TABLE = {name: row for name, *row in rows()}
+# Not every floating input has an explicit gradient: test_rope.py holds these to transformers.
+ELSEWHERE = {"rope_qk", "rope_qk_with_tables", "rope_with_tables"}
 every_row = pytest.mark.parametrize("row", TABLE)
 SEVERAL = ["swiglu", "geglu apart", "F.glu axis", "reglu first", "geglu tanh", "lerp 0.3",
            "gather 1", "lp_pool1d even 2 3 None", "lp_pool1d any sign 2.5", "lp_pool2d ceil",
-           "max_pool1d", "rope batched", "rope halves", "rms_norm", "layer_norm weight",
-           "add_rms_norm", "softmax axis 1", "log_softmax scale", "softmax causal",
-           "l2_normalize axis 1 2.5", "logsumexp axis 1 False", "logsumexp axis 0 True",
-           "group_norm weight", "instance_norm plain", "batch_norm weight"]  # fmt: skip
+           "max_pool1d", "rope batched", "rope halves", "rms_norm", "rms_norm_add",
+           "layer_norm weight", "add_rms_norm", "softmax axis 1", "log_softmax scale",
+           "softmax causal", "l2_normalize axis 1 2.5", "logsumexp axis 1 False",
+           "logsumexp axis 0 True", "group_norm weight", "instance_norm plain",
+           "batch_norm weight"]  # fmt: skip
 several_rows = pytest.mark.parametrize("row", SEVERAL)
 
 
@@ -278,6 +303,9 @@ def backward(op, dy, arrays, options):
     if op == "gather":
         src, at = arrays
         return (call(dy, at, src_shape=tuple(src.shape), **options),)
+    if op == "embedding":
+        ids, weight = arrays
+        return (call(dy, ids, weight_shape=tuple(weight.shape), **options),)
     if op == "lerp":
         return call(dy, **options)
     if op == "rope":
@@ -287,6 +315,8 @@ def backward(op, dy, arrays, options):
     if "softmax" in op:
         own = {k: v for k, v in options.items() if k != "causal"}
         return (call(dy, forward(op, *arrays, **options), **own),)
+    if op == "qk_norm_rope":
+        return call(dy[0], dy[1], *arrays, **options)
     if op.startswith("add_"):
         found = many(call(dy[0], dy[1], arrays[0] + arrays[1], *arrays[2:3], **options))
         return (found[0], *found)[: len(arrays)]
@@ -294,6 +324,9 @@ def backward(op, dy, arrays, options):
         x, c = arrays[0], arrays[0].shape[1]
         dy, dmean, dvar = dy[: -2 * c].reshape(x.shape), dy[-2 * c : -c], dy[-c:]
         return many(call(dy, dmean, dvar, *arrays[:2], **options))[: len(arrays)]
+    if op == "rms_norm_add":
+        dx, *dweight = many(call(dy, arrays[0], *arrays[2:], **options))
+        return (dx, dy, *dweight)
     if op.endswith("_norm"):
         return many(call(dy, *arrays[:2], **options))[: len(arrays)]
     return many(call(dy, *arrays, **options))
@@ -332,17 +365,21 @@ def test_forward_and_backward_are_torchs(row, library):
         same(ours, expected)
 
 
+# Losses of logits are in test_losses, steps of optimisers in test_optimisers.
+KINDS_ELSEWHERE = ("cross_entropy", "log_prob", "optimiser")
+
+
 def test_the_table_has_every_op_that_names_no_function_of_torch():
-    """Those that do are tested by that in test_namesakes, losses of logits in test_losses."""
+    """Those that do are tested by that in test_namesakes."""
     rows = {op for op, *_ in TABLE.values()}
     every = {name: getattr(bc, name) for name in bc.__all__}
     public = {
         name: op
         for name, op in every.items()
-        if isinstance(op, bc.Op) and op.spec.category not in ("cross_entropy", "log_prob")
+        if isinstance(op, bc.Op) and op.spec.category not in KINDS_ELSEWHERE
     }
     forwards = {name for name in public if not name.endswith("_backward")}
-    missing = {name for name in forwards - rows if not public[name].spec.namesake}
+    missing = {name for name in forwards - rows - ELSEWHERE if not public[name].spec.namesake}
     assert not missing, (
         f"no code of others says what {sorted(missing)} should compute. If torch has the same "
         'function, declare namesake="nn.functional.NAME"; else add a row to rows() in this file.'
@@ -372,6 +409,34 @@ def test_lp_pool_does_not_rescale_clipped_windows_as_torch_does():
 def test_gather_backward_keeps_sums_that_float16_loses():
     ones, at = torch.ones(4096, dtype=torch.float16), torch.zeros(4096, dtype=torch.int64)
     assert bc.gather_backward(ones, at, axis=0, src_shape=(1,)).item() == 4096
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_heads_turn_by_tables_as_those_of_a_model_do(interleaved):
+    """By the code of transformers, for one table of all batches, and one for each, of each size."""
+    q, k = (normal(2, heads, 3, 8).transpose(1, 2) for heads in (4, 1))
+    w, v, angles = normal(8), normal(8), normal(2, 3, 4)
+
+    def other(x):
+        a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+        return torch.stack([-b, a], -1).flatten(-2) if interleaved else torch.cat([-b, a], -1)
+
+    for some in (angles, angles[:1]):
+        double = some.repeat_interleave(2, -1) if interleaved else torch.cat([some, some], -1)
+        given = [x.detach().requires_grad_() for x in (q, k, w, v)]
+        heads = [F.rms_norm(x, (8,), y, 0.5) for x, y in zip(given[:2], given[2:], strict=True)]
+        cos, sin = double.cos()[:, :, None], double.sin()[:, :, None]
+        want = [x * cos + other(x) * sin for x in heads]
+        options = {"eps": 0.5, "interleaved": interleaved}
+        dy = [torch.randn_like(x) for x in want]
+        gradients = torch.autograd.grad(want, given, dy)
+        plain = [x.detach() for x in given]
+        for tables in ((some.cos(), some.sin()), (double.cos(), double.sin())):
+            for ours, x in zip(bc.qk_norm_rope(*plain, *tables, **options), want, strict=True):
+                same(ours, x.detach())
+            found = bc.qk_norm_rope_backward(*dy, *plain, *tables, **options)
+            for ours, x in zip(found, gradients, strict=True):
+                same(ours, x)
 
 
 # autograd, transforms and forward mode through our own forward
@@ -475,8 +540,10 @@ def test_the_explicit_backward_can_itself_be_differentiated(row):
     depends = [own[i] for i in floating(arrays)] if op not in ("gather", "lerp", "rope") else []
     if depends and not op.startswith("lp_pool"):
         inputs = [other[i] for i in floating(arrays)]
-        first = torch.autograd.grad(sum((a**2).sum() for a in got), depends)
-        second = torch.autograd.grad(sum((b**2).sum() for b in want), inputs)
+        # A residual that is added after a norm is in no gradient.
+        unused = {"allow_unused": True, "materialize_grads": True}
+        first = torch.autograd.grad(sum((a**2).sum() for a in got), depends, **unused)
+        second = torch.autograd.grad(sum((b**2).sum() for b in want), inputs, **unused)
         for a, b in zip(first, second, strict=True):
             same(a, b, rtol=1e-9)
 

@@ -25,7 +25,7 @@ from baracuda.testing.cases import Subject
 FEW = FACTS._replace(multiprocessors=4)
 # Of each schedule that takes run-time values an op; of elementwise ones walks of two kinds.
 USUAL = ("lerp", "hardtanh", "huber_loss", "rms_norm", "softmax", "cross_entropy", "group_norm",
-         "batch_norm", "triplet_margin_loss")  # fmt: skip
+         "batch_norm", "triplet_margin_loss", "embedding", "embedding_backward")  # fmt: skip
 # Their arguments are longer than those that a block copies.
 LONG = ("batch_norm_inference", "triplet_margin_loss_backward")
 VALUED = [

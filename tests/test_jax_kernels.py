@@ -29,7 +29,7 @@ from baracuda.backends.cuda import xla
 from baracuda.calls.partitioning import Shares, batch
 from baracuda.examples.charlm import Config
 from baracuda.testing import device_jax
-from baracuda.testing.problems import Row
+from baracuda.testing.timed_row import Row
 from baracuda.tools.train import Text, fit, python_reference
 
 

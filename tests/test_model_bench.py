@@ -28,7 +28,7 @@ def measured(name: str, *variants: Variant) -> list[block.Outcome]:
 
 
 def test_all_models_and_variants_of_the_table_are_there() -> None:
-    assert tuple(MODELS) == bench.MODELS
+    assert (*MODELS, "jax") == bench.MODELS
     assert [v.name for v in EAGER] == ["eager", "baracuda"]
     assert sum(v.compiled for v in VARIANTS) == 4
     assert sum(v.causal for v in VARIANTS) == 2
@@ -49,6 +49,19 @@ def test_a_patched_model_trains_as_the_plain_one(name: str) -> None:
     head, rows = model.cells([plain, patched])
     assert head[4] == "first step, s"
     assert [row[-1] for row in rows] == ["equal", "equal"]
+
+
+def test_a_model_of_flax_trains_with_the_ops_as_in_plain_jax() -> None:
+    """In bfloat16, where the plain model rounds at other places."""
+    pytest.importorskip("flax")
+    from baracuda.testing import jax_model
+
+    sizes = replace(jax_model.SMALL, steps=3, untimed=1)
+    plain, ours = jax_model.measure(sizes, "cpu", lambda name: None)
+    assert ours.faults == []
+    assert 0 < ours.gradients_apart < block.GRADIENTS / 2
+    assert ours.losses_apart < block.LOSSES / 4
+    assert len(ours.losses) == len(plain.losses) == sizes.steps
 
 
 def test_a_model_that_is_patched_wrongly_is_found() -> None:

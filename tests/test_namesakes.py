@@ -19,7 +19,8 @@ from baracuda.declaration.spec import Case, OpSpec
 from baracuda.testing import device_peers
 from baracuda.testing.cases import draw, options_of, to_library
 from baracuda.testing.peers import EXPRESSIONS, expression_of, namesake
-from baracuda.testing.problems import Row, device_rows, host_rows
+from baracuda.testing.problems import device_rows, host_rows
+from baracuda.testing.timed_row import Row
 
 MAGNITUDES = (
     0.0, 1e-300, 1e-30, 1e-8, 1e-3, 0.3, 0.5, 1.0, 1.7, 2.5, 3.0, 6.0, 12.0, 20.0, 20.5, 37.0, 88.0,

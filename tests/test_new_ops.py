@@ -18,14 +18,9 @@ import pytest
 import torch
 from holding import hold
 
-from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, strides_of
-from baracuda.backends.cuda.schedules import plan
-from baracuda.calls import check
-from baracuda.declaration.dispatch import DEFAULT
 from baracuda.testing.cases import LIBRARIES, Subject, subjects
 
-NAMES = ("dropout", "dropout_backward", "adamw_step", "max_pool2d", "max_pool2d_backward")
-FACTS = DeviceFacts(0, "sm_90", 4, 232448)
+NAMES = ("dropout", "dropout_backward", "max_pool2d", "max_pool2d_backward")
 
 
 @pytest.fixture(autouse=True)
@@ -122,33 +117,6 @@ def test_what_is_no_seed_is_refused(bad: Any) -> None:
         new_ops.dropout(np.ones(3), seed=bad)
 
 
-# States that are wider than what they belong to.
-
-
-def test_a_step_is_that_of_torch() -> None:
-    p, g = torch.randn(2, 50)
-    mine, m, v = p.clone(), torch.zeros(50), torch.zeros(50)
-    theirs = p.clone().requires_grad_()
-    optimizer = torch.optim.AdamW([theirs], lr=0.01)
-    for step in range(1, 4):
-        theirs.grad = g * step
-        optimizer.step()
-        mine, m, v = new_ops.adamw_step(mine, g * step, m, v, lr=0.01, step=step)
-    torch.testing.assert_close(mine, theirs.detach(), rtol=1e-5, atol=1e-6)
-
-
-def test_states_keep_their_dtype_and_may_be_written_in_place() -> None:
-    p, g = torch.randn(2, 50).bfloat16()
-    m, v = torch.rand(2, 50)
-    want = new_ops.adamw_step(p, g, m, v, step=7)
-    assert [x.dtype for x in want] == [torch.bfloat16, torch.float32, torch.float32]
-    step = new_ops.adamw_step.plan(p, g, m, v)
-    got = step(p, g, m, v, out=(p, m, v), step=7)
-    assert got[1] is m
-    for x, y in zip((p, m, v), want, strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=0)
-
-
 # Positions among the results.
 
 
@@ -187,24 +155,6 @@ def test_torch_compiles_positions() -> None:
 # Kernels, in the emulator.
 
 
-def launched(
-    name: str, arrays: list[Any], options: dict[str, Any], facts: Any = FACTS
-) -> list[Any]:
-    op = getattr(new_ops, name)
-    problem = check.problem(op.spec, arrays, options, DEFAULT)
-    alignment = min(x.ctypes.data & -x.ctypes.data for x in arrays)
-    outs = tuple(strides_of(x) for x in problem.outputs)
-    steps = plan(Call(problem, facts, outs, alignment=min(alignment, 16)))
-    made = [
-        emulator.empty(x.shape[::-1], x.dtype).T if x.strides else emulator.empty(x.shape, x.dtype)
-        for x in problem.outputs
-    ]
-    scalars = {**op.spec.usual, **options}
-    values = [scalars[n] for n in op.spec.scalars]
-    emulator.run(tuple(s.entry for s in steps.kernels), steps, [*arrays, *made], 0, values)
-    return made
-
-
 @pytest.mark.parametrize("how", ["dense", "padded", "odd", "turned"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_kernel_numbers_elements_as_they_lie_in_the_whole(dtype: str, how: str) -> None:
@@ -212,24 +162,7 @@ def test_a_kernel_numbers_elements_as_they_lie_in_the_whole(dtype: str, how: str
     values = np.random.default_rng(0).standard_normal((6, 37)).astype(kind)
     x = emulator.placed(values.T).T if how == "turned" else emulator.lying(values, how)
     seed = {"seed": 2**63 + 12345, "p": 0.4}
-    (got,) = launched("dropout", [x], seed)
+    (got,) = emulator.launched(new_ops.dropout, [x], seed)
     want = new_ops.dropout(values, **seed)
     np.testing.assert_array_equal(got == 0, want == 0)
     np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2.0**-7)
-
-
-@pytest.mark.parametrize("size", [1, 33, 1024])
-@pytest.mark.parametrize("state", ["float32", "bfloat16"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_kernel_reads_and_writes_states_as_they_are(dtype: str, state: str, size: int) -> None:
-    kind = getattr(ml_dtypes, dtype, dtype)
-    rng, wide = np.random.default_rng(1), np.float32 if state == "float32" else kind
-    values = [rng.standard_normal(size).astype(kind) for _ in range(2)]
-    values += [rng.random(size).astype(wide) for _ in range(2)]
-    arrays = [emulator.placed(x) for x in values]
-    options = {"step": 3, "lr": 0.1}
-    got = launched("adamw_step", arrays, options)
-    want = new_ops.adamw_step(*[x.astype(np.float64) for x in values], **options)
-    for x, y in zip(got, want, strict=True):
-        eps = 2.0**-22 if x.dtype == np.float32 else 2.0**-8
-        np.testing.assert_allclose(x.astype(np.float64), y, rtol=2 * eps, atol=eps)

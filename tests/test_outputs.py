@@ -27,6 +27,7 @@ TARGET = RNG.integers(0, 24, 96)
 # Every op with a declared sum, its arrays, and options. Losses have cotangents near 1.
 SUMS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "rms_norm_backward": (drawn(ROWS, ROWS, ROW), {}),
+    "rms_norm_add_backward": (drawn(ROWS, ROWS, ROW), {}),
     "layer_norm_backward": (drawn(ROWS, ROWS, ROW), {}),
     "add_rms_norm_backward": (drawn(ROWS, ROWS, ROWS, ROW), {}),
     "add_layer_norm_backward": (drawn(ROWS, ROWS, ROWS, ROW), {}),
@@ -36,8 +37,12 @@ SUMS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "batch_norm_inference_backward": (
         [*drawn(IMAGE, IMAGE, (8,)), np.abs(drawn((8,))[0]) + 0.5, *drawn((8,))], {}),
     "prelu_backward": (drawn(IMAGE, IMAGE, (8,)), {}),
+    "qk_norm_rope_backward": (
+        drawn(*[(24, 4, 3, 16), (24, 4, 1, 16)] * 2, (16,), (16,)), {}),
     "gather_backward": (
         [*drawn((96, 8)), RNG.integers(0, 7, (96, 8))], {"axis": 0, "src_shape": (7, 8)}),
+    "embedding_backward": (
+        [*drawn((96, 8)), RNG.integers(0, 7, 96)], {"weight_shape": (7, 8)}),
     "linear_cross_entropy_backward": (
         [np.asarray(1.0), *drawn((96, 16), (24, 16)), TARGET, *drawn((24,))],
         {"reduction": "sum", "chunk": 40}),

@@ -76,6 +76,9 @@ def test_what_the_pairing_says() -> None:
     assert shared is not None
     assert shared.gradients == {"x": "dx", "residual": "dx", "weight": "dweight"}
     assert shared.saved == ("s", "weight")
+    handed = bc.rms_norm_add.adjoint
+    assert handed is not None
+    assert handed.gradients == {"x": "dx", "residual": "dy", "weight": "dweight"}
     assert bc.relu_backward.adjoint is None
     assert [form.names for form in bc.swiglu.forms] == [("x",), ("x", "gate")]
 
@@ -92,6 +95,17 @@ def test_a_result_that_was_not_used_has_no_cotangent() -> None:
     for wrong in ([None, None], [dy]):
         with pytest.raises(TypeError, match="add_rms_norm: cotangents: expected 2 cotangents"):
             pair.pull(kept, wrong)
+
+
+def test_a_cotangent_that_is_a_gradient_is_not_copied() -> None:
+    x, r, dy = np.random.default_rng(1).standard_normal((3, 3, 8))
+    pair = bc.rms_norm_add.adjoint
+    assert pair is not None
+    assert pair.pull(pair.keep([x, r], bc.rms_norm_add(x, r), {}), [dy])["residual"] is dy
+    tensors = [torch.tensor(a, requires_grad=True) for a in (x, r)]
+    pulled = torch.tensor(dy)
+    _, got = torch.autograd.grad(bc.rms_norm_add(*tensors), tensors, pulled)
+    assert got.data_ptr() == pulled.data_ptr()
 
 
 def test_a_tape_is_as_good_as_torchs() -> None:

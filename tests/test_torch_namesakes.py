@@ -100,6 +100,13 @@ def test_nan_and_infinities_are_those_of_the_body_wherever_they_stand(name: str,
         same(op(*arrays, **options), want, 1e-5 + 1e-5 * want.abs())
 
 
+def test_gelu_takes_a_window_whose_elements_share_memory() -> None:
+    x = torch.randn(200, dtype=torch.bfloat16).as_strided((5, 3, 7), (1, 2, 2), 1)
+    dy = torch.randn_like(x)
+    for call in (bc.gelu, lambda x: bc.gelu_backward(dy, x), lambda x: bc.gelu_backward(x, dy)):
+        torch.testing.assert_close(call(x), call(x.contiguous()), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
 def test_gelu_keeps_its_digits_in_the_tail(dtype: torch.dtype, approximate: str) -> None:

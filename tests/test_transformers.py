@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import doctest
 import inspect
+import linecache
 import pickle
 import time
 import warnings
@@ -27,8 +28,10 @@ with warnings.catch_warnings():
     transformers = pytest.importorskip("transformers")
 
 from transformers.models.llama import modeling_llama as llama
+from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from baracuda.integrations.transformers import KINDS, Report, patch, patching, unpatch
+from baracuda.integrations.transformers.code import heads_of
 from baracuda.integrations.transformers.modules import (
     Mismatch,
     layer_of,
@@ -49,15 +52,15 @@ USUAL = "1 loss, 1 embedding; left: 0"
 FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     "Llama": ({"attention_bias": True}, f"5 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
     "Qwen2": ({}, f"5 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
-    "Qwen3": ({}, f"9 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
+    "Qwen3": ({}, f"9 norm, 2 mlp, 2 qk_norm, 4 residual, {USUAL}"),
     "Mistral": ({"sliding_window": 4}, f"5 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
     "Mixtral": ({}, "5 norm, 2 rope, 4 residual, 1 loss, 1 embedding; left: 2"),
     "Gemma2": ({"final_logit_softcapping": 0.5},
                f"9 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
     "Gemma3": ({"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
-               f"13 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
+               f"13 norm, 2 mlp, 2 qk_norm, 4 residual, {USUAL}"),
     "Phi3": ({"resid_pdrop": 0.0}, f"5 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
-    "Olmo2": ({}, "9 norm, 2 mlp, 2 rope, 1 loss, 1 embedding; left: 2"),
+    "Olmo2": ({}, "9 norm, 2 mlp, 2 rope, 4 residual, 1 loss, 1 embedding; left: 0"),
     "Glm4": ({}, f"9 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
     "StableLm": ({}, f"5 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
     # Its MLP returns a pair.
@@ -259,8 +262,8 @@ def test_a_compiled_model_is_one_graph_of_the_ops(family: str) -> None:
     )
     # Of the two adds of each layer, a norm makes every one.
     assert ops["add_rms_norm"] == 4
-    assert ops["rms_norm"] == {"Llama": 1, "Gemma3": 9}[family]
-    assert ops["rope"] == 4
+    assert ops["rms_norm"] == {"Llama": 1, "Gemma3": 5}[family]
+    assert (ops["rope"], ops["qk_norm_rope"]) == {"Llama": (4, 0), "Gemma3": (0, 2)}[family]
     assert ops["swiglu"] + ops["geglu"] == 2
     assert ops["linear_cross_entropy"] + ops["linear_cross_entropy_with_gradient"] == 1
 
@@ -370,7 +373,8 @@ def test_copies_are_patched_and_pickled_models_can_be() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_kind_alone_computes_as_before(kind: str) -> None:
-    plain, patched = model_of(), model_of()
+    family = "Qwen3" if kind == "qk_norm" else "Llama"
+    plain, patched = model_of(family), model_of(family)
     report = patch(patched, only=kind)
     assert set(report.patched.values()) == {kind}
     assert_same_step(step(patched), step(plain))
@@ -419,8 +423,6 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_fac
          "mlp: no activation of a gate that is known, times a value"),
         ("StableLm", {"use_parallel_residual": True}, "model.layers.0",
          "residual: its branches are not modules one after the other"),
-        ("Olmo2", {}, "model.layers.1",
-         "residual: no norm follows its adds: its norms come before them"),
     ],
 )  # fmt: skip
 def test_what_does_not_match_is_left_with_a_reason(
@@ -428,6 +430,24 @@ def test_what_does_not_match_is_left_with_a_reason(
 ) -> None:
     plain, patched = model_of(family, **more), model_of(family, **more)
     assert patch(patched).left[where] == why
+    assert_same_step(step(patched), step(plain))
+
+
+def test_norms_of_heads_are_made_with_a_rotation_of_any_angles() -> None:
+    plain, patched = (
+        model_of("Qwen3", rope_parameters=LLAMA3),
+        model_of("Qwen3", rope_parameters=LLAMA3),
+    )
+    report = patch(patched)
+    assert report.left == {}
+    assert report.patched["model.layers.1.self_attn"] == "qk_norm"
+    assert_same_step(step(patched), step(plain))
+
+
+def test_norms_of_heads_that_are_hooked_are_called() -> None:
+    plain, patched = twins("Qwen3")
+    for model in (plain, patched):
+        model.model.layers[0].self_attn.q_norm.register_forward_hook(lambda module, x, y: 2 * y)
     assert_same_step(step(patched), step(plain))
 
 
@@ -470,6 +490,50 @@ def layer_of_scaled_branch(self: Any, hidden_states: torch.Tensor, **keywords: A
     normed = self.input_layernorm(hidden_states)
     hidden_states = hidden_states + 0.5 * self.self_attn(hidden_states=normed, **keywords)[0]
     return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+def attention_of(q: str, between: str = "pass") -> Any:
+    """The code of an attention that makes `q` so, with something before its rotation."""
+    text = f"""
+def forward(self, hidden_states, position_embeddings, **keywords):
+    shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+    q = {q}
+    k = self.k_norm(self.k_proj(hidden_states).view(shape)).transpose(1, 2)
+    {between}
+    cos, sin = position_embeddings
+    q, k = apply_rotary_pos_emb(q, k, cos, sin)
+    return q, k
+"""
+    lines = text.splitlines(keepends=True)
+    file = f"<attention {q} {between}>"
+    linecache.cache[file] = (len(text), None, lines, file)
+    names: dict[str, Any] = {"apply_rotary_pos_emb": qwen3.apply_rotary_pos_emb}
+    exec(compile(text, file, "exec"), names)
+    return names["forward"]
+
+
+NORMED = "self.q_norm(self.q_proj(hidden_states).view(shape)).transpose(1, 2)"
+
+
+@pytest.mark.parametrize(
+    ("q", "between", "found"),
+    [
+        (NORMED, "pass", True),
+        (f"2 * {NORMED}", "pass", False),
+        (f"{NORMED}.view(-1)", "pass", False),
+        (NORMED, "self.seen = q", False),
+        (NORMED, "keywords['twice'] and (q := 2 * q)", False),
+        (NORMED, "q = self.other(q)", False),
+        (NORMED, "v = self.q_norm(k)", False),
+        ("self.k_norm(self.q_proj(hidden_states).view(shape)).transpose(1, 2)", "pass", False),
+    ],
+)
+def test_norms_of_heads_are_those_that_a_rotation_follows(
+    q: str, between: str, found: bool
+) -> None:
+    module = changed(qwen3.Qwen3Attention, forward=attention_of(q, between))
+    result = heads_of(module(model_of("Qwen3").config, 0))
+    assert isinstance(result, Mismatch) is not found
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, strides
 from baracuda.backends.cuda.precompile import Phantom, problem
 from baracuda.calls.op import registry
 from baracuda.declaration.spec import Problem
-from baracuda.testing.problems import Row, device_rows
+from baracuda.testing.problems import device_rows
+from baracuda.testing.timed_row import Row
 
 # Of an architecture that there is not, with clusters.
 FACTS = DeviceFacts(0, "sm_95", 132, 232448)

@@ -18,8 +18,10 @@ import torch
 from stub_device import install
 
 import baracuda as bc
+from baracuda import libraries
 from baracuda.backends import load
 from baracuda.calls.op import registry
+from baracuda.declaration.dtypes import named
 from baracuda.declaration.spec import Case
 from baracuda.libraries.torch import Torch
 from baracuda.testing.bounds import close
@@ -38,9 +40,15 @@ VALUED = [op for op in registry if numbers(op)]
 
 
 def last_call(op: str) -> tuple[Call, dict[str, float]]:
-    """The last form of an op, with the run-time values that an array holds in float32."""
+    """The last form of an op, with run-time values of the first dtype that an array may have."""
     call = list(Subject(op, "array_api", "torch", "float32", brief=True).calls())[-1]
-    values = {name: float(np.float32(call.scalars[name])) for name in numbers(op)}
+    takes = registry[op].spec.scalars
+    values = {
+        name: np.dtype(takes[name].dtypes[-1 if takes[name].dtypes[0] == "int32" else 0])  # type: ignore[attr-defined]
+        .type(call.scalars[name])
+        .item()
+        for name in numbers(op)
+    }
     case = Case(call.case.axes, **{**call.case.options, **values})
     return replace(call, case=case), values
 
@@ -233,7 +241,8 @@ def test_a_kernel_is_given_the_address(op: str, monkeypatch: pytest.MonkeyPatch)
     assert len(reading) >= 3
     for entry, words in reading:
         first, *kinds = entry.reads.split(", ")
-        assert kinds == ["f32" if n in held else "ByValue" for n in call.subject.spec.scalars]
+        shorts = {n: named(str(x.dtype).removeprefix("torch.")).short for n, x in held.items()}
+        assert kinds == [shorts.get(n, "ByValue") for n in call.subject.spec.scalars]
         for i, name in enumerate(call.subject.spec.scalars):
             at = int(first) + 8 * i
             if name in held:
@@ -276,3 +285,13 @@ def test_nothing_waits_for_a_device(op: str) -> None:
         call.subject.function(*arrays, **{**call.options, **held})
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_value_that_is_an_array_may_stand_beside_a_type_not_met_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = torch.ones(3), torch.nn.Parameter(torch.zeros(3))
+    for known in (libraries.FACTS, libraries._BY_TYPE):
+        monkeypatch.delitem(known, torch.nn.Parameter, raising=False)
+    got = bc.lerp(a, b, weight=torch.tensor(0.25))
+    assert torch.equal(got, torch.full((3,), 0.75))

@@ -256,6 +256,8 @@ def test_every_form_is_planned_wide_and_narrow(name: str) -> None:
     if spec.kernel.schedule in ("rows", "planes"):
         assert any("_vectors" in s for s in symbols)
         assert any("_steps" in s for s in symbols)
+    elif spec.kernel.schedule == "heads":
+        assert {"loose" in s for s in symbols} == {True, False}
     elif spec.kernel.schedule not in ("cross_entropy", "log_prob", "kl_div") and name != "nll_loss":
         assert any(s.endswith(("_i32", "_i32_add")) for s in symbols)
         assert any("_i64" in s for s in symbols) or "lp_pool1d" in name

@@ -73,7 +73,7 @@ def summed(spec: OpSpec, form: Signature) -> frozenset[str]:
         return added_up(spec, form)
     forward = registry[spec.adjoint_of].spec
     apart = frozenset().union(*[independent(forward, form) for form in forward.signatures])
-    kept = frozenset.intersection(*[p.names for form in spec.signatures for p in form.outputs])
+    kept = frozenset.intersection(*[p.reached for form in spec.signatures for p in form.outputs])
     bounded = {t.name for form in spec.signatures for p in form.inputs for t in p.terms if t.bound}
     given = frozenset.intersection(*[p.names for p in form.inputs if p.name.startswith("d")])
     return (apart - kept - bounded) & given
@@ -94,22 +94,31 @@ class Request(NamedTuple):
     options : dict
         Structural options, shapes that are options among them.
     results : tuple of str
+    handed : tuple of str
+        The cotangents that are gradients as they are.
     """
 
     arrays: tuple[str | None, ...]
     options: dict[str, Any]
     results: tuple[str, ...]
+    handed: tuple[str, ...]
+
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """All that is known after the call."""
+        return self.results + self.handed
 
     def call(
         self, function: Callable[..., Any], known: Mapping[str, Array], more: Mapping[str, Any]
     ) -> dict[str, Array]:
-        """The named results of `function` on what is known; `more` are keywords beside options."""
+        """The gradients by name, of what is known; `more` are keywords beside options."""
         arrays = [None if name is None else known[name] for name in self.arrays]
         while arrays[-1] is None:
             arrays.pop()
         result = function(*arrays, **self.options, **more)
         results = result if isinstance(result, tuple) else (result,)
-        return dict(zip(self.results, results, strict=True))
+        found = zip(self.results, results, strict=True)
+        return {**dict(found), **{name: known[name] for name in self.handed}}
 
 
 def constants(problem: Problem, asked: Request) -> tuple[str, ...]:
@@ -119,7 +128,7 @@ def constants(problem: Problem, asked: Request) -> tuple[str, ...]:
     """
     spec = problem.spec
     names = [x.name for x in problem.given if x.name not in spec.discrete]
-    return tuple([name for name in names if dual(spec, name) not in asked.results])
+    return tuple([name for name in names if dual(spec, name) not in asked.gradients])
 
 
 def request(spec: OpSpec, problem: Problem, names: Collection[str]) -> Request:
@@ -137,4 +146,6 @@ def request(spec: OpSpec, problem: Problem, names: Collection[str]) -> Request:
         for x in problem.given
         if role.chosen and dual(problem.spec, x.name) == name
     }
-    return Request(arrays, {**options, **shapes, **dtypes}, results)
+    given, own = problem.spec, {x.name for x in problem.outputs}
+    handed = [f"d{a}" for x in problem.given if (a := given.role(x.name).alike) in own]
+    return Request(arrays, {**options, **shapes, **dtypes}, results, tuple(handed))

@@ -9,6 +9,7 @@ from typing import Any
 from baracuda.calls.check import indices
 from baracuda.declaration.backend import Adds, Runner, each
 from baracuda.declaration.dispatch import unrecorded
+from baracuda.declaration.dtypes import name_of
 from baracuda.declaration.sku import PrecisionGuarantee
 from baracuda.declaration.spec import Problem
 from baracuda.families.numerics import narrow, stored_as, unread
@@ -17,20 +18,27 @@ from baracuda.libraries import TRACED, Array
 
 def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
     """``(arrays, scalars) -> results`` in the accumulate dtype, without looking at values."""
-    evaluate, library = _of_numbers(problem), problem.library
+    evaluate = _of_numbers(problem)
     if not problem.reads:
         return evaluate
-    astype, compute = library.xp.astype, library.dtype(problem.compute_dtype)
 
     def unlooked(arrays: Sequence[Array], scalars: Mapping[str, Any]) -> tuple[Array, ...]:
         values = {
-            name: astype(x, compute) if dtype else x
+            name: taken(problem, name, x) if dtype else x
             for (name, x), dtype in zip(scalars.items(), problem.reads, strict=True)
         }
         with unread():
             return evaluate(arrays, values)
 
     return unlooked
+
+
+def taken(problem: Problem, name: str, value: Array) -> Array:
+    """A run-time value that is an array, as bodies take it: in the accumulate dtype, or exact."""
+    library, takes = problem.library, problem.spec.scalars[name]
+    if getattr(takes, "exact", False) and name_of(value.dtype) == "float64":
+        return value
+    return library.xp.astype(value, library.dtype(problem.compute_dtype))
 
 
 def _of_numbers(problem: Problem) -> Callable[..., tuple[Array, ...]]:

@@ -17,8 +17,9 @@ from baracuda import backends
 from baracuda._version import __version__
 from baracuda.calls.plan import Plan
 from baracuda.declaration.sku import KernelSku
-from baracuda.declaration.spec import Operand, Problem, layout_of
+from baracuda.declaration.spec import Operand, Problem
 from baracuda.forks import Guard
+from baracuda.layouts import least_regular
 
 logger = logging.getLogger("baracuda")
 
@@ -301,7 +302,8 @@ def _useless(key: Any, sku: KernelSku) -> str | None:
     try:
         op, library, device, _, inputs, _, (backend, *_), _, given_sku = key
         given = [Operand(*x) for x in inputs if x is not None]
-        layout, dtypes = layout_of(given), {x.dtype for x in given}
+        layout = least_regular([(x.shape, x.strides) for x in given])
+        dtypes = {x.dtype for x in given}
     except (TypeError, ValueError, AttributeError, IndexError):
         return "it is not for a problem"
     for what, has, may in (

@@ -100,17 +100,19 @@ def are_arrays(given: Iterable[Any]) -> bool:
     return any(hasattr(x, "dtype") and not isinstance(x, np.generic) for x in given)
 
 
-def values_of(spec: OpSpec, primal: Array, given: Mapping[str, Any]) -> Values:
-    """Run-time values beside the array `primal`; an array that can be read at once is a number.
+def values_of(spec: OpSpec, beside: Sequence[Array], given: Mapping[str, Any]) -> Values:
+    """Run-time values beside arrays, the primal first; an array that can be read is a number.
 
-    What is no array of the library is left for `scalars` to refuse.
+    The types of all arrays have facts from here on. What is no array of the library is left for
+    `scalars` to refuse.
 
     Raises
     ------
     TypeError
         For an array of another dtype, with axes, or on another device.
     """
-    library, there = described(spec.name, spec.arrays[0], primal)
+    pairs = zip(spec.arrays, beside, strict=False)
+    (library, there), *_ = [described(spec.name, n, x) for n, x in pairs if x is not None]
     numbers, arrays, mode = dict(given), {}, ""
     for name, x in given.items():
         takes = getattr(spec.scalars.get(name), "dtypes", ())
@@ -370,13 +372,14 @@ def _outputs(
     out = []
     for pattern in signature.outputs:
         extents = pattern.shape(axes)
-        primal = known.get(pattern.name.removeprefix("d"), known[signature.names[0]])
+        role = spec.role(pattern.name)
+        primal = known.get(role.typed_as or pattern.name.removeprefix("d"))
+        primal = primal or known[signature.names[0]]
         strides = None
         if spec.keeps_layout and primal.strides and len(primal.shape) == len(extents):
             order = layouts.dense_order(primal.shape, primal.strides)
             if order is not None:
                 strides = layouts.canonical(extents, layouts.in_order(extents, order))
-        role = spec.role(pattern.name)
         own = role.result(dtype, {x.name: x.dtype for x in known.values()}, options)
         # Gradients go back to inputs of 16 bits; other results are never rounded by an option.
         narrower = spec.adjoint_of is not None and named(own).accumulate == dtype

@@ -173,7 +173,7 @@ class Op(Generic[P, R]):
         whole: bool = True,
     ) -> tuple[Plan, dict[str, Any]]:
         """The plan of such a call, and the values as it takes them."""
-        given = check.values_of(self.spec, arrays[0], scalars)
+        given = check.values_of(self.spec, arrays, scalars)
         alias = self._alias(arrays, options, given)
         plan = plan_cache.find(alias) or self._find(arrays, options, alias, given)
         dtype = plan.problem.compute_dtype

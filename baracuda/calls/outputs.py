@@ -62,7 +62,7 @@ class Outputs:
                 return _completed(problem, arrays, outs), added
         found, there = given(problem, arrays, out, added), _there(outs)
         if any(there):
-            fit = _teller(problem, [x for x in outs if x is not None])
+            fit = _teller(problem, outs)
             gradient = all(problem.spec.adds_into(x.name) for x in problem.outputs)
             self._passed = _Passed(there, all(there), added, gradient, fit)
         return found, added
@@ -73,14 +73,22 @@ def _there(outs: Sequence[Array | None]) -> tuple[bool, ...]:
 
 
 def _teller(
-    problem: Problem, outs: Sequence[Array]
+    problem: Problem, outs: Sequence[Array | None]
 ) -> Callable[[Sequence[Array], Sequence[Array]], bool]:
     """``(inputs, others) -> bool``: whether others are like `outs`, and may be written to.
 
     False also where only the memory of each array could tell.
     """
-    library, inplace, gaps = problem.library, problem.spec.inplace, None in problem.inputs
-    alike, frozen, apart = library.matcher(outs), library.frozen, library.apart
+    library, gaps = problem.library, None in problem.inputs
+    alike = library.matcher([x for x in outs if x is not None])
+    frozen, apart = library.frozen, library.apart
+    # The inputs that each output may be.
+    there = [o for o, x in zip(problem.outputs, outs, strict=True) if x is not None]
+    mays = [_may_be(problem, operand) for operand in there]
+
+    def rest(x: Array, inputs: Sequence[Array], may: Sequence[str]) -> list[Array]:
+        named = zip(problem.spec.arrays, inputs, strict=False)
+        return [y for name, y in named if y is not None and not (y is x and name in may)]
 
     def fit(inputs: Sequence[Array], others: Sequence[Array]) -> bool:
         try:
@@ -93,7 +101,7 @@ def _teller(
             if frozen(x) or (i and not apart(x, others[:i])):
                 return False
             # Exactly an input may be written to where the op is safe in place.
-            if not apart(x, near) and not (inplace and apart(x, [y for y in near if y is not x])):
+            if not apart(x, near) and not (mays[i] and apart(x, rest(x, inputs, mays[i]))):
                 return False
         return True
 
@@ -159,9 +167,9 @@ def given(
         for x, a in zip(problem.inputs, arrays, strict=False)
         if x is not None
     ]
-    for x in outs:
+    for x, operand in zip(outs, outputs, strict=True):
         own = _memory(library, x)
-        _apart(problem, own, others)
+        _apart(problem, own, others, _may_be(problem, operand))
         others.append(("another output", own))
     return outs
 
@@ -211,10 +219,23 @@ def _fits(problem: Problem, x: Array, operand: Operand) -> None:
         )
 
 
+def _may_be(problem: Problem, operand: Operand) -> Sequence[str]:
+    """The inputs that an output may be, exactly, where the op is safe in place.
+
+    Elementwise, all of them; else the one whose dtype it is said to have, if any is.
+    """
+    spec = problem.spec
+    if not spec.inplace:
+        return ()
+    own = "" if spec.elementwise else spec.role(operand.name).typed_as
+    return (own,) if own else spec.arrays
+
+
 def _apart(
     problem: Problem,
     own: layouts.Memory | None,
     others: Sequence[tuple[str, layouts.Memory | None]],
+    may_be: Sequence[str],
 ) -> None:
     """Outputs may be exactly an input where the op allows it, and overlap nothing else."""
     spec = problem.spec
@@ -225,7 +246,7 @@ def _apart(
     for name, memory in others:
         if memory is None or not layouts.overlap(own, memory):
             continue
-        if memory == own and spec.inplace and name != "another output":
+        if memory == own and name in may_be:
             continue
         raise value_error(
             spec.name,

@@ -35,7 +35,7 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     looked_up = {
         t.name for p in form.inputs if p.name in spec.indices for t in p.terms if not t.group
     }
-    shared = frozenset.intersection(*[p.names for p in form.outputs], *_cotangents(spec, form))
+    shared = frozenset.intersection(*[p.reached for p in form.outputs], *_cotangents(spec, form))
     return shared & frozenset(
         t.name
         for p in form.outputs
@@ -49,22 +49,25 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
 def _cotangents(spec: OpSpec, form: Signature) -> list[frozenset[str]]:
     """What the results had of which an op takes the gradients."""
     given = [p for p in form.inputs if spec.adjoint_of and p.name.startswith("d")]
-    return [p.names | p.bounds for p in given]
+    return [p.reached for p in given]
 
 
 def added_up(spec: OpSpec, form: Signature) -> frozenset[str]:
     """What some results have, and over which those that lack it are sums.
 
     Batches, and any axis of elementwise ops. The latter are gradients: other numbers may be means.
+    Batches of a gradient that scatters are sums where no result has them.
     """
     given = {p.name for p in form.inputs}
     others = [p for p in form.outputs if not spec.adjoint_of and p.name[1:] not in given]
     terms = [t for p in form.outputs for t in p.terms]
+    if spec.adjoint_of and spec.scatters:
+        terms += [t for p in form.inputs if not p.is_option for t in p.terms]
     if spec.numbered:
         return frozenset()
     apart = frozenset(t.name for t in terms if spec.batch(t) or spec.elementwise)
-    whole = apart.intersection(*[p.names for p in others], *_cotangents(spec, form))
-    return whole - frozenset.intersection(*[p.names for p in form.outputs])
+    whole = apart.intersection(*[p.reached for p in others], *_cotangents(spec, form))
+    return whole - frozenset.intersection(*[p.reached for p in form.outputs])
 
 
 def joined(spec: OpSpec) -> frozenset[str]:
@@ -107,14 +110,16 @@ def batch(
     if not all((t := first[p.name]) and t.group for p in form.outputs):
         return None
     shapes: list[Shape] = []
+    # Arrays of the same axes, as two tables, are both of the form that has batches, or neither is.
+    differing = {patterns[x.name].terms for x, d in zip(problem.given, along, strict=True) if d}
     for x, differs in zip(problem.given, along, strict=True):
         term = first[x.name]
         if term is not None and term.group:
             shapes.append((size if differs or not term.or_one else 1, *x.shape))
-        elif not differs:
+        elif patterns[x.name].terms not in differing:
             shapes.append(x.shape)
         else:
-            inner = _with_groups(problem, patterns[x.name])
+            inner = _with_groups(problem, patterns[x.name]) if differs else None
             if inner is None:
                 return None
             shapes.append((size, *inner))
@@ -138,7 +143,9 @@ def _with_groups(problem: Problem, pattern: Pattern) -> Shape | None:
                     extent
                     for t in wide.terms
                     for extent in (
-                        [1] * len(_group(problem, t.name)) if t.group else [_axis(problem, t.name)]
+                        [1] * len(_group(problem, t.bound or t.name))
+                        if t.group
+                        else [_axis(problem, t.name)]
                     )
                 )
     return None

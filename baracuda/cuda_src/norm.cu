@@ -6,10 +6,13 @@
 
 namespace baracuda {
 
-// With a RESIDUAL the sum of both, as it is stored, takes the place of x and is a second output.
-template <class A, int COLUMNS, bool RESIDUAL> struct NormForward {
-  static constexpr int loads = 1 + RESIDUAL, inputs = 1, columns = COLUMNS;
-  static constexpr int outputs = 1 + RESIDUAL, sums = 0;
+// A residual BEFORE the norm is added to x: the sum, as it is stored, takes the place of x and is a
+// second output. One AFTER the norm is added to the result.
+enum Residual { NO, BEFORE, AFTER };
+
+template <class A, int COLUMNS, Residual RESIDUAL> struct NormForward {
+  static constexpr int loads = 1 + (RESIDUAL != NO), inputs = 1 + (RESIDUAL == AFTER);
+  static constexpr int columns = COLUMNS, outputs = 1 + (RESIDUAL == BEFORE), sums = 0;
   template <int N> static HD void merge(const A (&x)[loads][N], A (&s)[1][N]) {
     UNROLL for (int i = 0; i < N; ++i) s[0][i] = x[0][i] + x[loads - 1][i];
   }
@@ -44,9 +47,10 @@ template <class A, class T> struct Scaling {
   }
 };
 
-template <class A, int COLUMNS, bool RESIDUAL, class T>
+template <class A, int COLUMNS, Residual RESIDUAL, class T>
 struct RmsNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 1>, Scaling<A, T> {
-  static constexpr int stages = ONCE;
+  using Base = NormForward<A, COLUMNS, RESIDUAL>;
+  static constexpr int stages = ONCE, IN = Base::inputs, OUT = Base::outputs;
   using State = Several<A, 1>;
   struct Known {
     A inverse;
@@ -54,7 +58,7 @@ struct RmsNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 1>, Scaling<A, T
 
   template <int S, int N>
   HD void take(
-      State& s, const Known&, const A (&x)[1][N], const A (&)[COLUMNS + 1][N], u32) const {
+      State& s, const Known&, const A (&x)[IN][N], const A (&)[COLUMNS + 1][N], u32) const {
     UNROLL for (int i = 0; i < N; ++i) s.at[0] = fused(x[0][i], x[0][i], s.at[0]);
   }
   template <int S> HD void settle(const State& s, A part, Known& known) const {
@@ -62,15 +66,18 @@ struct RmsNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 1>, Scaling<A, T
   }
   template <int N>
   HD void finish(
-      const Known& known, const A (&x)[1][N], const A (&c)[COLUMNS + 1][N], u32,
-      A (&y)[1 + RESIDUAL][N]) const {
+      const Known& known, const A (&x)[IN][N], const A (&c)[COLUMNS + 1][N], u32,
+      A (&y)[OUT][N]) const {
     UNROLL for (int i = 0; i < N; ++i) {
-      y[RESIDUAL][i] = x[0][i];
+      y[OUT - 1][i] = x[0][i];
       y[0][i] = x[0][i] * known.inverse;
     }
     if constexpr (COLUMNS > 0) {
       this->round(y[0]);
       UNROLL for (int i = 0; i < N; ++i) y[0][i] *= this->scale(c[0][i]);
+    }
+    if constexpr (RESIDUAL == AFTER) {
+      UNROLL for (int i = 0; i < N; ++i) y[0][i] += x[IN - 1][i];
     }
   }
 };
@@ -140,9 +147,9 @@ template <class A> struct Centre {
   }
 };
 
-template <class A, int COLUMNS, bool RESIDUAL>
+template <class A, int COLUMNS, Residual RESIDUAL>
 struct LayerNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
-  static constexpr int stages = CENTRED, X = 0;
+  static constexpr int stages = CENTRED, X = 0, OUT = 1 + (RESIDUAL == BEFORE);
   using State = Several<A, 2>;
   // What is left of the mean, in deviations: an instruction less for each element. Gradients have
   // no register to spare for it.
@@ -169,9 +176,9 @@ struct LayerNormOf : NormForward<A, COLUMNS, RESIDUAL>, Summed<A, 2> {
   template <int N>
   HD void finish(
       const Known& known, const A (&x)[1][N], const A (&c)[COLUMNS + 1][N], u32,
-      A (&y)[1 + RESIDUAL][N]) const {
+      A (&y)[OUT][N]) const {
     UNROLL for (int i = 0; i < N; ++i) {
-      y[RESIDUAL][i] = x[0][i];
+      y[OUT - 1][i] = x[0][i];
       const A normal = fused(known.deviation(x[0][i]), known.inverse, -known.offset);
       if constexpr (COLUMNS == 2) y[0][i] = fused(normal, c[0][i], c[1][i]);
       else y[0][i] = COLUMNS ? normal * c[0][i] : normal;
@@ -228,14 +235,15 @@ struct LayerNormBackwardOf : NormBackward<A, COLUMNS, RESIDUAL>, Summed<A, 4> {
   }
 };
 
-template <class A, int C, class T = A> struct RmsNorm : RmsNormOf<A, C, false, T> {};
-template <class A, int C, class T = A> struct AddRmsNorm : RmsNormOf<A, C, true, T> {};
+template <class A, int C, class T = A> struct RmsNorm : RmsNormOf<A, C, NO, T> {};
+template <class A, int C, class T = A> struct AddRmsNorm : RmsNormOf<A, C, BEFORE, T> {};
+template <class A, int C, class T = A> struct RmsNormAdd : RmsNormOf<A, C, AFTER, T> {};
 template <class A, int C, class T = A>
 struct RmsNormBackward : RmsNormBackwardOf<A, C, false, T> {};
 template <class A, int C, class T = A>
 struct AddRmsNormBackward : RmsNormBackwardOf<A, C, true, T> {};
-template <class A, int C> struct LayerNorm : LayerNormOf<A, C, false> {};
-template <class A, int C> struct AddLayerNorm : LayerNormOf<A, C, true> {};
+template <class A, int C> struct LayerNorm : LayerNormOf<A, C, NO> {};
+template <class A, int C> struct AddLayerNorm : LayerNormOf<A, C, BEFORE> {};
 template <class A, int C> struct LayerNormBackward : LayerNormBackwardOf<A, C, false> {};
 template <class A, int C> struct AddLayerNormBackward : LayerNormBackwardOf<A, C, true> {};
 

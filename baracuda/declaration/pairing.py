@@ -57,7 +57,8 @@ class Pairing:
         The inputs and results of the forward that the gradient takes, by name.
     gradients : dict of str to str
         Of each input of the forward that has a gradient, which result that is: ``{"x": "dx"}``. Two
-        inputs may share one, as the summands of `add_rms_norm` do.
+        inputs may share one, as the summands of `add_rms_norm` do. That of the residual of
+        `rms_norm_add` is the cotangent ``dy`` itself.
     options : tuple of str
         Keywords that carry over from the forward.
     shapes : dict of str to str
@@ -153,6 +154,7 @@ class Pairing:
         there = {name for name, x in names if x is not None}
         form = next(f for f in self._backward.forms(kept.options) if f.takes(there))
         named = dict(zip([p.name for p in form.outputs], results, strict=True))
+        named |= {dual: known[dual] for dual in self.cotangents.values() if dual in known}
         own = [(x, named[dx]) for x in kept.inputs if (dx := self.gradients.get(x)) in named]
         cast = library.xp.astype
         return {x: g if g.dtype == (d := kept.dtypes[x]) else cast(g, d) for x, g in own}
@@ -176,7 +178,7 @@ def pairing(forward: OpSpec, op: Callable[..., Any], backward: OpSpec) -> Pairin
         forward.arrays,
         cotangents,
         tuple([name for name in backward.arrays if name not in cotangents.values()]),
-        {name: dx for name, dx in gradients.items() if dx in made},
+        {name: dx for name, dx in gradients.items() if dx in {*made, *cotangents.values()}},
         tuple([name for name in own if name not in shapes and name not in dtypes]),
         shapes,
         dtypes,

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from baracuda.declaration.dtypes import named
 
 Kind: TypeAlias = Literal["value", "integer", "index", "mask"]
-Wide: TypeAlias = Literal["", "parameter", "residual", "cotangent"]
+Wide: TypeAlias = Literal["", "parameter", "residual", "cotangent", "table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,22 @@ class Role:
         Of an index: the option that says what an entry out of range does, "raise" or "drop".
     ignored : str
         Of an index: the option that holds the one entry that is in range everywhere.
+    skipped : str
+        Of an index: the option that holds the one entry of which nothing is added up, or None.
     counts : str
         Of an integer: the axis along which it is 0, 1, ... where it is not given.
     between : tuple of float or None
         The least and the largest value that tests and benchmarks draw, both included by an integer.
     alike : str
-        Of a value: the input whose gradient is its own too, since only the sum of both matters.
-    wide : {"", "parameter", "residual", "cotangent"}
+        Of a value: the input whose gradient is its own too, since only the sum of both matters; or
+        the result whose cotangent is its gradient, since it is added to that.
+    wide : {"", "parameter", "residual", "cotangent", "table"}
         Of a value: it may have the accumulate dtype of the problem instead of its dtype, as all
         others of its kind that are given: float32 parameters, or a float32 residual stream, beside
         16-bit activations. "": it may not.
     typed_as : str
-        Of a result: the input whose dtype it has; that of the primal by default.
+        Of a result: the input whose dtype it has, and whose layout where the op keeps layouts; the
+        primal by default. In place it may be no other input, unless the op is elementwise.
     accumulated : bool
         Of a result: it has the accumulate dtype of the problem, as losses of 16-bit inputs do.
     chosen : str
@@ -61,6 +65,7 @@ class Role:
     below: str = ""
     policy: str = ""
     ignored: str = ""
+    skipped: str = ""
     counts: str = ""
     between: tuple[float, float] | None = None
     alike: str = ""
@@ -102,9 +107,15 @@ def parameter(low: float | None = None, high: float | None = None) -> Role:
 def residual(like: str = "") -> Role:
     """A value of a residual stream, which may be float32 beside 16-bit ones.
 
-    Its gradient is its own, or that of the input `like` where only the sum of both matters.
+    Its gradient is its own, or that of the input `like` where only the sum of both matters, or the
+    cotangent of the result `like` that it is added to.
     """
     return Role(alike=like, wide="residual")
+
+
+def table() -> Role:
+    """A value that a model makes once for all layers, and may keep in float32 beside 16 bits."""
+    return Role(wide="table")
 
 
 def cotangent() -> Role:
@@ -128,7 +139,7 @@ def chosen(option: str) -> Role:
 
 
 def typed_as(name: str) -> Role:
-    """A result that has the dtype of the input `name`."""
+    """A result that has the dtype, and may have the layout and the memory, of the input `name`."""
     return Role(typed_as=name)
 
 
@@ -147,9 +158,9 @@ def like(name: str) -> Role:
     return Role(alike=name)
 
 
-def index(below: str, *, policy: str = "mode", ignored: str = "") -> Role:
+def index(below: str, *, policy: str = "mode", ignored: str = "", skipped: str = "") -> Role:
     """An integer that points along the axis `below`."""
-    return Role("index", below, policy, ignored)
+    return Role("index", below, policy, ignored, skipped)
 
 
 def integer(low: int | None = None, high: int | None = None) -> Role:

@@ -74,6 +74,11 @@ class Pattern:
         return frozenset(t.bound for t in self.terms if t.bound)
 
     @cached_property
+    def reached(self) -> frozenset[str]:
+        """The axes and groups, and those within which groups of its own are."""
+        return self.names | self.bounds
+
+    @cached_property
     def groups(self) -> tuple[Term, ...]:
         """The terms that stand for any number of axes."""
         return tuple(t for t in self.terms if t.group)
@@ -372,7 +377,7 @@ class Binder:
         if known is None:
             limit = self.axes[term.bound or ""]
             for i, (n, most) in enumerate(zip(part, limit, strict=True)):  # type: ignore[arg-type]
-                if n > most:
+                if n > most and not (term.or_one and n == 1):
                     owner = self._owner(term, term.bound or "")
                     expected = f"at most {most} along axis {axis + i} ({owner})"
                     raise self._fail(pattern, expected, shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -13,7 +13,7 @@ from baracuda.declaration.dtypes import FLOATS, named
 from baracuda.declaration.roles import VALUE, Role, Wide
 from baracuda.declaration.shapes import Axes, Signature, Term
 from baracuda.forks import cached_property
-from baracuda.layouts import Shape, kind
+from baracuda.layouts import Shape, least_regular
 from baracuda.libraries import Library
 
 Normaliser: TypeAlias = Callable[[str, str, Any], Any]
@@ -23,8 +23,8 @@ Resolver: TypeAlias = Callable[[str, Axes, dict[str, Any]], Mapping[str, int]]
 """``(op, axes, options) -> derived axes``; may complete the options in place."""
 
 Schedule: TypeAlias = Literal[
-    "channels", "window_backward", "cross_entropy", "elementwise", "gather", "kl_div", "log_prob",
-    "nll_loss", "planes", "reduce", "rope", "rows", "scatter", "window",
+    "add_rows", "channels", "window_backward", "cross_entropy", "elementwise", "gather", "heads",
+    "kl_div", "log_prob", "nll_loss", "planes", "reduce", "rope", "rows", "scatter", "window",
 ]  # fmt: skip
 """How a kernel goes over the arrays."""
 
@@ -218,6 +218,11 @@ class OpSpec:
         """The inputs that may be left out, each with the axis along which it counts then."""
         return {name: role.counts for name, role in self.roles.items() if role.counts}
 
+    def uncounted(self, given: Collection[str]) -> dict[str, str]:
+        """Of `counted`, what is not given, where a form takes it beside all that is."""
+        forms = [{*form.names} for form in self.signatures]
+        return {n: a for n, a in self.counted.items() if n not in given and {n, *given} in forms}
+
     @cached_property
     def scatters(self) -> bool:
         """Whether entries of an index may meet in one element of an output, which adds them up.
@@ -243,23 +248,26 @@ class OpSpec:
 
     @cached_property
     def arrays(self) -> tuple[str, ...]:
-        """All array parameters, in order."""
-        return max((s.names for s in self.signatures), key=len)
+        """All array parameters, in order: those of the longest form first, then what others add."""
+        forms = sorted([s.names for s in self.signatures], key=len, reverse=True)
+        return tuple(dict.fromkeys(name for names in forms for name in names))
 
     @cached_property
     def optional(self) -> tuple[str, ...]:
         """The arrays that some forms do without, but for the second half of a packed one.
 
-        Functors of elementwise schedules differ by which of these are given (`given_end`).
+        Functors of elementwise schedules differ by which of these are given (`form_end`).
         """
         half = self.packed.other if self.packed else ""
         always = set[str].intersection(*[{*form.names} for form in self.signatures])
         return tuple([name for name in self.arrays if name != half and name not in always])
 
-    def given_end(self, names: Collection[str]) -> str:
-        """The end of a functor's name beside these arrays: bits for the optional ones."""
-        bits = sum([(name in names) << k for k, name in enumerate(self.optional)])
-        return f"Given{bits}" if bits else ""
+    def form_end(self, form: Signature) -> str:
+        """The end of a functor's name: bits of optional arrays, the option of a further result."""
+        bits = sum([(name in form.names) << k for k, name in enumerate(self.optional)])
+        least = min([len(f.outputs) for f in self.signatures if f.names == form.names])
+        asked = form.condition if len(form.outputs) > least else None
+        return (f"Given{bits}" if bits else "") + (asked.option.title() if asked else "")
 
     @cached_property
     def conditions(self) -> frozenset[str]:
@@ -418,8 +426,11 @@ class Problem:
 
     def ignored_by(self, index: str) -> int | None:
         """The one entry of an index that is in range everywhere, None where there is none."""
-        option = self.spec.role(index).ignored
-        return self.options[option] if option else None
+        return self.options[o] if (o := self.spec.role(index).ignored) else None
+
+    def skipped_by(self, index: str) -> int | None:
+        """The one entry of an index of which nothing is added up, None where there is none."""
+        return self.options[o] if (o := self.spec.role(index).skipped) else None
 
     @property
     def pointwise(self) -> bool:
@@ -430,10 +441,4 @@ class Problem:
     @property
     def layout(self) -> str:
         """The least regular layout among the inputs."""
-        return layout_of(self.given)
-
-
-def layout_of(given: Sequence[Operand]) -> str:
-    """The least regular layout among inputs."""
-    kinds = {kind(x.shape, x.strides) for x in given if x.strides is not None}
-    return "strided" if "strided" in kinds else "dense" if kinds else "contiguous"
+        return least_regular([(x.shape, x.strides) for x in self.given])

@@ -71,6 +71,9 @@ class Number:
         Whether something may be divided by it: then it is neither tiny nor huge.
     floor : str
         An option of the same op that it may not lie below.
+    exact : bool
+        Whether bodies get an array of it in float64 as it is: they form a difference that the
+        accumulate dtype would round away.
     """
 
     code: ClassVar[str] = "d"
@@ -81,6 +84,7 @@ class Number:
     inf: bool = False
     divides: bool = False
     floor: str = ""
+    exact: bool = False
 
     def __call__(self, op: str, name: str, value: Any) -> float:
         if not isinstance(value, Real) or isinstance(value, bool):

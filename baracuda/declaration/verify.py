@@ -100,14 +100,15 @@ def _of_roles(spec: OpSpec) -> Iterator[tuple[str, str]]:
                 yield "roles", f"{name}: {role.policy or 'no option'} says what is out of range"
             elif missing := [p for p in ("raise", "drop") if not _takes(spec, role.policy, p)]:
                 yield "roles", f"{name}: {role.policy} does not take {_listed(missing)}"
-            if role.ignored and role.ignored not in spec.options:
-                yield "roles", f"{name}: {role.ignored} is no option"
+            for option in {role.ignored, role.skipped} - {"", *spec.options}:
+                yield "roles", f"{name}: {option} is no option"
         for axis in filter(None, (role.below, role.counts)):
             for form in forms:
                 if axis not in {*form.derived}.union(*[p.names for p in form.inputs]):
                     yield "roles", f"{name}: {form.text!r} has no axis {axis}"
-        if role.alike and role.alike not in spec.arrays:
-            yield "roles", f"{name}: {role.alike} is no array"
+        results = {p.name for form in spec.signatures for p in form.outputs}
+        if role.alike and role.alike not in {*spec.arrays, *results}:
+            yield "roles", f"{name}: {role.alike} is no array and no result"
 
 
 def _takes(spec: OpSpec, option: str, value: str) -> bool:
@@ -148,7 +149,7 @@ def _structs(file: str) -> frozenset[str]:
 
 def _of_kernel(spec: OpSpec, kernel: Kernel) -> Iterator[tuple[str, str]]:
     one_by_one = kernel.schedule in ("elementwise", "reduce")
-    ends = {spec.given_end(form.names) for form in spec.signatures} if one_by_one else {""}
+    ends = {spec.form_end(form) for form in spec.signatures} if one_by_one else {""}
     names = [kernel.functor + end for end in ends if kernel.functor]
     if not (_SOURCES / kernel.file).is_file():
         yield "kernel", f"there is no cuda_src/{kernel.file}"

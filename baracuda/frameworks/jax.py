@@ -124,6 +124,9 @@ def _batch(args: Sequence[Array], dims: Sequence[int | None], *, linear: Linear)
     return out, [0] * len(out)
 
 
+_TOGETHER = Linear(0, lambda *results: results, lambda *cotangents: cotangents)
+"""Results as they are, all of them batched where one is: their tangents are. JAX 0.10 gives one
+that is not batched, beside a tangent that is, the axis of the batch twice."""
 linear_p.def_impl(_forward)
 linear_p.def_abstract_eval(_avals)
 ad.primitive_jvps[linear_p] = _jvp
@@ -206,6 +209,8 @@ def _number(op: Op[Any, Any], name: str, x: Array) -> Array:
             expected = "two words of uint32, the low one first"
             raise type_error(op.spec.name, name, expected, got)
         return x
+    if isinstance(takes, Whole) and not x.shape and jnp.issubdtype(x.dtype, jnp.integer):
+        return x
     if x.shape or not jnp.issubdtype(x.dtype, jnp.floating):
         raise type_error(op.spec.name, name, "a real number, or a floating array of no axes", got)
     if not isinstance(takes, Number):
@@ -216,15 +221,16 @@ def _number(op: Op[Any, Any], name: str, x: Array) -> Array:
 def _by_body(plan: Plan, scalars: Mapping[str, Any], traced: Sequence[str]) -> Function:
     """The body, as a function of the arrays that are there and of traced run-time values."""
     run, problem = body.runner(plan.problem), plan.problem
-    dtype = problem.library.dtype(problem.compute_dtype)
 
     def call(*args: Array) -> tuple[Array, ...]:
         given, values = args[: len(problem.given)], args[len(problem.given) :]
         # A seed keeps its words.
-        some = [x if jnp.shape(x) else jnp.asarray(x, dtype) for x in values]
-        named = zip(traced, some, strict=True)
+        some = {
+            name: x if jnp.shape(x) else body.taken(problem, name, jnp.asarray(x))
+            for name, x in zip(traced, values, strict=True)
+        }
         with unread() if traced else nullcontext():
-            return body.of_given(problem, run, {**scalars, **dict(named)})(*map(jnp.asarray, given))
+            return body.of_given(problem, run, {**scalars, **some})(*map(jnp.asarray, given))
 
     return call
 
@@ -255,7 +261,8 @@ def _differentiable(
 
     def primal(*given: Array) -> tuple[Array, ...]:
         with of_values():
-            return call(*given)
+            found = call(*given)
+        return tuple(linear_p.bind(*found, linear=_TOGETHER)) if len(found) > 1 else found
 
     primal.__name__ = spec.name
     function = jax.custom_jvp(primal)

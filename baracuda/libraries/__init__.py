@@ -163,6 +163,10 @@ class Library:
         """`x` as another library may look at its memory."""
         return x
 
+    def constant(self, x: Array) -> Array:
+        """`x`, a constant to whoever differentiates."""
+        return x
+
     def watches(self, x: Array) -> bool:
         """Whether the library would have to record what is written to `x`."""
         return False
@@ -222,6 +226,14 @@ class Library:
         native = self.xp.__array_namespace_info__().default_dtypes()["indexing"]
         at = self.xp.astype(index, native, copy=False)
         return self.xp.take_along_axis(x[near(index.shape, axis)], at, axis=axis)
+
+    def lookup(self, x: Array, index: Array, axis: int) -> Array | None:
+        """`x` with the axes of an index in the place of one, all in range; None: no own way."""
+        return None
+
+    def added(self, values: Array, index: Array, axis: int, extent: int) -> Array | None:
+        """The transpose of `lookup`, of entries in range; None: no own way."""
+        return None
 
     def dot(self, x: Array, y: Array) -> Array:
         """The sums of products along the last axis, which stays."""

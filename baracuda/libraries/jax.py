@@ -82,6 +82,9 @@ class Jax(Library):
 
         return run
 
+    def constant(self, x: Array) -> Array:
+        return jax.lax.stop_gradient(x)
+
     def sigmoid(self, x: Array) -> Array:
         return jax.nn.sigmoid(x)
 
@@ -95,6 +98,16 @@ class Jax(Library):
     def _widely(self, a: Array, b: Array) -> Array:
         wide = self.dtype(named(name_of(a.dtype)).accumulate)
         return jnp.matmul(a, b, preferred_element_type=wide)
+
+    def lookup(self, x: Array, index: Array, axis: int) -> Array:
+        # Without a reshape, which would end how the axes of an index are spread over devices.
+        return jnp.take(x, index, axis=axis, mode="clip")
+
+    def added(self, values: Array, index: Array, axis: int, extent: int) -> Array:
+        lead, rest = values.shape[:axis], values.shape[axis + index.ndim :]
+        zeros = jnp.zeros((*lead, extent, *rest), values.dtype)
+        at = jnp.where(index < 0, extent, index)
+        return zeros.at[(slice(None),) * axis + (at,)].add(values, mode="drop")
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         # Other axes are batches, and no grid of indices: XLA sees that lines are independent of

@@ -13,9 +13,11 @@ import numpy as np
 
 from baracuda.declaration.dtypes import numpy_dtype
 from baracuda.layouts import Shape, dense_order
-from baracuda.libraries import Array, Library, no_array
+from baracuda.libraries import Array, Library, near, no_array
 
 _FACTS = attrgetter("dtype", "shape", "strides")
+# So few ids take longer as passes over all of them than one after the other.
+_FEW_IDS = 32
 
 
 class NumPy(Library):
@@ -108,8 +110,54 @@ class NumPy(Library):
     def dot(self, x: Array, y: Array) -> Array:
         return np.vecdot(x, y)[..., None]
 
+    def take(self, x: Array, index: Array, axis: int) -> Array:
+        line = self._line(index, axis)
+        if line is None:
+            return super().take(x, index, axis)
+        # Every entry is in range; NumPy's own check would copy the result.
+        return np.take(x[near(index.shape, axis)], line, axis=axis, mode="clip")
+
+    def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array | None:
+        line = self._line(index, axis)
+        if line is None:
+            return None
+        out = np.zeros(shape, values.dtype)
+        if values.size:
+            ids, sums = row_sums(line, np.moveaxis(values, axis, 0), values.dtype)
+            np.moveaxis(out[near(index.shape, axis)], axis, 0)[ids] = sums
+        return out
+
+    def _line(self, index: Array, axis: int) -> Array | None:
+        """The entries of an index that varies along `axis` alone, None for any other."""
+        once = self.once(index)
+        alone = once.shape[axis] == once.size == index.shape[axis]
+        return once.reshape(-1) if alone else None
+
     def running(self, device: str) -> AbstractContextManager[Any]:
         return np.errstate(all="ignore")
+
+
+def row_sums(ids: Array, rows: Array, dtype: Any) -> tuple[Array, Array]:
+    """The distinct `ids`, the most frequent first, and the sum of the `rows` of each.
+
+    Whole passes add the k-th row of every id that has one, which is several times as fast as
+    `reduceat` along an outer axis. The last few ids, which may be frequent, are summed one by one.
+    """
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
+    counts = np.diff(starts, append=len(ids))
+    frequent = np.argsort(-counts, kind="stable")
+    starts, counts = starts[frequent], counts[frequent]
+    sums = rows[order[starts]].astype(dtype, copy=False)
+    done, live = 1, len(starts)
+    while (live := int(np.searchsorted(-counts[:live], -done))) > _FEW_IDS:
+        sums[:live] += rows[order[starts[:live] + done]]
+        done += 1
+    for i in range(live):
+        rest = order[starts[i] + done : starts[i] + counts[i]]
+        sums[i] += np.add.reduce(rows[rest], axis=0, dtype=dtype)
+    return ids[starts], sums
 
 
 ADAPTER = NumPy()

@@ -188,6 +188,9 @@ class Torch(Library):
     def shared(self, x: Array) -> Array:
         return x.detach()
 
+    def constant(self, x: Array) -> Array:
+        return x.detach()
+
     def running(self, device: str) -> AbstractContextManager[Any]:
         # Matrix products in a body are of the dtypes that it gives them.
         if not _any_autocast():

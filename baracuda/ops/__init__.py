@@ -11,6 +11,7 @@ from baracuda.ops.cross_entropy import *
 from baracuda.ops.distance_loss import *
 from baracuda.ops.divergence import *
 from baracuda.ops.elementwise import *
+from baracuda.ops.embedding import *
 from baracuda.ops.exponential_units import *
 from baracuda.ops.gated import *
 from baracuda.ops.indexing import *
@@ -24,10 +25,14 @@ from baracuda.ops.logsumexp import *
 from baracuda.ops.loss import *
 from baracuda.ops.nll_loss import *
 from baracuda.ops.norm import *
+from baracuda.ops.optimisers import *
 from baracuda.ops.pooling import *
 from baracuda.ops.prelu import *
+from baracuda.ops.qk_norm_rope import *
 from baracuda.ops.rectifiers import *
 from baracuda.ops.rope import *
+from baracuda.ops.rope_qk import *
+from baracuda.ops.rope_with_tables import *
 from baracuda.ops.self_gated import *
 from baracuda.ops.shrinks import *
 from baracuda.ops.sigmoids import *

@@ -1,9 +1,10 @@
-"""A residual is added, and the sum normalised along the last axis; both are returned."""
+"""A residual is added before a norm of the last axis, and the sum returned too, or after it."""
 
 from __future__ import annotations
 
 from typing import Literal, Unpack
 
+from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.families import norms
 from baracuda.families.norms import kernel, norm, rms
@@ -15,6 +16,8 @@ __all__ = [
     "add_layer_norm_backward",
     "add_rms_norm",
     "add_rms_norm_backward",
+    "rms_norm_add",
+    "rms_norm_add_backward",
 ]
 
 
@@ -233,3 +236,110 @@ def add_layer_norm_backward(
     """
     found = norms.layer_norm_backward(dy, s, weight, eps)
     return ds + found[0] if weight is None else (ds + found[0], found[1], found[2])
+
+
+@rms(
+    "x[*b n], residual[*b n] -> y[*b n]",
+    "x[*b n], residual[*b n], weight[n] -> y[*b n]",
+    roles={**norms.SCALED, "residual": roles.residual("y"), "y": roles.typed_as("residual")},
+    kernel=kernel("RmsNormAdd"),
+)
+def rms_norm_add(
+    x: Array,
+    residual: A,
+    weight: Array | None = None,
+    /,
+    *,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: Literal["none", "before_weight"] = "none",
+    **dispatch: Unpack[Dispatch],
+) -> A:
+    """Normalise and add a residual: ``residual + rms_norm(x)``.
+
+    OLMo 2's layers add so.
+
+    Parameters
+    ----------
+    x : array of shape [*b, n]
+        Any floating dtype.
+    residual : array of shape [*b, n]
+        dtype of `x`, or float32 beside 16 bits, whatever that of the weight.
+    weight, eps, offset, casting, **dispatch
+        As in `rms_norm`.
+
+    Returns
+    -------
+    array of shape [*b, n]
+        dtype of `residual`; C order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `rms_norm`; `x` and `residual` of different shapes.
+
+    Notes
+    -----
+    The sum is rounded once; code that adds apart rounds the norm first. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.rms_norm_add(np.asarray([3.0, -3.0]), np.asarray([1.0, 2.0]), eps=0.0)
+    array([2., 1.])
+    """
+    return residual + norms.rms_norm(x, weight, eps, offset, casting)
+
+
+@rms(
+    "dy[*b n], x[*b n] -> dx[*b n]",
+    "dy[*b n], x[*b n], weight[n] -> dx[*b n], dweight[n]",
+    adjoint_of="rms_norm_add",
+    roles={**norms.SCALED_BACKWARD, **norms.PULLED},
+    kernel=kernel("RmsNormBackward"),
+)
+def rms_norm_add_backward(
+    dy: Array,
+    x: A,
+    weight: Array | None = None,
+    /,
+    *,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: Literal["none", "before_weight"] = "none",
+    **dispatch: Unpack[Dispatch],
+) -> A | tuple[A, A]:
+    """Gradient of `rms_norm_add` to x and the weight: that of `rms_norm`.
+
+    The gradient to the residual is `dy` itself.
+
+    Parameters
+    ----------
+    dy : array of shape [*b, n]
+        Gradient of the result; dtype of `x`, or float32 beside 16 bits.
+    x, weight, eps, offset, casting, **dispatch
+        As in `rms_norm`.
+
+    Returns
+    -------
+    dx, and dweight where `weight` was given : arrays of shapes [*b, n] and [n]
+        dtype of `x`, those of parameters that of `weight`; C order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `rms_norm`; `dy` of another shape than `x`.
+
+    Notes
+    -----
+    As `rms_norm_backward`. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> x, w = np.asarray([[3.0, -3.0]]), np.asarray([2.0, 2.0])
+    >>> [g.round(4) for g in bc.rms_norm_add_backward(np.asarray([[1.0, 0.0]]), x, w)]
+    [array([[0.3333, 0.3333]]), array([1., 0.])]
+    """
+    found = norms.rms_norm_backward(dy, x, weight, eps, offset, casting)
+    return found[0] if weight is None else (found[0], found[1])

@@ -8,12 +8,10 @@ from baracuda.calls.op import op
 from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
-from baracuda.declaration.shapes import Axes
 from baracuda.declaration.spec import Case, Kernel, Normaliser
 from baracuda.declaration.values import flag, integer, optional, positive
-from baracuda.errors import value_error
-from baracuda.families.numerics import rotations
-from baracuda.libraries import A, Array, library_of
+from baracuda.families import rotation
+from baracuda.libraries import A, Array
 
 __all__ = ["rope", "rope_backward"]
 
@@ -34,38 +32,13 @@ CASES = (
 )
 
 
-def _rotary_dim(name: str, axes: Axes, options: dict[str, Any]) -> dict[str, int]:
-    """Complete `rotary_dim` by the extent of the last axis."""
-    d: Any = axes["d"]
-    if options["rotary_dim"] is None:
-        options["rotary_dim"] = d
-    size = options["rotary_dim"]
-    if size % 2 or not 0 <= size <= d:
-        expected = f"an even number from 0 to d = {d}"
-        raise value_error(name, "rotary_dim", expected, size, axes)
-    return {}
-
-
 def _rotate(
     x: Array, positions: Array | None, base: float, interleaved: bool, size: Any, axis: int,
     back: bool,
 ) -> Array:  # fmt: skip
     """Rotate the pairs of the first `size` entries of `x` by their angles, or `back`."""
-    library = library_of(x)
-    xp, extent, bound = library.xp, x.shape[axis], None
-    if positions is None:
-        positions, bound = xp.arange(extent, device=library.device_of(x)), extent
-    if positions.ndim == 1:
-        positions = xp.reshape(positions, (-1,) + (1,) * (x.ndim - 2 - axis))
-    cos, sin = rotations(positions, base, size // 2, x, bound=bound)
-    if back:
-        sin = -sin
-    if interleaved:
-        y = library.turned(x[..., :size], cos, sin)
-    else:
-        first, second = x[..., : size // 2], x[..., size // 2 : size]
-        y = library.halves(first * cos - second * sin, first * sin + second * cos, x[..., :size])
-    return y if size == x.shape[-1] else xp.concat([y, x[..., size:]], axis=-1)
+    angles = rotation.computed(x, positions, base, size, axis)
+    return rotation.turned(x, angles, interleaved, size, back)
 
 
 @op(
@@ -76,8 +49,9 @@ def _rotate(
     dtypes=FLOATS,
     options=OPTIONS,
     roles={"positions": roles.counter("s")},
-    resolve=_rotary_dim,
+    resolve=rotation.rotary_dim,
     hints=HINTS,
+    inplace=True,
     keeps_layout=True,
     kernel=Kernel("rope.cu", "Rope", schedule="rope"),
     cases=CASES,
@@ -153,8 +127,9 @@ def rope(
     dtypes=FLOATS,
     options=OPTIONS,
     roles={"positions": roles.counter("s")},
-    resolve=_rotary_dim,
+    resolve=rotation.rotary_dim,
     hints=HINTS,
+    inplace=True,
     keeps_layout=True,
     kernel=Kernel("rope.cu", "RopeBackward", schedule="rope"),
     cases=CASES,

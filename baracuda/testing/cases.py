@@ -209,6 +209,7 @@ class Call:
         if partner is None:
             return floats
         known = {p.name for form in partner.signatures for p in form.outputs}
+        known |= {f"d{p.name}" for p in self.form.outputs}
         return [n for n in floats if adjoint.dual(spec, n) in known]
 
     def given(self, lib: str | None = None) -> list[Array]:

@@ -29,7 +29,7 @@ def hold(call: Call) -> None:
     """See that shards and blocks of a call, and batches of such calls, give what it gives."""
     problem, whole = call.plan().problem, [to_numpy(x) for x in call.run()]
     there = {x.name for x in problem.given}
-    counted = {axis: name for name, axis in problem.spec.counted.items() if name not in there}
+    counted = {axis: name for name, axis in problem.spec.uncounted(there).items()}
     sums = added_up(problem.spec, problem.signature) | summed(problem.spec, problem.signature)
     shares = Shares(problem, sums | counted.keys())
     for name, extent in _extents(problem, shares).items():

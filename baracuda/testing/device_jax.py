@@ -13,7 +13,7 @@ from typing import Any
 import baracuda as bc
 from baracuda.calls.op import registry
 from baracuda.testing.peers import EXPRESSIONS
-from baracuda.testing.problems import Row
+from baracuda.testing.timed_row import Row
 
 Task = Callable[[], Any]
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+import baracuda as bc
 from baracuda.calls.op import registry
 from baracuda.libraries import Array
 from baracuda.testing.peers import EXPRESSIONS, namesake
-from baracuda.testing.problems import Row
+from baracuda.testing.timed_row import Row
 from baracuda.testing.timing import Queued
 
 Task = Callable[[], Any]
@@ -64,11 +65,13 @@ def peers(row: Row, arrays: list[Array], compiled: bool = True) -> dict[str, Tas
     torch.compiler.reset()
     fused = torch.compile(expression, dynamic=False)
     out["compile"] = lambda: fused(torch, *arrays, **options)
-    if row.op.startswith("rope"):
+    if row.op in ("rope", "rope_backward"):
         out |= _rope(row, arrays)
+    if row.op.startswith("qk_norm_rope"):
+        out |= _qk_norm_rope(row, arrays)
     if row.op.startswith("gather") and arrays[0].dtype == torch.float32:
         out |= _cupy(row, arrays)
-    if row.op == "gather_backward":
+    if row.op in ("gather_backward", "embedding_backward"):
         out |= _jax(row, arrays)
     if row.indices == "equal" and arrays[0].element_size() < 4:
         out |= dict.fromkeys({"compile", "jax"} & out.keys(), _one_after_the_other)
@@ -199,6 +202,20 @@ def _rope(row: Row, arrays: list[Array]) -> dict[str, Task]:
     return {"compile, table": lambda: compiled(x, cos, sin)}
 
 
+def _qk_norm_rope(row: Row, arrays: list[Array]) -> dict[str, Task]:
+    """The same by one op after the other, which make the angles themselves."""
+    turned: dict[str, Any] = {**row.options, "seq_axis": -3}
+    if row.op == "qk_norm_rope":
+        pairs = (arrays[0], arrays[2]), (arrays[1], arrays[3])
+        return {"apart": lambda: [bc.rope(bc.rms_norm(x, w), **turned) for x, w in pairs]}
+    each = [arrays[side:6:2] for side in (0, 1)]
+    return {
+        "apart": lambda: [
+            bc.rms_norm_backward(bc.rope_backward(dy, **turned), x, w) for dy, x, w in each
+        ]
+    }
+
+
 def _cupy(row: Row, arrays: list[Array]) -> dict[str, Task]:
     try:
         cupy = import_module("cupy")
@@ -221,11 +238,14 @@ def _jax(row: Row, arrays: list[Array]) -> dict[str, Task]:
     except (ImportError, RuntimeError):
         return {}
     (dout, index), options = arrays, row.options
-    at = _of_rows(index, options["axis"])
+    at = index if row.op == "embedding_backward" else _of_rows(index, options["axis"])
     indices = (index if at is None else at).to(torch.int32).contiguous()
     # By the first call, too.
     given = cache(lambda: [jax.dlpack.from_dlpack(x) for x in (dout, indices)])
-    scatter = jax.jit(lambda dout, index: jax_scatter(dout, index, **options))
+    function = jax_scatter
+    if row.op == "embedding_backward":
+        function = partial(EXPRESSIONS[row.op], import_module("jax.numpy"))
+    scatter = jax.jit(lambda dout, index: function(dout, index, **options))
     return {"jax": Queued(lambda: scatter(*given()), jax.block_until_ready)}
 
 

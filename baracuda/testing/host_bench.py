@@ -20,8 +20,8 @@ import baracuda as bc
 from baracuda.calls.op import registry
 from baracuda.testing import timing
 from baracuda.testing.peers import EXPRESSIONS, expression_of
-from baracuda.testing.problems import Row, ideal_bytes
 from baracuda.testing.timed import Timing
+from baracuda.testing.timed_row import Row, ideal_bytes
 
 Task: TypeAlias = Callable[[], Any]
 

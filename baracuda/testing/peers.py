@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from baracuda.calls.op import registry
 from baracuda.declaration.spec import OpSpec
 from baracuda.libraries import Array
-from baracuda.testing import row_peers
+from baracuda.testing import optimiser_peers, row_peers
 
 Expression: TypeAlias = Callable[..., Any]
 
@@ -109,6 +109,12 @@ def _rotated(xp: Any, x: Array, interleaved: bool, sign: int) -> Array:
     # The table has the dtype of x, as models keep it.
     cos, sin = xp.cos(angles), sign * xp.sin(angles)
     cos, sin = (t.to(x.dtype) if on else t.astype(x.dtype) for t in (cos, sin))
+    return rope_with_tables(xp, x, cos, sin, interleaved=interleaved)
+
+
+def rope_with_tables(
+    xp: Any, x: Array, cos: Array, sin: Array, *, interleaved: bool = True
+) -> Array:
     if interleaved:
         e, o = x[..., 0::2], x[..., 1::2]
         out = xp.stack((e * cos - o * sin, o * cos + e * sin), -1)
@@ -117,12 +123,63 @@ def _rotated(xp: Any, x: Array, interleaved: bool, sign: int) -> Array:
     return _join(xp, e * cos - o * sin, o * cos + e * sin)
 
 
+def rope_with_tables_backward(
+    xp: Any, dy: Array, cos: Array, sin: Array, *, interleaved: bool = True
+) -> Array:
+    return rope_with_tables(xp, dy, cos, -sin, interleaved=interleaved)
+
+
+def qk_norm_rope(
+    xp: Any, q: Array, k: Array, q_weight: Array, k_weight: Array, cos: Array, sin: Array, *,
+    interleaved: bool = True,
+) -> tuple[Array, ...]:  # fmt: skip
+    angles = cos[..., None, :], sin[..., None, :]
+    normal = [row_peers.rms_norm(xp, x, w) for x, w in ((q, q_weight), (k, k_weight))]
+    return tuple([rope_with_tables(xp, x, *angles, interleaved=interleaved) for x in normal])
+
+
+def qk_norm_rope_backward(
+    xp: Any, dq_out: Array, dk_out: Array, q: Array, k: Array, q_weight: Array, k_weight: Array,
+    cos: Array, sin: Array, *, interleaved: bool = True,
+) -> tuple[Array, ...]:  # fmt: skip
+    back = [
+        rope_with_tables(xp, dy, cos[..., None, :], -sin[..., None, :], interleaved=interleaved)
+        for dy in (dq_out, dk_out)
+    ]
+    dq, dq_weight = row_peers.rms_norm_backward(xp, back[0], q, q_weight)
+    dk, dk_weight = row_peers.rms_norm_backward(xp, back[1], k, k_weight)
+    return dq, dk, dq_weight, dk_weight
+
+
 def rope(xp: Any, x: Array, *, interleaved: bool = True) -> Array:
     return _rotated(xp, x, interleaved, 1)
 
 
 def rope_backward(xp: Any, dy: Array, *, interleaved: bool = True) -> Array:
     return _rotated(xp, dy, interleaved, -1)
+
+
+def rope_qk(xp: Any, q: Array, k: Array, *, interleaved: bool = True) -> tuple[Array, Array]:
+    return _rotated(xp, q, interleaved, 1), _rotated(xp, k, interleaved, 1)
+
+
+def rope_qk_backward(
+    xp: Any, dy: Array, dz: Array, *, interleaved: bool = True
+) -> tuple[Array, Array]:
+    return _rotated(xp, dy, interleaved, -1), _rotated(xp, dz, interleaved, -1)
+
+
+def rope_qk_with_tables(
+    xp: Any, q: Array, k: Array, cos: Array, sin: Array, *, interleaved: bool = True
+) -> tuple[Array, ...]:
+    both = (q, k)
+    return tuple([rope_with_tables(xp, x, cos, sin, interleaved=interleaved) for x in both])
+
+
+def rope_qk_with_tables_backward(
+    xp: Any, dy: Array, dz: Array, cos: Array, sin: Array, *, interleaved: bool = True
+) -> tuple[Array, ...]:
+    return rope_qk_with_tables(xp, dy, dz, cos, -sin, interleaved=interleaved)
 
 
 def _spots(x: Array, y: Array, k: int, s: int) -> list[tuple[Any, ...]]:
@@ -188,12 +245,44 @@ def gather_backward(
     return out
 
 
+def embedding(
+    xp: Any, ids: Array, weight: Array, *, padding_idx: int | None = None, scale: float = 1.0
+) -> Array:
+    if hasattr(xp, "nn"):
+        rows = xp.nn.functional.embedding(ids, weight, padding_idx)
+    else:
+        rows = weight[ids]
+    return rows if scale == 1 else rows * scale
+
+
+def embedding_backward(
+    xp: Any, dy: Array, ids: Array, *, weight_shape: tuple[int, ...],
+    padding_idx: int | None = None, scale: float = 1.0,
+) -> Array:  # fmt: skip
+    if hasattr(xp, "ops"):
+        padding = -1 if padding_idx is None else padding_idx
+        backward = xp.ops.aten.embedding_dense_backward
+        dw = backward(dy, ids, weight_shape[0], padding, False)
+        return dw if scale == 1 else dw * scale
+    out = xp.zeros(weight_shape, dtype=dy.dtype)
+    if padding_idx is not None:
+        dy = xp.where((ids == padding_idx)[..., None], 0, dy)
+    if hasattr(out, "at"):
+        return out.at[ids].add(dy) * scale
+    add_at = import_module("cupyx").scatter_add if xp.__name__ == "cupy" else xp.add.at
+    add_at(out, ids, dy)
+    return out * scale
+
+
 EXPRESSIONS: dict[str, Expression] = {
     f.__name__: f
     for f in (
         glu, reglu, swiglu, geglu, glu_backward, reglu_backward, swiglu_backward, geglu_backward,
-        lerp, lerp_backward, rope, rope_backward, lp_pool2d, lp_pool2d_backward, gather,
-        gather_backward, *row_peers.EXPRESSIONS,
+        lerp, lerp_backward, rope, rope_backward, rope_with_tables, rope_with_tables_backward,
+        rope_qk, rope_qk_backward, rope_qk_with_tables, rope_qk_with_tables_backward, lp_pool2d,
+        lp_pool2d_backward, gather, gather_backward, embedding, embedding_backward,
+        *row_peers.EXPRESSIONS,
+        qk_norm_rope, qk_norm_rope_backward, *optimiser_peers.EXPRESSIONS,
     )
 }  # fmt: skip
 """Of the ops that torch has no function for, or one that takes other arguments."""

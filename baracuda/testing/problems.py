@@ -2,116 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from baracuda import layouts
 from baracuda.calls.op import registry
-from baracuda.declaration.dtypes import named
-from baracuda.declaration.shapes import Binder
-from baracuda.declaration.spec import Problem
 from baracuda.layouts import Shape
 from baracuda.testing.cases import options_of
-
-Shapes = tuple[Shape, ...]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One problem: an op, the shapes of its inputs, its options.
-
-    Attributes
-    ----------
-    op, label : str
-    shapes : tuple of tuple of int
-        That of an index may have an extent of 1 where the gradient beside it has more: it is
-        broadcast, and lies in memory once.
-    options : dict
-        Structural options and run-time values.
-    indices : str
-        How an index is drawn from its axis: "uniform", "equal" (all the same), or "zipf": the r-th
-        entry as often as ``r**-1.2``.
-    deterministic : bool or None
-        The dispatch option.
-    derived : bool
-        Made from the declaration alone. Unless it is asked for by name, such a row is timed
-        without what has to be compiled for it: there are many.
-    """
-
-    op: str
-    label: str
-    shapes: Shapes
-    options: dict[str, Any]
-    indices: str = "uniform"
-    deterministic: bool | None = None
-    derived: bool = False
-
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """What a call is given beside its arrays."""
-        return self.options | {"deterministic": self.deterministic}
-
-    @property
-    def own(self) -> Shape:
-        """The shape of the index."""
-        spec = registry[self.op].spec
-        names = zip(spec.arrays, self.shapes, strict=False)
-        return next(shape for name, shape in names if name in spec.integers)
-
-    @property
-    def broadcast(self) -> Shape:
-        """The shape that an index gets: in a gradient it has an entry for each element."""
-        return self.shapes[0] if "src_shape" in self.options else self.own
-
-    @property
-    def extent(self) -> int:
-        """What an index is below."""
-        spec = registry[self.op].spec
-        options = {**spec.usual, **self.options}
-        shapes = dict(zip(spec.arrays, self.shapes, strict=False))
-        form = next(s for s in spec.forms(options) if s.takes(shapes))
-        name, axis = next((n, spec.role(n).below) for n in spec.indices if n in shapes)
-        shapes[name] = self.broadcast
-        extent = Binder(self.op, options, {}).bind(form, shapes, spec.resolve)[axis]
-        assert isinstance(extent, int)
-        return extent
-
-    def index(self, rng: np.random.Generator) -> Any:
-        """A random index, not yet broadcast."""
-        extent, shape = self.extent, self.own
-        if self.indices == "equal":
-            return np.full(shape, rng.integers(extent))
-        if self.indices == "zipf":
-            ends = np.cumsum(np.arange(1.0, extent + 1) ** -1.2)
-            return np.searchsorted(ends, rng.random(shape) * ends[-1], side="right")
-        return rng.integers(0, extent, shape)
-
-    def arrays(self, rng: np.random.Generator, dtype: Any) -> list[Any]:
-        """Random inputs; saved outputs are those of the forward."""
-        spec, out = registry[self.op].spec, []
-        for name, shape in zip(spec.arrays, self.shapes, strict=False):
-            role = spec.role(name)
-            if name in spec.integers and role.between:
-                low, high = map(int, role.between)
-                out.append(rng.integers(low, high, shape, endpoint=True))
-            elif name in spec.integers:
-                index = self.index(rng)
-                same = index.shape == self.broadcast
-                out.append(index if same else np.broadcast_to(index, self.broadcast))
-            elif name == "y":
-                forward = registry[spec.adjoint_of or ""]
-                out.append(forward(out[-1], **self.options))
-            elif role.between:
-                drawn = rng.uniform(*role.between, shape)
-                out.append(np.asarray(drawn, np.float32).astype(dtype))
-            else:
-                normal = rng.standard_normal(shape, dtype=np.float32)
-                out.append(np.asarray(normal).astype(dtype))
-        return out
+from baracuda.testing.timed_row import Row, Shapes
 
 
 def host_rows(n: int) -> list[Row]:
@@ -125,7 +23,8 @@ def host_rows(n: int) -> list[Row]:
     ]
     heads, channels, side = (8, 64, 128) if n >= 512 else (1, 4, 16)
     x = (1, heads, n * n // (heads * side), side)
-    rows += [Row(op, f"{list(x)}", (x,), {}) for op in ("rope", "rope_backward")]
+    rows += _ropes(x, "", {})
+    rows += _heads((1, x[2], heads, side), max(heads // 4, 1))
     image = (n * n // (channels * side**2), channels, side, side)
     for k, s, p in ((2, 2, 2.0), (3, 2, 2.0), (3, 1, 3.0)):
         rows += _pools(image, k, s, p)
@@ -133,6 +32,7 @@ def host_rows(n: int) -> list[Row]:
     rows += _norms((n, n)) + _softmaxes((n, n))
     rows += _softmaxes((n, n), 0, ("softmax", "softmax_backward"))
     rows += _prelus(image, channels) + _prelus((n, n), n)
+    rows += _steps((n, n))
     rows += _losses((n, n)) + _rowwise((n, n)) + _entropies(n // 4, 8 * n, ENTROPIES[:3])
     rows += _likelihoods((n // 4, 8 * n)) + _soft_targets((n // 4, 2 * n))
     rows += _entropies(n // 4, 2 * n, ENTROPIES[3:], n // 16)
@@ -155,7 +55,32 @@ def host_rows(n: int) -> list[Row]:
             {"axis": 0, "src_shape": table},
         )
     )
+    rows += _embeddings((n,), (4 * n, n), ("uniform",))
     return rows + _others(rows, f"[{n}, {n}]", square)
+
+
+def _ropes(x: Shape, name: str, options: dict[str, Any]) -> list[Row]:
+    """Rotations by angles that are computed and by tables, of one array and with a quarter as many
+    heads of keys beside it."""
+    tables, k = ((x[-2], x[-1] // 2),) * 2, (*x[:-3], max(x[-3] // 4, 1), *x[-2:])
+    kinds = (
+        ("rope", (x,)), ("rope_with_tables", (x, *tables)),
+        ("rope_qk", (x, k)), ("rope_qk_with_tables", (x, k, *tables)),
+    )  # fmt: skip
+    return [
+        Row(f"{op}{end}", f"{list(x)}{name}", shapes, options)
+        for op, shapes in kinds
+        for end in ("", "_backward")
+    ]
+
+
+def _embeddings(ids: Shape, table: Shape, drawn: Sequence[str]) -> list[Row]:
+    """Rows of a table, and its gradient, by how often ids repeat."""
+    label, options = f"{list(table)} from {ids[0]} ids", {"weight_shape": table}
+    rows = [Row("embedding", f"{label}, {how}", (ids, table), {}, how) for how in drawn[:1]]
+    dy = (*ids, table[1])
+    rows += [Row("embedding_backward", f"{label}, {how}", (dy, ids), options, how) for how in drawn]
+    return rows
 
 
 def device_rows(dtype: str) -> list[Row]:
@@ -172,8 +97,9 @@ def device_rows(dtype: str) -> list[Row]:
     rows.append(Row("lerp_backward", "[2^27]", (flat,), {"weight": 0.3}))
     x = (4, 32, 8192, 128)
     for interleaved, name in ((True, "interleaved"), (False, "half-split")):
-        for op in ("rope", "rope_backward"):
-            rows.append(Row(op, f"[4, 32, 8192, 128] {name}", (x,), {"interleaved": interleaved}))
+        rows += _ropes(x, f" {name}", {"interleaved": interleaved})
+    # As Qwen 3 of 8 billion parameters has them, and Gemma 3 of 12.
+    rows += _heads((4, 4096, 32, 128), 8) + _heads((4, 4096, 16, 256), 8)
     image = (32, 64, 224, 224)
     for k, s, p in ((2, 2, 2.0), (3, 2, 2.0), (3, 1, 3.0)):
         rows += _pools(image, k, s, p)
@@ -187,7 +113,7 @@ def device_rows(dtype: str) -> list[Row]:
         rows += _norms((8192, n)) + _softmaxes((8192, n))
     rows += _softmaxes(square, 0, ("softmax", "softmax_backward"))
     rows += _prelus(image, 64) + _prelus((8192, 8192), 8192) + _prelus(flat, 1)
-    rows += _losses(flat)
+    rows += _losses(flat) + _steps(flat)
     # Embeddings of a sentence, and of a face.
     for n in (1024, 128):
         rows += _rowwise((2**27 // n, n))
@@ -201,11 +127,28 @@ def device_rows(dtype: str) -> list[Row]:
     rows += _entropies(*head, ENTROPIES[5:], 4096, bias=True)
     rows += _log_probs(*head, LOG_PROBS[2:], 4096)
     rows += _distillations(4096, 32000, 2048, 4096)
+    # The vocabulary of Llama 3, for one sequence and for a batch.
+    for ids in (8192, 65536):
+        rows += _embeddings((ids,), (128256, 4096), ("uniform", "zipf", "equal"))
     for row in _scatters():
         rows.append(row)
         label = f"{row.label}, deterministic"
         rows.append(replace(row, label=label, deterministic=True))
     return rows + _others(rows, "[2^27]", flat)
+
+
+OPTIMISERS: dict[str, dict[str, Any]] = {
+    "adamw": {"step": 3}, "adam": {"step": 3}, "sgd": {"momentum": 0.9}, "lion": {},
+    "ema": {"decay": 0.999},
+}  # fmt: skip
+
+
+def _steps(x: Shape) -> list[Row]:
+    """Steps of optimisers with all of their states."""
+    return [
+        Row(op, _listed(x), (x,) * len(registry[op].spec.arrays), options)
+        for op, options in OPTIMISERS.items()
+    ]
 
 
 def _others(rows: Sequence[Row], label: str, shape: Shape) -> list[Row]:
@@ -261,6 +204,17 @@ ENTROPIES = (
     "cross_entropy", "cross_entropy_backward", "cross_entropy_with_gradient",
     "linear_cross_entropy", "linear_cross_entropy_backward", "linear_cross_entropy_with_gradient",
 )  # fmt: skip
+
+
+def _heads(q: Shape, heads: int) -> list[Row]:
+    """Norms and rotations of q, and of k with so many `heads`, by tables of a model."""
+    b, s, _, d = q
+    k, table, options = (b, s, heads, d), (1, s, d // 2), {"interleaved": False}
+    label, more = f"{list(q)} and {heads} heads of k", ((d,), (d,), table, table)
+    return [
+        Row("qk_norm_rope", label, (q, k, *more), options),
+        Row("qk_norm_rope_backward", label, (q, k, q, k, *more), options),
+    ]
 
 
 def _prelus(x: Shape, slopes: int) -> list[Row]:
@@ -358,7 +312,8 @@ def _likelihoods(x: Shape, axis: int = -1) -> list[Row]:
 def _norms(x: Shape) -> list[Row]:
     """The norms with all of their parameters, and their gradients."""
     shapes = {"weight": x[-1:], "bias": x[-1:]}
-    kinds = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "l2_normalize")
+    kinds = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add",
+             "l2_normalize")  # fmt: skip
     return [
         Row(op, f"{list(x)}", tuple([shapes.get(name, x) for name in registry[op].spec.arrays]), {})
         for kind in kinds
@@ -401,21 +356,3 @@ def _softmaxes(x: Shape, axis: int = -1, ops: Sequence[str] = ()) -> list[Row]:
     out = tuple(n for at, n in enumerate(x) if at != axis % len(x))
     shapes = {"logsumexp": (x,), "logsumexp_backward": (out, x)}
     return rows + [Row(op, label, each, options) for op, each in shapes.items()]
-
-
-# Inputs of which an element is read for each index alone.
-PICKED = {"nll_loss": "x"}
-
-
-def ideal_bytes(problem: Problem) -> int:
-    """Each input read once and each output written once; what is broadcast lies there once."""
-    total, picked = 0, PICKED.get(problem.spec.name)
-    for x in (*problem.given, *problem.outputs):
-        if x.name == picked:
-            indices = next(i for i in problem.given if i.name in problem.spec.integers)
-            total += indices.size * named(x.dtype).itemsize
-            continue
-        strides = x.strides or layouts.contiguous(x.shape)
-        there = [n for n, s in zip(x.shape, strides, strict=True) if s]
-        total += math.prod(there) * named(x.dtype).itemsize
-    return total

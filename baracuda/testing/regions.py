@@ -43,6 +43,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "reglu": lambda f, x, *_: f.relu(x) * x,
     "add_layer_norm": lambda f, x, r, *p: f.layer_norm(x + r, x.shape[-1:], *p),
     "add_rms_norm": lambda f, x, r, *p: f.rms_norm(x + r, x.shape[-1:], *p),
+    "rms_norm_add": lambda f, x, r, *p: r + f.rms_norm(x, x.shape[-1:], *p),
     "cross_entropy": lambda f, x, t, *_: f.cross_entropy(x, t),
     "soft_target_cross_entropy": lambda f, x, t: f.cross_entropy(x, t),
     "nll_loss": lambda f, x, t, *_: f.nll_loss(x, t),

@@ -70,6 +70,16 @@ def add_rms_norm_backward(
     return ds + dx, dweight
 
 
+def rms_norm_add(xp: Any, x: Array, residual: Array, weight: Array, *, eps: float = 1e-6) -> Array:
+    return residual + rms_norm(xp, x, weight, eps=eps)
+
+
+def rms_norm_add_backward(
+    xp: Any, dy: Array, x: Array, weight: Array, *, eps: float = 1e-6
+) -> tuple[Array, Array]:
+    return rms_norm_backward(xp, dy, x, weight, eps=eps)
+
+
 def add_layer_norm(
     xp: Any, x: Array, residual: Array, weight: Array, bias: Array, *, eps: float = 1e-5
 ) -> tuple[Array, Array]:
@@ -405,7 +415,8 @@ def linear_log_prob_with_gradient(
 EXPRESSIONS = (
     rms_norm, rms_norm_backward, l2_normalize, l2_normalize_backward, layer_norm,
     layer_norm_backward, add_rms_norm, add_rms_norm_backward, add_layer_norm,
-    add_layer_norm_backward, group_norm, group_norm_backward, instance_norm, instance_norm_backward,
+    add_layer_norm_backward, rms_norm_add, rms_norm_add_backward, group_norm,
+    group_norm_backward, instance_norm, instance_norm_backward,
     batch_norm, batch_norm_backward, softmax, softmax_backward, log_softmax, log_softmax_backward,
     logsumexp, logsumexp_backward, cross_entropy, cross_entropy_backward,
     cross_entropy_with_gradient, soft_target_cross_entropy, soft_target_cross_entropy_backward,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baracuda.calls.op import registry
-from baracuda.testing.problems import Row, ideal_bytes
+from baracuda.testing.timed_row import Row, ideal_bytes
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ import numpy as np
 import baracuda as bc
 from baracuda.calls.op import registry
 from baracuda.testing import device_costs, host_bench, report, timing
-from baracuda.testing.problems import Row, device_rows, host_rows, ideal_bytes
+from baracuda.testing.problems import device_rows, host_rows
 from baracuda.testing.timed import Timing, time_row
+from baracuda.testing.timed_row import Row, ideal_bytes
 from baracuda.tools import CannotRun, can_plot, chosen, needs, one_line, progress, table
 
 DTYPES = ("bfloat16", "float32")
@@ -30,7 +31,7 @@ FIGURES = {"host": "host cost, µs", "watched": "host cost with gradients, µs",
            "jax": "JAX", "cold": "cold start, ms"}  # fmt: skip
 # Of a model, by its option.
 SIZES = ("layers", "hidden", "ffn", "tokens", "vocabulary", "steps")
-MODELS = ("llama", "qwen3", "gemma3")
+MODELS = ("llama", "qwen3", "gemma3", "jax")
 # One row of each, from the arrays of every library that the kernels take.
 ACROSS = ("swiglu_backward", "rope", "lp_pool2d_backward", "gather_backward")
 
@@ -194,8 +195,9 @@ def block(on_gpu: bool) -> tuple[dict[str, Any], int]:
 
 
 def model(arguments: argparse.Namespace, on_gpu: bool) -> tuple[dict[str, Any], int]:
-    """Train a model of transformers with each variant; all figures, and the exit status."""
-    training = import_module("baracuda.testing.model")
+    """Train a model of transformers or flax with each variant; all figures, the exit status."""
+    of_jax = arguments.model == "jax"
+    training = import_module(f"baracuda.testing.{'jax_model' if of_jax else 'model'}")
     given = {name: getattr(arguments, name) for name in SIZES}
     if arguments.tokens:
         given["batch"], given["tokens"] = arguments.tokens
@@ -203,8 +205,8 @@ def model(arguments: argparse.Namespace, on_gpu: bool) -> tuple[dict[str, Any], 
         training.Sizes() if on_gpu else training.SMALL,
         **{name: value for name, value in given.items() if value},
     )
-    measure = partial(training.measure, arguments.model, training.VARIANTS)
-    return _trained(arguments.model, training, measure, sizes, on_gpu)
+    some = partial(training.measure, arguments.model, training.VARIANTS)
+    return _trained(arguments.model, training, training.measure if of_jax else some, sizes, on_gpu)
 
 
 def _trained(
@@ -357,7 +359,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--block", action="store_true", help="train a Llama-style block instead (tiny on a CPU)"
     )
     either.add_argument(
-        "--model", choices=MODELS, help="train a model of transformers instead (tiny on a CPU)"
+        "--model",
+        choices=MODELS,
+        help="train a model of transformers, or of flax (jax), instead (tiny on a CPU)",
     )
     for name in SIZES:
         both = name == "tokens"
@@ -377,6 +381,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise CannotRun(f"{instead} goes with none of --html, --compare and --from")
     if arguments.model:
         needs("transformers", instead, "transformers")
+        if arguments.model == "jax":
+            needs("flax", instead, "flax")
     elif given := [f"--{name}" for name in SIZES if getattr(arguments, name)]:
         raise CannotRun(f"{', '.join(given)}: give --model too")
     if arguments.plot:

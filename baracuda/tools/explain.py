@@ -21,7 +21,7 @@ from baracuda.layouts import Shape, contiguous
 from baracuda.libraries import Array, library
 from baracuda.testing import timing
 from baracuda.testing.cases import Subject, positional
-from baracuda.testing.problems import ideal_bytes
+from baracuda.testing.timed_row import ideal_bytes
 from baracuda.tools import LIBRARIES, CannotRun, emit, known, one_line, place, table
 
 # Seconds that the copy is measured for, and bytes that NumPy copies: well past its caches.

@@ -228,7 +228,7 @@ def _shares(op: Op[Any, Any]) -> list[list[str]]:
     rows, spec = [], op.spec
     for form in spec.signatures:
         problem = _spread(op, form)
-        counted = {axis for name, axis in spec.counted.items() if name not in form.names}
+        counted = {*spec.uncounted(form.names).values()}
         always = _cut(problem, plain := Shares(problem))
         wider = _cut(problem, Shares(problem, counted | adjoint.summed(spec, form)))
         sums = {f"`{name}`" for name in adjoint.summed(spec, form)}

@@ -24,9 +24,11 @@ from baracuda.calls.op import registry
 from baracuda.declaration.dtypes import FLOATS, INDICES
 from baracuda.declaration.shapes import Axes, Signature
 from baracuda.declaration.spec import Case, OpSpec, Problem
+from baracuda.errors import ArgumentValueError
 from baracuda.layouts import Shape
 from baracuda.testing.cases import options_of, tried
-from baracuda.testing.problems import Row, device_rows
+from baracuda.testing.problems import device_rows
+from baracuda.testing.timed_row import Row
 from baracuda.tools import CannotRun, chosen, emit, folder, gpus, needs, one_line, progress
 
 # Extents are multiples of the widest access from here on, and of so many bytes behind a row.
@@ -94,7 +96,10 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[Problem]:
         integer = any(p.name in spec.integers for p in form.inputs)
         kinds, lying = INDICES[: 1 + integer], _LAYOUTS[: 3 + integer]
         for axes in sizes(case):
-            options, axes = _completed(spec, case, form, axes)
+            try:
+                options, axes = _completed(spec, case, form, axes)
+            except ArgumentValueError:
+                continue  # an option of the case fits its own axes alone
             for layout, index, fixed in product(lying, kinds, (False, True)):
                 arrays = _arrays(spec, form, axes, dtype, index, layout)
                 yield precompile.problem(spec, arrays, options, fixed)

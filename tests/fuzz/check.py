@@ -19,7 +19,7 @@ from baracuda.declaration.dtypes import named
 from baracuda.errors import UnsupportedError
 from baracuda.testing.cases import adapter, many, to_numpy
 
-from . import activations, draw, illegal, layouts, losses, moves, rows  # noqa: F401
+from . import activations, draw, illegal, indexed, layouts, losses, moves, optimisers, rows  # noqa: F401
 from .draw import Drawn
 from .layouts import Memory
 from .room import reference, within
@@ -261,9 +261,11 @@ def _guards(checks: _Checks, outs: list[Memory]) -> None:
 
 def _in_place(checks: _Checks, got: Any, most: Any, dispatch: Any, label: str) -> None:
     """Each result over an input of its shape."""
-    drawn, rng = checks.drawn, checks.drawn.rng
-    names = [n for n in drawn.arrays if drawn.spec.dtype_of(n, "float", "index") == "float"]
+    drawn, rng, spec = checks.drawn, checks.drawn.rng, checks.drawn.spec
+    names = [n for n in drawn.arrays if spec.dtype_of(n, "float", "index") == "float"]
     at = int(rng.integers(len(got)))
+    if (like := spec.role(drawn.form.outputs[at].name).typed_as) and not spec.elementwise:
+        names = [like]
     fits = [n for n in names if drawn.arrays[n].layout.shape == tuple(got[at].shape)]
     # A float32 loss takes the place of no 16-bit input.
     if not fits or adapter_of(drawn).describe(got[at]).dtype != drawn.dtype:

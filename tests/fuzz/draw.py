@@ -137,6 +137,11 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "softcap": (0.0, 0.0, 2.0, 30), "eps": (1e-5, 1e-6, 0.5, 1e-3),
     "offset": (0.0, 1.0, 1.0, -0.3), "casting": ("none", "before_weight"),
     "keepdims": (False, True), "entropy": (False, True), "temperature": (1.0, 0.7, 2, 0.05),
+    "lr": (1e-3, 0.1, 0), "beta1": (0.9, 0.5, 0), "beta2": (0.999, 0.95, 0.5), "step": (1, 2, 999),
+    "weight_decay": (0.01, 0.1, 0), "momentum": (0.9, 0.5, 0), "dampening": (0.0, 0.0, 0.1),
+    "nesterov": (False, True), "grad_scale": (1.0, 128.0, 0.3), "found_inf": (0.0, 0.0, 0.0, 1.0),
+    "copy": (False, True), "decay": (0.9, 0.999, 0.5),
+    "padding_idx": (None, 0, 0),
     "kind": ("forward", "reverse", "jsd"), "grad_dtype": ("accumulate", "accumulate", "weight"),
     "metrics": (False, True),
 }  # fmt: skip
@@ -224,12 +229,29 @@ def _adjust(
     if "num_groups" in spec.options:
         c = axes["c"] = max(axes["c"], 1)
         options["num_groups"] = int(rng.choice([g for g in range(1, c + 1) if c % g == 0]))
-    if name.startswith("gather") and options.get("mode", "raise") == "raise":
+    has_row = options.get("mode", "raise") == "raise" or options.get("padding_idx") is not None
+    if spec.category == "indexing" and has_row:
         axes["n"] = max(axes["n"], 1)
-    if name.startswith("rope"):
+    if "rotary_dim" in spec.options:
         axes["d"] += axes["d"] % 2
         if axes["d"] and rng.random() < 0.4:
             options["rotary_dim"] = 2 * int(rng.integers(1, axes["d"] // 2 + 1))
+    if name.startswith("rope_qk"):
+        # q and k have the same axes but for one, along which angles do not change.
+        places = [(group, i) for group in ("b", "h") for i in range(len(axes[group]))]
+        group, at = places[rng.integers(len(places))] if places else ("", 0)
+        for whole, keys, *angles in (("b", "c", "i", "u"), ("h", "g", "j", "v")):
+            fewer = list(axes[whole])
+            if whole == group and fewer[at]:
+                fewer[at] = int(rng.integers(1, fewer[at] + 1))
+            axes[keys] = tuple(fewer)
+            both = zip(axes[whole], fewer, strict=True)
+            axes |= dict.fromkeys(angles, tuple([m if m == n else 1 for m, n in both]))
+    if "r" in axes:
+        axes["r"] = options.get("rotary_dim") or axes["d"]
+        axes["r"] //= 1 + (rng.random() < 0.5)
+        # Entries of an empty table are all out of range.
+        axes["p"] = max(axes.get("p", 1), 1)
     if "one" in form.derived:
         axes["one"] = 1
     if name.startswith("lp_pool"):
@@ -298,7 +320,7 @@ def _array(drawn: Drawn, name: str, shape: tuple[int, ...]) -> Memory:
             drawn.dtype,
             style,
             _range(drawn, name),
-            rows=not spec.elementwise or spec.category == "gated",
+            rows=not spec.elementwise or spec.category in ("gated", "optimiser"),
         )
 
     return Memory(layout, dtype, drawn.library, drawn.device, fill)

@@ -32,6 +32,7 @@ _BAD: dict[str, tuple[Any, ...]] = {
     "offset": ("1", math.inf), "casting": ("after", None),
     "scale": ("1", None), "threshold": ("1",), "value": ("1",), "log_target": (1, None),
     "min_val": ("1",), "max_val": (None,), "src_shape": (3, "ab", (-1, 2)), "x_shape": (3, "ab"),
+    "weight_shape": (3, "ab", (-1, 2)), "padding_idx": (-1, 1.5, 1 << 40),
     "backend": ("trtion", 3), "nonsense": (1,), "deterministic": ("yes",),
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 
 from .formulas import formula
 
@@ -55,14 +56,105 @@ def _roped(x: Any, positions: Any, o: Any, sign: int) -> Any:
     return (out.astype(np.float64),)
 
 
+def _by_tables(x: Any, t: Any, o: Any, sign: int) -> Any:
+    """Each element has a cosine and a sine; those of positions without a row are 0."""
+    d, axis = x.shape[-1], o["seq_axis"] % x.ndim
+    size = d if o["rotary_dim"] is None else o["rotary_dim"]
+    first = slice(0, size, 2) if o["interleaved"] else slice(0, size // 2)
+    second = slice(1, size, 2) if o["interleaved"] else slice(size // 2, size)
+    tables = []
+    for table in (t["cos"].numpy(), t["sin"].numpy()):
+        if "positions" in t:
+            at = t["positions"].numpy()
+            valid = (at >= 0) & (at < len(table))
+            table = np.where(valid[..., None], table[np.where(valid, at, 0)], 0)
+        if table.ndim == 2:
+            table = table.reshape(len(table), *[1] * (x.ndim - 2 - axis), table.shape[-1])
+        tables.append(table if table.shape[-1] == size // 2 else table[..., first])
+    (cos, sin), out = tables, x.copy()
+    a, b, sin = x[..., first], x[..., second], sign * sin
+    out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
+    return (out,)
+
+
+def _positions(t: Any) -> Any:
+    return t["positions"].numpy() if "positions" in t else None
+
+
+@formula("rope_qk")
+def rope_qk(t: Any, o: Any) -> Any:
+    return tuple([_roped(t[n].numpy(), _positions(t), o, 1)[0] for n in ("q", "k")])
+
+
+@formula("rope_qk_backward")
+def rope_qk_backward(t: Any, o: Any) -> Any:
+    return tuple([_roped(t[n].numpy(), _positions(t), o, -1)[0] for n in ("dy", "dz")])
+
+
+@formula("rope_qk_with_tables")
+def rope_qk_with_tables(t: Any, o: Any) -> Any:
+    return tuple([_by_tables(t[n].numpy(), t, o, 1)[0] for n in ("q", "k")])
+
+
+@formula("rope_qk_with_tables_backward")
+def rope_qk_with_tables_backward(t: Any, o: Any) -> Any:
+    return tuple([_by_tables(t[n].numpy(), t, o, -1)[0] for n in ("dy", "dz")])
+
+
+@formula("rope_with_tables")
+def rope_with_tables(t: Any, o: Any) -> Any:
+    return _by_tables(t["x"].numpy(), t, o, 1)
+
+
+@formula("rope_with_tables_backward")
+def rope_with_tables_backward(t: Any, o: Any) -> Any:
+    return _by_tables(t["dy"].numpy(), t, o, -1)
+
+
 @formula("rope")
 def rope(t: Any, o: Any) -> Any:
-    return _roped(t["x"].numpy(), t["positions"].numpy() if "positions" in t else None, o, 1)
+    return _roped(t["x"].numpy(), _positions(t), o, 1)
 
 
 @formula("rope_backward")
 def rope_backward(t: Any, o: Any) -> Any:
-    return _roped(t["dy"].numpy(), t["positions"].numpy() if "positions" in t else None, o, -1)
+    return _roped(t["dy"].numpy(), _positions(t), o, -1)
+
+
+@formula("qk_norm_rope")
+def qk_norm_rope(t: Any, o: Any) -> Any:
+    """Heads as complex numbers, times factors that tables may hold."""
+    q = t["q"]
+    d = q.shape[-1]
+    size = d if o["rotary_dim"] is None else o["rotary_dim"]
+    if "cos" in t:
+        once = slice(0, size, 2) if o["interleaved"] else slice(0, size // 2)
+        part = once if t["cos"].shape[-1] == size else slice(None)
+        cos, sin = t["cos"][..., part], t["sin"][..., part]
+    else:
+        at = t["positions"].numpy() if "positions" in t else np.arange(q.shape[-3])
+        powers = np.arange(size // 2, dtype=np.longdouble) * -2 / max(size, 1)
+        angle = at.astype(np.longdouble)[..., None] * np.longdouble(o["base"]) ** powers
+        cos, sin = (torch.from_numpy(f(angle).astype(np.float64)) for f in (np.cos, np.sin))
+    turn = cos[..., None, :], sin[..., None, :]
+    return tuple(
+        _headed(x, t[f"{name}_weight"] + o["offset"], turn, size, o)
+        for name, x in (("q", q), ("k", t["k"]))
+    )
+
+
+def _headed(x: Any, weight: Any, turn: Any, size: int, o: Any) -> Any:
+    if not x.numel():
+        return x * weight
+    y = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, o["eps"])
+    part, (cos, sin) = y[..., :size], turn
+    if o["interleaved"]:
+        a, b = part[..., 0::2], part[..., 1::2]
+        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+    else:
+        a, b = part.chunk(2, -1)
+        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return torch.cat([turned, y[..., size:]], -1)
 
 
 def _windows(extent: int, size: int, stride: int, ceil: bool) -> list[slice]:

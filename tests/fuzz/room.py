@@ -59,7 +59,7 @@ def _moved(drawn: Drawn, truth: Any, eps: float, seed: int) -> tuple[Any, Any]:
         # A run-time value that the compute dtype does not hold.
         if isinstance(value, float) and math.isfinite(value) and float(np.float32(value)) != value:
             options[name] = value * (1 + eps)
-    if drawn.op.startswith("rope") and drawn.dtype == "float64":
+    if "rope" in drawn.op and drawn.dtype == "float64":
         # The angle is itself rounded.
         options["base"] = options.get("base", 1e4) * (1 + 2.0**-52 * float(rng.choice([-1, 1])))
     return arrays, options
@@ -255,12 +255,42 @@ def _gate(drawn: Drawn, t: Any, want: Any) -> list[Any]:
 def _pairs(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     """The norm of the pair that an entry belongs to: two terms of that size may cancel."""
     o = {**drawn.spec.defaults, **drawn.options}
-    x = np.nan_to_num(t["x" if "x" in t else "dy"], posinf=0.0, neginf=0.0)
-    other = np.arange(x.shape[-1])
-    size = len(other) if o["rotary_dim"] is None else o["rotary_dim"]
-    turn = other[:size]
-    other[:size] = turn ^ 1 if o["interleaved"] else np.roll(turn, size // 2)
-    return [np.hypot(x, x[..., other])]
+    out = []
+    for name in [n for n in ("x", "q", "k", "dy", "dz") if n in t]:
+        x = np.nan_to_num(t[name], posinf=0.0, neginf=0.0)
+        other = np.arange(x.shape[-1])
+        size = len(other) if o["rotary_dim"] is None else o["rotary_dim"]
+        turn = other[:size]
+        other[:size] = turn ^ 1 if o["interleaved"] else np.roll(turn, size // 2)
+        out.append(np.hypot(x, x[..., other]))
+    return out
+
+
+def _heads(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """What turns in a pair: both entries, at the size of the factors; of a gradient, of all a head.
+
+    What is rounded before it is scaled is off by a part of that, too.
+    """
+    o = {**drawn.spec.defaults, **drawn.options}
+    tables = [_finite(t[name]) for name in ("cos", "sin") if name in t]
+    factor = 2 * max([*tables, 1.0])
+    if o["casting"] == "before_weight":
+        store = named(drawn.dtype)
+        factor *= 1 + store.eps / named(store.accumulate).eps
+    rows, sums = [], []
+    for name in ("q", "k"):
+        x, weight = t[name], _finite(t[f"{name}_weight"]) + abs(o["offset"])
+        r = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + o["eps"]) if x.size else x
+        if f"d{name}_out" not in t:
+            size = np.abs(x * r).max(-1, keepdims=True, initial=0, where=np.isfinite(x * r))
+            rows.append(np.broadcast_to(factor * weight * size, x.shape))
+            continue
+        pull = np.abs(t[f"d{name}_out"]).max(-1, keepdims=True, initial=0) * factor
+        size = r * pull * weight
+        rows.append(np.broadcast_to(np.where(np.isfinite(size), size, 0.0), x.shape))
+        size = np.abs(x * r) * pull
+        sums.append(np.where(np.isfinite(size), size, 0.0).sum(tuple(range(x.ndim - 1))))
+    return rows + sums
 
 
 def _centred(drawn: Drawn, t: Any, want: Any) -> list[Any]:
@@ -321,7 +351,9 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
                     _centred),
     **dict.fromkeys(("mish_backward", "silu_backward", "gelu_backward"), _act),
     **dict.fromkeys(("geglu", "swiglu", "geglu_backward", "swiglu_backward"), _gate),
-    **dict.fromkeys(("rope", "rope_backward"), _pairs),
+    **{f"{op}{end}": _pairs for end in ("", "_backward") for op in
+       ("rope", "rope_with_tables", "rope_qk", "rope_qk_with_tables")},
+    **dict.fromkeys(("qk_norm_rope", "qk_norm_rope_backward"), _heads),
     "log_softmax": _log_softmax,
     "softmax_backward": _softmax,
     "l2_normalize_backward": _unit,
@@ -343,6 +375,7 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     **dict.fromkeys(("kl_div_with_logits", "kl_div_with_logits_backward",
                      "kl_div_with_logits_with_gradient", "linear_kl_div", "linear_kl_div_backward",
                      "linear_kl_div_with_gradient"), _divergence),
+    "rms_norm_add_backward": _norm,
     **{f"{name}_norm_backward": _norm for name in (
         "rms", "layer", "add_rms", "add_layer", "batch", "group", "instance")},
 }  # fmt: skip

@@ -75,6 +75,7 @@ def _add_backward(norm: Any) -> Any:
     return backward
 
 
+formula("rms_norm_add")(lambda t, o: (t.get("residual", 0) + rms_norm(t, o)[0],))
 formula("add_rms_norm")(_added(rms_norm))
 formula("add_layer_norm")(_added(layer_norm))
 formula("add_rms_norm_backward")(_add_backward(rms_norm))

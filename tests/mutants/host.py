@@ -157,7 +157,7 @@ _PLANS = (
     ),
     mutant(
         "outputs overlap nothing else", "calls/outputs.py",
-        "_apart(problem, own, others)", "pass",
+        "_apart(problem, own, others, _may_be(problem, operand))", "pass",
         "test_errors.py::test_out_may_be_an_input_or_apart_from_it_but_not_overlap_it"
         "[out0-a0-False]",
     ),
@@ -169,8 +169,13 @@ _PLANS = (
     ),
     mutant(
         "only ops that are safe in place take an input as output", "calls/outputs.py",
-        "if memory == own and spec.inplace and", "if memory == own and",
+        "    if not spec.inplace:\n", "    if False:\n",
         "test_errors.py::test_an_op_that_is_not_safe_in_place_takes_no_input_as_out[numpy]",
+    ),
+    mutant(
+        "an output takes the place of its own input alone", "calls/outputs.py",
+        "return (own,) if own else spec.arrays", "return spec.arrays",
+        "test_rope.py::test_a_table_is_not_written_to",
     ),
     mutant(
         "two outputs lie apart", "calls/outputs.py",
@@ -243,7 +248,7 @@ _PLANS = (
     ),
     mutant(
         "an input passes as output where the op is safe in place alone", "calls/outputs.py",
-        "not (inplace and apart(x, [y for", "not (apart(x, [y for",
+        "not (mays[i] and apart(", "not (apart(",
         "test_outputs.py::test_an_input_as_output_passes_where_the_op_is_safe_in_place_alone",
     ),
     mutant(
@@ -513,7 +518,7 @@ _CHECKS = (
     ),
     mutant(
         "an index is no larger than its source", "declaration/shapes.py",
-        "if n > most:", "if False:",
+        "if n > most and not", "if False and not",
         "test_errors.py::test_bad_input_says_what_was_expected_and_what_came"
         "[numpy-index larger off the axis]",
     ),
@@ -666,9 +671,14 @@ _BODIES = (
         "test_docs.py::test_the_examples_of_the_docstrings_run[baracuda.ops.gated]",
     ),
     mutant(
-        "rope turns back in its gradient", "ops/rope.py",
+        "rope turns back in its gradient", "families/rotation.py",
         "        sin = -sin\n", "        pass\n",
         "test_laws.py::test_laws[rope_backward-numpy-numpy-f32]",
+    ),
+    mutant(
+        "angles do not change along heads of keys", "families/rotation.py",
+        "moving |= any(extent != 1 for extent in angles)", "pass",
+        "test_rope.py::test_keys_are_like_queries_but_for_their_heads",
     ),
     mutant(
         "pairs are neighbours where they are interleaved", "libraries/__init__.py",
@@ -854,8 +864,8 @@ _FRAMEWORKS = (
     ),
     mutant(
         "an axis that a cotangent lacks is not cut", "calls/partitioning.py",
-        "*[p.names for p in form.outputs], *_cotangents(spec, form))\n    return shared",
-        "*[p.names for p in form.outputs])\n    return shared",
+        "*[p.reached for p in form.outputs], *_cotangents(spec, form))\n    return shared",
+        "*[p.reached for p in form.outputs])\n    return shared",
         "test_pages.py::test_no_page_is_stale",
     ),
     mutant(

@@ -17,7 +17,7 @@ _MIXED = ("test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads
 _TURNS = "test_functors.py::test_pairs_turn"
 
 _NUMBERS = "test_new_ops.py::test_a_kernel_numbers_elements_as_they_lie_in_the_whole"
-_STATES = "test_new_ops.py::test_a_kernel_reads_and_writes_states_as_they_are"
+_STATES = "test_optimisers.py::test_a_kernel_reads_and_writes_states_as_they_are"
 
 MUTANTS = (
     mutant(
@@ -51,7 +51,7 @@ MUTANTS = (
     ),
     mutant(
         "wide states are read in pieces", "cuda_src/common/elementwise.cuh",
-        "load<WIDTH>(p + j * WIDTH)", "load<WIDTH>(p)", f"{_STATES}[bfloat16-float32-1024]",
+        "load<WIDTH>(p + j * WIDTH)", "load<WIDTH>(p)", f"{_STATES}[float32-adamw]",
     ),
     mutant(
         "the gradient of a gate has its sign", "cuda_src/gated.cu",
@@ -81,10 +81,27 @@ MUTANTS = (
         "test_functors.py::test_pairs_turn[RopeBackward--1-f32]",
     ),
     mutant(
-        "negative positions turn back in float64", "cuda_src/common/rotate.cuh",
+        "negative positions turn back in float64", "cuda_src/common/angles.cuh",
         "return i64(position < 0 ? 0 - turn : turn);", "return i64(turn);",
         "test_emulated_rope.py::test_positions_of_both_signs_turn_as_the_body_does"
         "[rope-float64-16-options0]",
+    ),
+    mutant(
+        "keys are added to where that is asked for", "cuda_src/common/rotate.cuh",
+        "} else if (ADD >> side & 1) {", "} else if (ADD & 1) {",
+        "test_emulated_rope.py::test_queries_and_keys_of_other_numbers_of_heads_turn_in_one_launch"
+        "[rope_qk-float64]",
+    ),
+    mutant(
+        "a position without a row turns to 0", "cuda_src/common/angles.cuh",
+        "v[k][j] = Vec<C, W>{};", "v[k][j] = load<W>(from.table[k]);",
+        "test_emulated_rope.py::test_a_position_without_a_row_is_reported_and_turns_to_0",
+    ),
+    mutant(
+        "of two entries for a pair the first counts", "backends/cuda/schedules/rope.py",
+        "t.strides[-1] * (2 if twice else 1)", "t.strides[-1]",
+        "test_emulated_rope.py::test_rows_turn_by_tables_as_the_body_does"
+        "[16-rope_with_tables_backward-float16-float16-options1]",
     ),
     mutant(
         "what is not rotated passes through", "cuda_src/common/rotate.cuh",

@@ -46,7 +46,7 @@ class CudaBackend:
             return "residual" not in spec.wide
         if spec.wide == ("cotangent",):
             return schedule in ("rows", "elementwise", "log_prob", "nll_loss")
-        return only or schedule in ("rows", "elementwise")
+        return only or schedule in ("rows", "elementwise", "rope", "heads")
 
     def refuses(self, problem: Problem) -> str | None:
         if problem.spec.kernel is None:

@@ -146,15 +146,17 @@ class Packer:
         self._codes += 3 * len(sizes) * code
         return self
 
-    def walk(self, dims: Sequence[Dim], operands: int, kind: int = 0) -> Packer:
-        """Append a walk over `dims`; see common/index.cuh for its kinds."""
+    def walk(
+        self, dims: Sequence[Dim], operands: int, kind: int = 0, most: int = MOST_DIMS
+    ) -> Packer:
+        """Append a walk over `dims`, at most so many; see common/index.cuh for its kinds."""
         if kind == 1:
             return self.add("Q", 0)
         if kind == 2:
             self.extents(dims[0].extent)
             self.add(self.unsigned, 0)
             return self.indices(*(dims[1].strides if len(dims) > 1 else (0,) * operands))
-        rest = MOST_DIMS - len(dims)
+        rest = most - len(dims)
         self.extents(*(d.extent for d in dims), *(1 for _ in range(rest)))
         self.add(self.unsigned, len(dims), 0)
         strides = [s for d in dims for s in d.strides]

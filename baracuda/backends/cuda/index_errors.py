@@ -6,6 +6,7 @@ One record per device. Looking at it costs a read of host memory; nothing waits 
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -13,11 +14,14 @@ from itertools import count
 from cuda.bindings import driver
 
 from baracuda.backends.cuda.launch import checked, on_primary, while_capturing
+from baracuda.declaration.indexed import indexed, operand
 from baracuda.declaration.spec import Problem
 from baracuda.errors import IndexOutOfRangeError
 from baracuda.forks import Guard
 
 _READY = 2
+# Schedules that report where an element is, not where its entry is in the index.
+_COUNT_ELEMENTS = ("add_rows", "gather", "scatter")
 
 
 class Record(ctypes.Structure):
@@ -95,8 +99,18 @@ class Ticket:
         self.op, self.argument = problem.spec.name, name
         self.extent = problem.extent_of(name)
         self.shape = next(x.shape for x in problem.given if x.name == name)
+        self.each = _each(problem)
         self.number = next(_numbers) % (1 << 32)
         _tickets[self.number] = self
+
+
+def _each(problem: Problem) -> int:
+    """Elements beside each other for which an entry stands: gathers report their positions."""
+    if (kernel := problem.spec.kernel) is None or kernel.schedule not in _COUNT_ELEMENTS:
+        return 1
+    of = indexed(problem)
+    asked, index = operand(problem, of.asked).shape, operand(problem, of.index).shape
+    return math.prod(asked[of.axis + of.run :]) if len(asked) > len(index) else 1
 
 
 def listener(ordinal: int) -> Listener:
@@ -120,7 +134,7 @@ def _explain(number: int, value: int, position: int) -> str:
         return f"an index out of range: got {value} at element {position} of the index"
     return (
         f"{ticket.op}: {ticket.argument}: expected 0 <= i < {ticket.extent}, "
-        f"got {value} at position {_unravel(position, ticket.shape)}"
+        f"got {value} at position {_unravel(position // ticket.each, ticket.shape)}"
     )
 
 

@@ -211,9 +211,9 @@ class Call(NamedTuple):
         return kernel.functor if kernel else ""
 
     @property
-    def given_end(self) -> str:
+    def form_end(self) -> str:
         """The end of the functor's name on an elementwise schedule."""
-        return self.problem.spec.given_end(self.problem.signature.names)
+        return self.problem.spec.form_end(self.problem.signature)
 
     @property
     def schedule(self) -> str:

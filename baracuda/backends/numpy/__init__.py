@@ -8,6 +8,9 @@ from baracuda.backends.numpy import blocks, indexed
 from baracuda.declaration.backend import Prepared
 from baracuda.declaration.spec import OpSpec, Problem
 
+# By the schedules of kernels, of those without a functor.
+_INDEXED = {"scatter": indexed.scatter, "gather": indexed.gather, "add_rows": indexed.rows}
+
 
 class NumPyBackend:
     """Always there, deterministic, and independent of strides."""
@@ -27,9 +30,10 @@ class NumPyBackend:
         return None
 
     def prepare(self, problem: Problem) -> Prepared:
-        schedule = problem.spec.kernel.schedule if problem.spec.kernel else ""
-        make = {"scatter": indexed.scatter, "gather": indexed.gather}.get(schedule, blocks.prepare)
-        return make(problem)
+        kernel = problem.spec.kernel
+        if kernel is None or kernel.schedule not in _INDEXED:
+            return blocks.prepare(problem)
+        return indexed.rows(problem) if kernel.functor else _INDEXED[kernel.schedule](problem)
 
 
 BACKEND = NumPyBackend()

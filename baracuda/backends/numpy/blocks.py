@@ -72,7 +72,7 @@ class _Form:
         spec, given = problem.spec, set(problem.signature.names)
         self.problem = problem
         self.halves: dict[str, _Half] = {}
-        counted = {n: axis for n, axis in spec.counted.items() if n not in given}
+        counted = spec.uncounted(given)
         self.counts = {name: int(problem.axes[axis]) for name, axis in counted.items()}  # type: ignore[arg-type]
         wanted = given | set(self.counts)
         packed = spec.packed

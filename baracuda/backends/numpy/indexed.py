@@ -13,13 +13,12 @@ from baracuda.declaration.backend import Adds, Prepared
 from baracuda.declaration.sku import PrecisionGuarantee
 from baracuda.declaration.spec import Operand, Problem
 from baracuda.libraries import Array, near
+from baracuda.libraries.numpy import row_sums
 
 # Entries per bincount: its bins, twice as wide as float32, stay in the cache.
 _ENTRIES = 1 << 14
 # With fewer than one entry for this many bins, sorting the entries is less than zeroing the bins.
 _SPARSE = 8
-# So few ids take longer as passes over all of them than one after the other.
-_FEW_IDS = 32
 
 
 def _check(problem: Problem, index: Array) -> None:
@@ -89,6 +88,17 @@ def gather(problem: Problem) -> Prepared:
     )
 
 
+def rows(problem: Problem) -> Prepared:
+    """The body at once: in blocks each would take a table of its own."""
+    return Prepared(
+        run=body.runner(problem),
+        kernel="body",
+        variant="rows",
+        arch=problem.library.arch(problem.device),
+        precision=body.precision(problem),
+    )
+
+
 def scatter(problem: Problem) -> Prepared:
     """Bins where the index is dense, segments of sorted entries where it is sparse or in rows."""
     index, axis = _index(problem), problem.options["axis"]
@@ -135,29 +145,6 @@ def _segments(ids: Array, values: Array, dtype: Any) -> tuple[Array, Array]:
     return ids[starts], np.add.reduceat(values[order].astype(dtype, copy=False), starts, axis=0)
 
 
-def _row_sums(ids: Array, rows: Array, dtype: Any) -> tuple[Array, Array]:
-    """The distinct `ids`, the most frequent first, and the sum of the `rows` of each.
-
-    Whole passes add the k-th row of every id that has one, which is several times as fast as
-    `reduceat` along an outer axis. The last few ids, which may be frequent, are summed one by one.
-    """
-    order = np.argsort(ids, kind="stable")
-    ids = ids[order]
-    starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
-    counts = np.diff(starts, append=len(ids))
-    frequent = np.argsort(-counts, kind="stable")
-    starts, counts = starts[frequent], counts[frequent]
-    sums = rows[order[starts]].astype(dtype, copy=False)
-    done, live = 1, len(starts)
-    while (live := int(np.searchsorted(-counts[:live], -done))) > _FEW_IDS:
-        sums[:live] += rows[order[starts[:live] + done]]
-        done += 1
-    for i in range(live):
-        rest = order[starts[i] + done : starts[i] + counts[i]]
-        sums[i] += np.add.reduce(rows[rest], axis=0, dtype=dtype)
-    return ids[starts], sums
-
-
 def _valid(problem: Problem, index: Array) -> Array:
     return (index >= 0) & (index < _bins(problem))
 
@@ -173,7 +160,7 @@ def _add_rows(
     if not keep.all():
         ids, rows = ids[keep], rows[keep]
     if ids.size:
-        hit, sums = _row_sums(ids, rows, problem.library.dtype(problem.compute_dtype))
+        hit, sums = row_sums(ids, rows, problem.library.dtype(problem.compute_dtype))
         target = np.moveaxis(out, axis, 0)
         target[hit] = target[hit].astype(sums.dtype) + sums if adding else sums
 

@@ -12,6 +12,7 @@ import torch
 from baracuda.calls import body
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Problem
+from baracuda.layouts import contiguous, overlaps_itself
 from baracuda.libraries import Array
 
 Serve: TypeAlias = Callable[..., Any]
@@ -128,8 +129,12 @@ def tailed(name: str, at: int) -> Namesake:
 
     def serving(problem: Problem) -> Serve:
         evaluate = body.evaluator(problem)
+        lie = [(0, x.shape, x.strides or contiguous(x.shape), 1) for x in problem.given]
+        folded = [i for i, memory in enumerate(lie) if overlaps_itself(memory)]
 
-        def serve(*arrays: Array, **options: Any) -> Any:
+        def serve(*given: Array, **options: Any) -> Any:
+            # oneDNN takes no array whose elements share memory.
+            arrays = [x.contiguous() if i in folded else x for i, x in enumerate(given)]
             x = arrays[at]
             if not x.max().item() < 1e30:
                 return None

@@ -11,9 +11,11 @@ from baracuda.backends.torch.adapters import WIDE, Namesake, pairs, pointwise, r
 from baracuda.backends.torch.rows import (
     batch_norm_inference,
     binary_cross_entropy_backward,
+    checked,
     cross_entropy,
     cross_entropy_backward,
     cross_entropy_with_gradient,
+    embedding,
     glu,
     group_norm,
     group_norm_backward,
@@ -135,6 +137,7 @@ NAMESAKES: Mapping[str, Namesake] = {
     "binary_cross_entropy_backward": rows(
         "binary_cross_entropy_backward", binary_cross_entropy_backward, WIDE
     ),
+    "embedding": rows("embedding", embedding, suits=checked),
     "nll_loss": rows("nll_loss_forward", nll_loss, WIDE),
     "mse_loss": pairs("mse_loss"),
     "mse_loss_backward": pairs("mse_loss_backward"),

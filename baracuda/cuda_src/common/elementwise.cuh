@@ -9,6 +9,14 @@
 #pragma once
 #include "index.cuh"
 #include "vec.cuh"
+
+namespace baracuda {
+
+// A functor as elements are put to it: what it makes `ready` is found once by each thread.
+template <class F> HD auto readied(const F& f, int) -> decltype(f.ready()) { return f.ready(); }
+template <class F> HD const F& readied(const F& f, long) { return f; }
+
+}  // namespace baracuda
 #ifdef __CUDACC__
 
 namespace baracuda {
@@ -50,7 +58,8 @@ struct Elementwise {
   // registers for that.
   static constexpr bool FEW = sizeof(T) != 2 || sizeof(I) == 8 || DIMS == 0 || ADD;
   // Blocks of 256 threads, or of 128 with several inputs.
-  static constexpr int RESIDENT = (FEW ? 4 : IN == 2 || IN * OUT == 1 ? 8 : 6) * (IN > 1 ? 2 : 1);
+  static constexpr int BLOCKS = FEW || IN > 3 ? 4 : IN == 2 || IN * OUT == 1 ? 8 : 6;
+  static constexpr int RESIDENT = BLOCKS * (IN > 1 ? 2 : 1);
   // Where no more is read than written, blocks ask the L2 for what later ones will read: loads that
   // wait behind stores hold up both.
   static constexpr int MANY = WIDE & ~ONE;
@@ -85,9 +94,10 @@ struct Elementwise {
     }
   }
 
-  template <int N>
-  static DEVICE void finish(const Args& args, const I (&at)[ALL], const Batch<N>& batch) {
-    const Functor& f = args;
+  // `f` is the functor, readied.
+  template <int N, class G>
+  static DEVICE void finish(
+      const Args& args, const G& f, const I (&at)[ALL], const Batch<N>& batch) {
     A x[IN][N], y[OUT][N];
     UNROLL for (int k = 0; k < IN; ++k) {
       if constexpr (ONE != 0) {
@@ -126,6 +136,7 @@ struct Elementwise {
   static DEVICE void run(const Args& args) {
     const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
     const I step = I(blockDim.x);
+    const auto& f = readied<Functor>(args, 0);
     I at[DEPTH][ALL];
     Batch<V> batch[DEPTH];
     if constexpr (EARLY) {
@@ -147,14 +158,14 @@ struct Elementwise {
     UNROLL for (int d = 0; d < DEPTH; ++d) {
       I item = first + d * step;
       if (item < args.items) {
-        finish<V>(args, at[d], batch[d]);
+        finish<V>(args, f, at[d], batch[d]);
       } else if (DIMS == 1 && V > 1 && item < args.items + args.tail) {
         // What does not fill a vector: the same code for one element, by the threads that follow.
         I one[ALL];
         Batch<1> rest;
         UNROLL for (int k = 0; k < ALL; ++k) one[k] = args.items * (V - 1) + item;
         fetch<1>(args, one, rest);
-        finish<1>(args, one, rest);
+        finish<1>(args, f, one, rest);
       }
     }
   }

@@ -32,16 +32,16 @@ HD i64 entry_of(const void* p, i64 at, bool wide) {
 // Splits items over dimensions, the innermost first, for K operands.
 //
 // DIMS 1: one run, in which all operands lie alike. DIMS 2: runs of `run` items with a stride
-// from one to the next. DIMS 0: as many as `dims` says, every dimension strided.
-template <int DIMS, int K, class I> struct Walk;
+// from one to the next. DIMS 0: as many as `dims` says, at most MOST, every dimension strided.
+template <int DIMS, int K, class I, int MOST = MOST_DIMS> struct Walk;
 
-template <int K, class I> struct Walk<1, K, I> {
+template <int K, class I, int MOST> struct Walk<1, K, I, MOST> {
   template <int V> HD void offsets(I item, I (&at)[K]) const {
     UNROLL for (int k = 0; k < K; ++k) at[k] = item * V;
   }
 };
 
-template <int K, class I> struct Walk<2, K, I> {
+template <int K, class I, int MOST> struct Walk<2, K, I, MOST> {
   using U = typename Unsigned<I>::type;
   Extent<U> run;
   U pad;
@@ -53,11 +53,11 @@ template <int K, class I> struct Walk<2, K, I> {
   }
 };
 
-template <int K, class I> struct Walk<0, K, I> {
+template <int K, class I, int MOST> struct Walk<0, K, I, MOST> {
   using U = typename Unsigned<I>::type;
-  Extent<U> extent[MOST_DIMS];
+  Extent<U> extent[MOST];
   U dims, pad;
-  I stride[MOST_DIMS][K];
+  I stride[MOST][K];
 
   template <int V> HD void offsets(I item, I (&at)[K]) const {
     if (dims == 1) {
@@ -73,6 +73,17 @@ template <int K, class I> struct Walk<0, K, I> {
       rest = next;
       UNROLL for (int k = 0; k < K; ++k) at[k] += here * stride[d][k];
     }
+  }
+  // Of one operand, for lanes that take one each.
+  HD I offset(I item, int k) const {
+    I at = 0;
+    U rest = U(item);
+    ROLLED for (U d = 0; d < dims; ++d) {
+      const U next = d + 1 < dims ? extent[d].divide(rest) : 0;
+      at += I(rest - next * extent[d].size) * stride[d][k];
+      rest = next;
+    }
+    return at;
   }
 };
 

@@ -2,20 +2,29 @@
 //
 // A thread fills V units that lie side by side in the output. When SHARED they have one index in
 // common (an index broadcast along trailing axes) and are one vector of the source as well; else
-// each has its own, read XI at a time.
+// each has its own, read XI at a time. F is what becomes of an element on its way.
 #pragma once
 #include "tiles.cuh"
 #ifdef __CUDACC__
 
 namespace baracuda {
 
-template <class T, class P, bool SHARED, int V, int XI, int DEPTH, class I> struct Gather {
+struct Unchanged {
+  template <class T, int N> DEVICE void apply(Vec<T, N>&) const {}
+};
+
+template <class T, class P> struct GatherArrays {
+  const T* src;
+  const P* index;
+  T* out;
+};
+
+template <class T, class P, bool SHARED, int V, int XI, int DEPTH, class I, class F = Unchanged>
+struct Gather {
   static constexpr int RESIDENT = 4;
 
-  struct Args {
-    const T* src;
-    const P* index;
-    T* out;
+  // The fields of F are run-time values, which stand behind the pointers.
+  struct Args : GatherArrays<T, P>, F {
     Report* listener;
     i64 extent;
     u32 ticket, pad;
@@ -35,7 +44,9 @@ template <class T, class P, bool SHARED, int V, int XI, int DEPTH, class I> stru
       }
     }
     UNROLL for (int d = 0; d < DEPTH; ++d) {
-      if (first + d * I(blockDim.x) < args.items) store<V>(args.out + at[d][2], out[d]);
+      if (first + d * I(blockDim.x) >= args.items) return;
+      args.apply(out[d]);
+      store<V>(args.out + at[d][2], out[d]);
     }
   }
 
@@ -58,6 +69,26 @@ template <class T, class P, bool SHARED, int V, int XI, int DEPTH, class I> stru
         out.set(v, inside ? src[I(i) * args.axis + v * args.step_src] : T{});
       }
     }
+  }
+};
+
+// Elements side by side, whatever their layout was.
+template <class T, class I> struct Pack {
+  static constexpr int RESIDENT = 4;
+
+  struct Args {
+    const T* from;
+    T* to;
+    I items, pad;
+    Walk<0, 2, I> walk;
+  };
+
+  static DEVICE void run(const Args& args) {
+    const I item = I(blockIdx.x) * I(blockDim.x) + I(threadIdx.x);
+    if (item >= args.items) return;
+    I at[2];
+    args.walk.template offsets<1>(item, at);
+    args.to[at[1]] = args.from[at[0]];
   }
 };
 

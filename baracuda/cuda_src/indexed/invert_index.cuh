@@ -61,6 +61,7 @@ template <class P, int CLUSTER> struct Invert {
     u32 ticket, length, counters, columns;  // length: elements of a block
     Extent<u32> lines;                      // of 128 bytes, of a row of values
     u32 ahead;                              // lines to bring into the L2
+    u32 skipped, pad;                       // the index that is in range and nowhere, or NONE
   };
 
   // Of numbers, one for each thread: the sum of those before this one's, and of all.
@@ -139,7 +140,9 @@ template <class P, int CLUSTER> struct Invert {
         const u32 thread = warp * LANES + e * 2 + lane / EACH;
         const bool there = round + (warp * EACH + e) * LANES + lane < end;
         const u32 index = there ? narrowed(given[e]) : NONE;
-        packed[thread * EACH + (lane / 4 % 4 ^ e % 4) * 4 + lane % 4] = index;
+        // As if out of range: where somebody listens, one team looks again, and reports nothing.
+        const u32 kept = index == args.skipped ? NONE : index;
+        packed[thread * EACH + (lane / 4 % 4 ^ e % 4) * 4 + lane % 4] = kept;
       }
       __syncwarp();
       const u32 begin = round + threadIdx.x * EACH, shift = args.dealt.shift;

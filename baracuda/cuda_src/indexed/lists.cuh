@@ -9,10 +9,19 @@
 
 namespace baracuda {
 
-template <class T, class R> struct RowsArgs : Lists {
+template <class T, class R> struct RowsArrays : Lists {
   const T* values;
   R* target;
   Acc<T>* parts;
+};
+
+// A sum as it is.
+struct Whole {
+  template <class A, int N> DEVICE void finish(A (&)[N]) const {}
+};
+
+// The fields of F are run-time values, which stand behind the pointers.
+template <class T, class R, class F> struct RowsArgs : RowsArrays<T, R>, F {
   Dealt dealt;
   i32 step_values, step_target, step_parts;  // from a row to the next, in bytes
   u32 columns, chunks;      // elements of a row; warps side by side in it
@@ -24,12 +33,13 @@ template <class T, class R> struct RowsArgs : Lists {
 // A warp takes the short lists of ROWS slots: as one stream of elements, ONCE of them under way,
 // whatever list they belong to. Some take a chunk of positions first, of it what belongs to long
 // lists, in vectors of half the width: the few rows that are frequent must not be the last. R is
-// the type of the sums in memory: that of the values, or the accumulate type.
-template <class T, int V, int ROWS, int ONCE, bool ADD, class R = T> struct SumLists {
+// the type of the sums in memory: that of the values, or the accumulate type. F finishes a sum.
+template <class T, int V, int ROWS, int ONCE, bool ADD, class R = T, class F = Whole>
+struct SumLists {
   static constexpr int RESIDENT = 8, HALF = greater(V / 2, 1), TWO = V / HALF, MANY = 8;
   static constexpr u32 SPAN = 16;
   static constexpr int STEP = lesser(HALF, 16 / int(sizeof(Acc<T>)));
-  using Args = RowsArgs<T, R>;
+  using Args = RowsArgs<T, R, F>;
 
   static DEVICE void run(const Args& args) {
     const u32 lane = threadIdx.x & 31;
@@ -106,6 +116,7 @@ template <class T, int V, int ROWS, int ONCE, bool ADD, class R = T> struct SumL
           fresh = lasts >> (i + j) & 1;
           if (!fresh) continue;
           R* target = row_of(args.target, __shfl_sync(~0u, to, i + j), args.step_target);
+          args.finish(x);
           if (there) put_total<T, ADD>(target + column, x);
         }
       }
@@ -197,6 +208,7 @@ template <class T, int V, int ROWS, int ONCE, bool ADD, class R = T> struct SumL
     }
     const u32 team = slot / args.dealt.slots;
     const u32 row = args.dealt.row(team, slot - team * args.dealt.slots);
+    args.finish(x);
     if (there) put_total<T, ADD>(row_of(args.target, row, args.step_target) + column, x);
   }
 };

@@ -132,6 +132,7 @@ class Link:
     __slots__ = (
         "_again",
         "_explicit",
+        "_handed",
         "_order",
         "inputs",
         "keeps_all",
@@ -160,9 +161,10 @@ class Link:
         self.open = tuple([i for i, name in enumerate(there) if name in constants])
         self.places = tuple([
             None if name is None or name in spec.discrete or name in constants
-            else asked.results.index(adjoint.dual(spec, name))
+            else asked.gradients.index(adjoint.dual(spec, name))
             for name in there
         ])  # fmt: skip
+        self._handed = [saved.index(name) for name in asked.handed]
         op = registry[partner.name]
         # What is to be differentiated again is nobody's to choose.
         self._again = partial(op, **asked.options, sku=None)
@@ -182,6 +184,8 @@ class Link:
         else:
             found = self._explicit(arrays, scalars)
         results = found if type(found) is tuple else (found,)
+        if self._handed:
+            results = (*results, *[some[i] for i in self._handed])
         return [None if i is None else results[i] for i in self.places]
 
 

@@ -78,8 +78,8 @@ def overloads(op: Op[Any, Any]) -> dict[str, list[Signature]]:
 def schema(op: Op[Any, Any], forms: Sequence[Signature]) -> str:
     """What torch calls the arguments and results of some forms of an op."""
     parameters = inspect.signature(op.spec.body).parameters
-    arrays, last = list[str](), max((form.names for form in forms), key=len)[-1]
-    for name in reversed(op.spec.arrays[: op.spec.arrays.index(last) + 1]):
+    arrays, count = list[str](), 1 + max(op.spec.arrays.index(f.names[-1]) for f in forms)
+    for name in reversed(op.spec.arrays[:count]):
         optional = not all(name in form.names for form in forms)
         # One that is needed may follow: then None has to be written.
         default = "=None" if all("=" in array for array in arrays) else ""

@@ -138,7 +138,7 @@ def spread(op: Op[Any, Any], args: Sequence[Array], keywords: Mapping[str, Any])
     given = [x for x in args if x is not None]
     mesh = _mesh(problem, given)
     there = {x.name for x in problem.given}
-    uncounted = {name: axis for name, axis in spec.counted.items() if name not in there}
+    uncounted = spec.uncounted(there)
     joint = joined(spec)
     more = {*uncounted.values()} | adjoint.summed(spec, problem.signature) | joint
     shares = Shares(problem, more)

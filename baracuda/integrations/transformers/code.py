@@ -15,12 +15,17 @@ from typing import Any
 
 import torch
 
-from baracuda.integrations.transformers.modules import Mismatch, probing
+from baracuda.integrations.transformers.modules import Mismatch, Norm, norm_of, probing
+from baracuda.ops.norm import rms_norm
 from baracuda.ops.rope import rope
 
-__all__ = ["NO_ROTATION", "Decoder", "Head", "Rope", "decoder_of", "head_of", "rope_of"]
+__all__ = [
+    "NO_NORMS", "NO_ROTATION", "Decoder", "Head", "Heads", "Rope", "decoder_of", "head_of",
+    "heads_of", "rope_of",
+]  # fmt: skip
 
 NO_ROTATION = Mismatch("its code rotates no q and k by tables")
+NO_NORMS = Mismatch("its code has no norms of heads of q and k right before it rotates these")
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,20 @@ class Rope:
     interleaved: bool
     inner: FunctionType
     """The attention's code."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """An attention that normalises the heads of q and of k before it rotates them."""
+
+    function: str
+    tables: str
+    interleaved: bool
+    inner: FunctionType
+    norms: tuple[str, str]
+    """The names of its norms of q and k."""
+    computes: Norm
+    """What both of them compute."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +114,10 @@ def rope_of(module: Any, tables: Iterable[torch.nn.Module]) -> Rope | Mismatch:
     base = _base(module, tables)
     if isinstance(base, Mismatch):
         return base
-    for interleaved in (False, True):
-        if _rotates(rotate, interleaved):
-            return Rope(name, parameter, base, interleaved, function)
-    return Mismatch(f"{name} is another rotation than that of rope")
+    interleaved = _way(rotate)
+    if interleaved is None:
+        return Mismatch(f"{name} is another rotation than that of rope")
+    return Rope(name, parameter, base, interleaved, function)
 
 
 def _rotation(tree: ast.FunctionDef) -> tuple[str, str]:
@@ -146,6 +165,11 @@ def _base(module: Any, tables: Iterable[torch.nn.Module]) -> float | Mismatch:
     return Mismatch("no module makes tables of the angles of rope")
 
 
+def _way(rotate: Callable[..., Any]) -> bool | None:
+    """Whether a rotation's pairs are interleaved; None where it is another one."""
+    return next((way for way in (False, True) if _rotates(rotate, way)), None)
+
+
 def _rotates(function: Callable[..., Any], interleaved: bool) -> bool:
     """Whether a function of q, k, cos and sin rotates as `rope` does."""
     with probing() as numbers:
@@ -159,6 +183,66 @@ def _rotates(function: Callable[..., Any], interleaved: bool) -> bool:
             return False
         expected = [rope(x, base=100.0, interleaved=interleaved) for x in (q, k)]
         return all(torch.allclose(a, b, 1e-9, 1e-9) for a, b in zip(found, expected, strict=True))
+
+
+# -- norms of heads ------------------------------------------------------------------------------
+
+
+def heads_of(module: Any) -> Heads | Mismatch:
+    """The norms of q and k that an attention's rotation follows at once."""
+    found = _code(module)
+    if isinstance(found, Mismatch):
+        return found
+    function, tree = found
+    name, parameter = _rotation(tree)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    uses = [call for call in calls if getattr(call.func, "id", None) == name]
+    if len(uses) != 1:
+        return NO_NORMS
+    names = [_made_by(tree, x, uses[0]) for x in uses[0].args[:2]]
+    q, k = (module._modules.get(each) for each in names)
+    if q is None or k is None:
+        return NO_NORMS
+    each, other = norm_of(q), norm_of(k)
+    if isinstance(each, Mismatch) or each != other or each.op is not rms_norm:
+        return Mismatch("its norms of q and k are not rms_norm, or not alike")
+    interleaved = _way(function.__globals__[name])
+    if interleaved is None:
+        return Mismatch(f"{name} is another rotation than that of rope")
+    return Heads(name, parameter, interleaved, function, (names[0], names[1]), each)
+
+
+def _made_by(tree: ast.FunctionDef, variable: ast.expr, use: ast.Call) -> str:
+    """The module whose result a variable has where it is used, perhaps with axes swapped.
+
+    Empty where there is none, or where somebody else sees that result.
+    """
+    if not isinstance(variable, ast.Name):
+        return ""
+    made, own = "", 0
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name == variable.id:
+                if node.lineno >= use.lineno:
+                    break
+                made = _last(value, name, made)
+                own += 1 + len(_loads(value, name))
+    before = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == variable.id]
+    uses = [node for node in ast.walk(tree) if _own(node) == made]
+    alone = len(uses) == 1 and sum(n.lineno < use.lineno for n in before) == own
+    return made if alone else ""
+
+
+def _last(value: ast.expr, variable: str, made: str) -> str:
+    """The module that is called last in an expression, behind which axes are swapped at most."""
+    match value:
+        case ast.Name(id=name) if name == variable:
+            return made
+        case ast.Call(func=ast.Attribute(value=inner, attr="transpose")):
+            return _last(inner, variable, made)
+        case ast.Call(func=func, args=[_], keywords=[]):
+            return _own(func)
+    return ""
 
 
 # -- a stack of layers ---------------------------------------------------------------------------

@@ -14,14 +14,15 @@ import torch
 from torch.nn import functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from baracuda.integrations.transformers.code import Decoder, Head, Rope
+from baracuda.integrations.transformers.code import Decoder, Head, Heads, Rope
 from baracuda.integrations.transformers.modules import Branch, Embedding, Layer, Mlp, Norm
 from baracuda.nn.namesakes import taken
-from baracuda.ops.indexing import gather
+from baracuda.ops.embedding import embedding as lookup
 from baracuda.ops.linear_cross_entropy import linear_cross_entropy
+from baracuda.ops.qk_norm_rope import qk_norm_rope
 from baracuda.ops.rope import rope
 
-__all__ = ["attention", "causal", "decoder", "embedding", "layer", "mlp", "norm"]
+__all__ = ["attention", "causal", "decoder", "embedding", "heads", "layer", "mlp", "norm"]
 
 Forward = Callable[..., Any]
 
@@ -68,20 +69,29 @@ def norm(was: Forward, found: Norm, alone: bool) -> Forward:
 
 
 def layer(was: Forward, found: Layer) -> Forward:
-    """A decoder layer whose adds are made by the norms that follow them."""
+    """A decoder layer whose adds are made by the norms before or behind them."""
 
     def entered(self: Any, branch: Branch, x: Any) -> tuple[Any, Any]:
         """What a branch begins with, and the stream that its end is added to."""
+        if not branch.norm:
+            return x, x
         module = getattr(self, branch.norm)
         if isinstance(x, Sum):
             return _added(module, branch.computes, x)
         return module(x), x
 
-    def ended(self: Any, branch: Branch, y: Any) -> Any:
+    def ended(self: Any, branch: Branch, y: Any, stream: torch.Tensor) -> Any:
+        """The stream behind a branch: a sum of both, or with the last norm an op."""
         y = y[0] if branch.first else y
-        for name in branch.after:
+        for name in branch.after if branch.norm else branch.after[:-1]:
             y = getattr(self, name)(y)
-        return y
+        if branch.norm:
+            return Sum(y, stream)
+        module, computes = getattr(self, branch.after[-1]), branch.computes
+        parameters = computes.parameters(module)
+        if not _hooked(module) and taken(y, stream, *parameters):
+            return computes.added(y, stream, *parameters, **computes.options)
+        return stream + module(y)
 
     def forward(self: Any, x: Any, *more: Any, **keywords: Any) -> Any:
         is_open = keywords.pop(OPEN, False)
@@ -91,10 +101,10 @@ def layer(was: Forward, found: Layer) -> Forward:
         normed, stream = entered(self, found.attention, x)
         keywords = {found.entry: normed, **found.defaults, **keywords}
         y = getattr(self, found.attention.body)(**keywords)
-        x = Sum(ended(self, found.attention, y), stream)
+        x = ended(self, found.attention, y, stream)
         normed, stream = entered(self, found.mlp, x)
-        x = Sum(ended(self, found.mlp, getattr(self, found.mlp.body)(normed)), stream)
-        return x if is_open else x.stream + x.branch
+        x = ended(self, found.mlp, getattr(self, found.mlp.body)(normed), stream)
+        return x if is_open or not isinstance(x, Sum) else x.stream + x.branch
 
     return forward
 
@@ -164,6 +174,42 @@ def attention(was: Forward, found: Rope) -> Forward:
     return forward
 
 
+def heads(was: Forward, found: Heads) -> Forward:
+    """An attention whose norms of q and k are made with their rotation, by the model's tables."""
+    rotate = found.inner.__globals__[found.function]
+
+    def rotated(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, more: tuple[Any, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        sin, *norms = more
+        parameters = [p for norm in norms for p in found.computes.parameters(norm)]
+        same = all(type(norm) is found.computes.kind and not _hooked(norm) for norm in norms)
+        wide = cos.dtype in (q.dtype, torch.float32) and sin.dtype is cos.dtype and cos.ndim == 3
+        if not (same and wide and taken(q, k, *parameters)):
+            turned: tuple[torch.Tensor, torch.Tensor] = rotate(norms[0](q), norms[1](k), cos, sin)
+            return turned
+        q_weight, k_weight = parameters
+        y, z = qk_norm_rope(
+            q.transpose(1, 2), k.transpose(1, 2), q_weight, k_weight, cos, sin,
+            interleaved=found.interleaved, rotary_dim=cos.shape[-1], **found.computes.options,
+        )  # fmt: skip
+        return y.transpose(1, 2), z.transpose(1, 2)
+
+    inner = _with_globals(found.inner, **{found.function: rotated})
+
+    def forward(self: Any, *inputs: Any, **keywords: Any) -> Any:
+        tables = keywords.get(found.tables)
+        if tables is None:
+            return was(self, *inputs, **keywords)
+        cos, sin = tables
+        keywords[found.tables] = cos, (sin, *[getattr(self, name) for name in found.norms])
+        # The rotation makes them.
+        seen = _View(self, **dict.fromkeys(found.norms, lambda x: x))
+        return inner(seen, *inputs, **keywords)
+
+    return forward
+
+
 def _with_globals(function: FunctionType, **instead: Any) -> FunctionType:
     """A function's code with other global names, which no other function sees."""
     names = {**function.__globals__, **instead}
@@ -180,20 +226,15 @@ def _with_globals(function: FunctionType, **instead: Any) -> FunctionType:
 
 
 def embedding(was: Forward, found: Embedding) -> Forward:
-    """An embedding by a gather, whose gradient needs neither a sort nor atomics."""
+    """An embedding by its op, whose gradient needs no atomics."""
 
     def forward(self: Any, ids: torch.Tensor) -> Any:
         weight = self.weight
         if not taken(weight) or ids.dtype not in (torch.int32, torch.int64):
             return was(self, ids)
-        index = ids.reshape(-1, 1).expand(-1, weight.shape[1])
-        y: torch.Tensor = gather(weight, index, axis=0).reshape(*ids.shape, -1)
-        if self.padding_idx is not None:
-            # Its row has no gradient.
-            y = torch.where((ids == self.padding_idx)[..., None], y.detach(), y)
-        if found.scale:
-            y = y * getattr(self, found.scale).to(weight.dtype)
-        return y
+        rows: torch.Tensor = lookup(ids, weight, padding_idx=self.padding_idx)
+        # A scale on a device is no number that a kernel takes, and a graph may not look at it.
+        return rows * getattr(self, found.scale).to(weight.dtype) if found.scale else rows
 
     return forward
 

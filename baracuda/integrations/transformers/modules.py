@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node, Tracer
 
-from baracuda.ops.add_norm import add_layer_norm, add_rms_norm
+from baracuda.ops.add_norm import add_layer_norm, add_rms_norm, rms_norm_add
 from baracuda.ops.gated import geglu, glu, reglu, swiglu
 from baracuda.ops.norm import layer_norm, rms_norm
 
@@ -53,11 +53,14 @@ class Mismatch(str):
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm of the last axis: its op, the op that adds a residual first, and their options."""
+    """A norm of the last axis, and the options of its ops."""
 
     kind: type[torch.nn.Module]
     op: Any
     adding: Any
+    """The op that adds a residual first."""
+    added: Any
+    """The op that adds one to the result, where there is one."""
     options: dict[str, Any]
 
     @staticmethod
@@ -90,8 +93,9 @@ class Branch:
     """What is added to the stream: ``after(body(norm(stream)))``; names of modules."""
 
     norm: str
+    """Empty where the stream goes into the body as it is. Then a norm comes last."""
     computes: Norm
-    """What the norm computes."""
+    """What the norm computes, or the last of `after` where there is none."""
     body: str
     after: tuple[str, ...]
     first: bool
@@ -100,7 +104,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Layer:
-    """A decoder layer: attention and an MLP, each behind a norm and added to the stream."""
+    """A decoder layer: attention and an MLP, each with a norm and added to the stream."""
 
     attention: Branch
     mlp: Branch
@@ -136,7 +140,7 @@ def norm_of(module: torch.nn.Module) -> Norm | Mismatch:
         shape: Any = module.normalized_shape
         if len(shape) != 1 or parameters["weight"] is None or parameters["bias"] is None:
             return Mismatch("a LayerNorm of several axes, or without a weight or bias")
-        return Norm(kind, layer_norm, add_layer_norm, {"eps": module.eps})
+        return Norm(kind, layer_norm, add_layer_norm, None, {"eps": module.eps})
     vectors = [p for p in parameters.values() if p is not None and p.ndim == 1]
     if len(parameters) != 1 or len(vectors) != 1 or module._modules:
         return Mismatch("no single vector for a weight")
@@ -146,7 +150,7 @@ def norm_of(module: torch.nn.Module) -> Norm | Mismatch:
     options = _casting(module, next(iter(parameters)), *numbers)
     if options is None:
         return Mismatch("its results are not those of rms_norm")
-    return Norm(kind, rms_norm, add_rms_norm, options)
+    return Norm(kind, rms_norm, add_rms_norm, rms_norm_add, options)
 
 
 def _casting(module: torch.nn.Module, name: str, eps: float) -> dict[str, Any] | None:
@@ -322,18 +326,20 @@ def _branch(module: torch.nn.Module, node: Any, stream: Node) -> tuple[Branch, N
     calls, first = _chain(node, stream)
     if not calls:
         return Mismatch("its branches are not modules one after the other")
-    norm = norm_of(module.get_submodule(str(calls[0].target)))
-    if isinstance(norm, Mismatch) or len(calls) < 2:
-        return Mismatch("no norm follows its adds: its norms come before them")
-    body = calls[1]
+    norms = [norm_of(module.get_submodule(str(calls[i].target))) for i in (0, -1)]
+    leads = not isinstance(norms[0], Mismatch)
+    norm = norms[0] if leads else norms[1]
+    if isinstance(norm, Mismatch) or len(calls) < 2 or not (leads or norm.added):
+        return Mismatch("no norm comes before or after its branches")
+    body = calls[leads]
     if first - {body} or any(call.kwargs for call in calls if call is not body):
         return Mismatch("its norms take or return more than one tensor")
-    names = [str(call.target) for call in calls]
+    names = ["", *[str(call.target) for call in calls]][leads:]
     return Branch(names[0], norm, names[1], tuple(names[2:]), body in first), body
 
 
 def layer_of(module: torch.nn.Module) -> Layer | Mismatch:
-    """The decoder layer that a module computes, where a norm follows the attention's add."""
+    """The decoder layer that a module computes, where norms stand before or behind branches."""
     graph = _traced(module)
     if isinstance(graph, Mismatch):
         return graph
@@ -355,7 +361,7 @@ def layer_of(module: torch.nn.Module) -> Layer | Mismatch:
         return Mismatch("its attention does not take keywords alone, or its MLP takes some")
     entry, known = "", set()
     for name, value in attention.kwargs.items():
-        if _is_computed(value):
+        if _is_computed(value) or value is x:
             entry = name
         elif name == FORWARDED or (isinstance(value, Node) and value.target == name):
             known.add(name)

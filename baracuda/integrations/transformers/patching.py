@@ -21,7 +21,7 @@ from baracuda.integrations.transformers.modules import Mismatch
 
 __all__ = ["KINDS", "Report", "patch", "unpatch"]
 
-KINDS = ("norm", "mlp", "rope", "residual", "loss", "embedding")
+KINDS = ("norm", "mlp", "rope", "qk_norm", "residual", "loss", "embedding")
 """What `patch` can replace."""
 TRIED = ("5.17",)
 """The versions of transformers that the tests run."""
@@ -114,9 +114,8 @@ class _Patching:
             elif "embedding" in self.wanted and isinstance(module, torch.nn.Embedding):
                 found = modules.embedding_of(module)
                 self.set(module, "embedding", forwards.embedding, found)
-            elif "rope" in self.wanted and hasattr(module, "layer_idx") and module._modules:
-                if (rope := code.rope_of(module, tables)) != code.NO_ROTATION:
-                    self.set(module, "rope", forwards.attention, rope)
+            elif hasattr(module, "layer_idx") and module._modules:
+                self.attention(module, tables)
             elif isinstance(module, PreTrainedModel):
                 if "loss" in self.wanted and module.get_output_embeddings() is not None:
                     self.set(module, "loss", forwards.causal, code.head_of(module))
@@ -126,6 +125,15 @@ class _Patching:
             _set(module, made)
             self.report.patched[self.names[module]] = ", ".join(made)
         return self.report
+
+    def attention(self, module: torch.nn.Module, tables: Iterable[torch.nn.Module]) -> None:
+        """Take a forward for the rotation of q and k, and for the norms before it where it can."""
+        heads = code.heads_of(module) if "qk_norm" in self.wanted else code.NO_NORMS
+        if heads != code.NO_NORMS and self.set(module, "qk_norm", forwards.heads, heads):
+            return
+        rope = code.rope_of(module, tables) if "rope" in self.wanted else code.NO_ROTATION
+        if rope != code.NO_ROTATION:
+            self.set(module, "rope", forwards.attention, rope)
 
     def residuals(self, module: torch.nn.Module) -> None:
         """Take forwards for the layers of a decoder, and for what joins them."""
@@ -177,8 +185,9 @@ def patch(
         on is patched; the report is that of a model of the default configuration with two layers.
     only, without : kinds, optional
         Which of these to replace; all by default. "norm": RMS and layer norms. "mlp": gated
-        activations. "rope": the rotation of q and k. "residual": adds, by the norms that follow
-        them. "loss": the head and its loss in training. "embedding": the lookup of tokens.
+        activations. "rope": the rotation of q and k. "qk_norm": norms of their heads, with the
+        rotation that follows. "residual": adds, by the norms that follow them. "loss": the head and
+        its loss in training. "embedding": the lookup of tokens.
 
     Returns
     -------

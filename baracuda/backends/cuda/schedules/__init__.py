@@ -12,6 +12,7 @@ from baracuda.backends.cuda.schedules import (
     channels,
     cross_entropy,
     elementwise,
+    heads,
     kl_div,
     log_prob,
     nll_loss,
@@ -21,7 +22,7 @@ from baracuda.backends.cuda.schedules import (
     rows,
     window,
 )
-from baracuda.backends.cuda.schedules.indexed import gather, scatter
+from baracuda.backends.cuda.schedules.indexed import add_rows, gather, scatter
 from baracuda.declaration.backend import Refusal
 
 PLANNERS: dict[str, Planner] = {
@@ -29,9 +30,11 @@ PLANNERS: dict[str, Planner] = {
     "cross_entropy": cross_entropy.plan,
     "reduce": reduce.plan,
     "rope": rope.plan,
+    "heads": heads.plan,
     "window": window.forward,
     "window_backward": window.backward,
     "gather": gather.plan,
+    "add_rows": add_rows.plan,
     "scatter": scatter.plan,
     "rows": rows.plan,
     "channels": channels.plan,

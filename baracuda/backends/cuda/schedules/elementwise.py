@@ -179,7 +179,7 @@ def plan(call: Call) -> Steps:
     adds = call.adds if len(outputs) == len(call.outs) else call.adds * len(outputs)
     # The options that choose among functors are named ones other than "none".
     ends = tuple([name.title() for name in named_options if name != "none"])
-    ends += (call.given_end,) if call.given_end else ()
+    ends += (call.form_end,) if call.form_end else ()
     form = _Form(
         call.functor, ends, call.type, width, depth, kind, packer.type, adds, ones, wider, threads
     )

@@ -53,9 +53,9 @@ def plan(call: Call) -> Steps:
     packer = over.packer().pointers(len(inputs) + 1).scalars(scalars)
     packer.indices(over.items, over.tail, rounds, 0)
     arguments, integer = over.pack(packer), packer.type
-    functor = call.functor + call.given_end
+    functor = call.functor + call.form_end
     schedule = f"Totals<{functor}, {call.type}, {over.width}, {depth}, {over.kind}, {integer}>"
-    ends = (call.given_end,) if call.given_end else ()
+    ends = (call.form_end,) if call.form_end else ()
     tags = ("totals", *ends, LAYOUTS[over.kind], f"v{over.width}", integer)
     entry = call.entry(schedule, len(arguments), *tags)
     sums = (call.workspace(), 0)

@@ -15,11 +15,12 @@ from baracuda.backends.cuda.geometry import (
     wide,
 )
 from baracuda.backends.cuda.launch_plan import Call, Step, Steps, blocks, flag
+from baracuda.backends.cuda.schedules.indexed.frames import frame
 from baracuda.backends.cuda.schedules.indexed.tiles import Lanes, Tiling, lanes_of, packed
 from baracuda.declaration.dtypes import named
 
-# Sizes of the elements that gather moves, whatever they mean.
-_UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u128"}
+UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u128"}
+"""The types of sources that stand for elements of so many bytes."""
 STRAIGHT, TILES = "straight", "tiles"
 # Bytes that memory reads at least, whatever is asked for.
 _SECTOR = 32
@@ -74,7 +75,7 @@ TUNINGS = {"sm_90": SM_90}
 
 def plan(call: Call) -> Steps:
     """The named variant; by default over the chip, where that pays."""
-    cut = None if call.variant == STRAIGHT else _cut(call)
+    cut = None if call.variant == STRAIGHT or call.functor else _cut(call)
     if cut is None or not (call.variant or _pays(call, *cut)):
         return _straight(call)
     return _tiles(call, *cut)
@@ -82,7 +83,7 @@ def plan(call: Call) -> Steps:
 
 def variants(call: Call) -> tuple[str, ...]:
     """Those that take the problem, that of the rule first."""
-    cut = _cut(call)
+    cut = None if call.functor else _cut(call)
     if cut is None:
         return (STRAIGHT,)
     return (TILES, STRAIGHT) if _pays(call, *cut) else (STRAIGHT, TILES)
@@ -103,11 +104,10 @@ def _pays(call: Call, lanes: Lanes, tiling: Tiling) -> bool:
 
 def _straight(call: Call) -> Steps:
     """One kernel, in vectors where a run of elements shares an index or lies side by side."""
-    src, index, out = call.of_kind("value"), call.of_kind("index"), call.out()
-    axis, shape = call.problem.options["axis"], index.shape
-    along = src.strides[axis]
-    steps = (*src.strides[:axis], 0, *src.strides[axis + 1 :])
-    dims = merged(shape, (steps, index.strides, out.strides))
+    framed = frame(call)
+    src, index, out = framed.whole, framed.index, framed.asked
+    along = src.strides[framed.axis]
+    dims = merged(out.shape, (framed.beside, index.strides, out.strides))
     inner = dims[0] if dims else Dim(1, (0, 0, 1))
     outer = [s for d in dims[1:] for s in d.strides[2:]]
     width = divisor([inner.extent, *outer], call.elements()) if inner.strides[2] == 1 else 1
@@ -122,20 +122,24 @@ def _straight(call: Call) -> Steps:
         together = divisor([d.strides[1] for d in dims[1:]], most)
     tuning = call.facts.tuned(TUNINGS)
     depth = tuning.runs if shared else tuning.vectors if width > 1 else tuning.elements
-    items, extent = count(dims) // width, src.shape[axis]
+    items, extent = count(dims) // width, src.shape[framed.axis]
     far = abs(along) * extent
-    packer = Packer(wide(count(dims), reach(dims) + far)).pointers(3)
+    packer, scalars = Packer(wide(count(dims), reach(dims) + far)), call.problem.spec.codes
+    packer.pointers(3).scalars(scalars)
     packer.add("Q", call.listener).add("q", extent).add("I", call.ticket, 0)
     packer.indices(items, along, inner.strides[0], inner.strides[1]).walk(split(dims, width), 3)
     arguments = packer.done()
-    unit, kind = _UNITS[call.itemsize], named(call.problem.index_dtype or "").short
+    unit, kind = UNITS[call.itemsize], named(call.problem.index_dtype or "").short
+    unit, change = (call.type, f", {call.functor}") if call.functor else (unit, "")
     schedule = (
-        f"Gather<{unit}, {kind}, {flag(shared)}, {width}, {together}, {depth}, {packer.type}>"
+        f"Gather<{unit}, {kind}, {flag(shared)}, {width}, {together}, {depth}, {packer.type}"
+        f"{change}>"
     )
     symbol = ("runs" if shared else "cells", kind, f"v{width}", f"a{together}", packer.type)
     entry = call.entry(schedule, len(arguments), *symbol)
     front = [(src.slot, 0), (index.slot, 0), (out.slot, 0)]
-    return Steps((Step(entry, (blocks(items, depth), 1), arguments, front),), variant=STRAIGHT)
+    step = Step(entry, (blocks(items, depth), 1), arguments, front, scalars)
+    return Steps((step,), variant=STRAIGHT)
 
 
 def _cut(call: Call) -> tuple[Lanes, Tiling] | None:
@@ -164,7 +168,7 @@ def _blocks(lanes: Lanes) -> int:
 def _tiles(call: Call, lanes: Lanes, tiling: Tiling) -> Steps:
     tiled = packed(call, lanes, tiling)
     arguments = tiled.packer.done()
-    unit, kind = _UNITS[call.itemsize], named(call.problem.index_dtype or "").short
+    unit, kind = UNITS[call.itemsize], named(call.problem.index_dtype or "").short
     way = tiling.way(lanes)
     tuning = call.facts.tuned(TUNINGS)
     across = tuning.tile_vectors_across.get(call.itemsize, 1)

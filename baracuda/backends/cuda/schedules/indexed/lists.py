@@ -20,6 +20,12 @@ _CLUSTER = 8
 _ROUND, _PAIR_WORDS, _SLOT_WORDS = 8192, 3, 7
 # Bytes of a line of the L2.
 _LINE = 128
+# No index: cuda_src/indexed/invert_index.cuh.
+_NONE = 0xFFFFFFFF
+# Elements from a row to the next, whose bytes have 31 bits.
+MOST_APART = 1 << 27
+WORKSPACES = 5
+"""How many workspaces there are."""
 
 
 class Tuning(NamedTuple):
@@ -36,6 +42,8 @@ class Tuning(NamedTuple):
         the bytes of an element.
     elements_adding : int
         The same where sums are added to an output, or are wider than the values.
+    elements_finished : int
+        The same where a functor finishes sums, at most.
     rows_of_block, blocks_log2 : int
         Rows of a block that inverts, about; the logarithm of how many blocks there are, at most.
     prefetch_bytes : int
@@ -46,6 +54,7 @@ class Tuning(NamedTuple):
     rows: int
     elements: dict[int, int]
     elements_adding: int
+    elements_finished: int
     rows_of_block: int
     blocks_log2: int
     prefetch_bytes: int
@@ -59,6 +68,7 @@ SM_90 = Tuning(
     rows=4,
     elements={2: 6, 4: 7, 8: 7},
     elements_adding=4,
+    elements_finished=6,
     rows_of_block=64,
     # About as many as multiprocessors. Two blocks fit one: else not all clusters would start at
     # once.
@@ -76,8 +86,15 @@ def takes(call: Call, lanes: Lanes) -> bool:
         and lanes.beside == 0
         and lanes.tiles_outside == 1
         and lanes.count * call.itemsize >= call.facts.tuned(TUNINGS).row_bytes
-        and max(lanes.length, lanes.extent) < 1 << 30
-        and max(lanes.count, *map(abs, lanes.steps)) < 1 << 27
+        and counts(call, lanes)
+    )
+
+
+def counts(call: Call, lanes: Lanes) -> bool:
+    """Whether rows and their bytes can be counted, and a row has its counts on chip."""
+    return (
+        max(lanes.length, lanes.extent) < 1 << 30
+        and max(lanes.count, *map(abs, lanes.steps)) < MOST_APART
         and _most_slots(call) > 0
     )
 
@@ -124,18 +141,15 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
         ((counters,), "int32"),
         ((2 * pieces, lanes.count), accumulate),
     )
-    *lists, parts = (call.workspace(i) for i in range(5))
-
-    def packer(pointers: int) -> Packer:
-        sizes = (lanes.length, lanes.extent, slots, shift)
-        return Packer(False).pointers(4 + pointers).add("I", *sizes)
-
+    *lists, parts = (call.workspace(i) for i in range(WORKSPACES))
+    sizes = (lanes.length, lanes.extent, slots, shift)
     size, lines = call.itemsize, -(-lanes.count * call.itemsize // _LINE)
     ahead = min(tuning.prefetch_bytes // _LINE, lanes.length * lines)
-    arguments = packer(2).add("Q", call.listener)
+    arguments = Packer(False).pointers(6).add("I", *sizes).add("Q", call.listener)
     arguments.add("i", lanes.steps[1] * kind.itemsize, lanes.steps[0] * size)
     arguments.add("I", call.ticket, -(-lanes.length // blocks), counters, lanes.count)
-    arguments.extents(lines, code="I").add("I", ahead)
+    skipped = call.problem.skipped_by(call.problem.spec.indices[0])
+    arguments.extents(lines, code="I").add("I", ahead, _NONE if skipped is None else skipped, 0)
     entry = call.entry(
         f"Invert<{kind.short}, {blocks}>",
         len(arguments.done()),
@@ -155,14 +169,19 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
     sum_size = named(accumulate).itemsize
     target_size = sum_size if any(call.wide) else size
     steps = (lanes.steps[0] * size, lanes.steps[2] * target_size, lanes.count * sum_size)
-    arguments = packer(3).add("i", *steps).add("I", lanes.count, chunks).extents(chunks)
+    scalars = call.problem.spec.codes
+    arguments = Packer(False).pointers(7).scalars(scalars).add("I", *sizes).add("i", *steps)
+    arguments.add("I", lanes.count, chunks).extents(chunks)
     arguments.add("I", pieces, groups, min(long, groups * chunks), 0)
     front = [(slot, 0) for slot in (*lists, values.slot, target.slot, parts)]
 
     once = tuning.elements_adding if call.add or any(call.wide) else tuning.elements[size]
-    template = f"{call.type}, {width}, {tuning.rows}, {once}, {flag(call.add)}{call.sum_type}"
-    schedule = f"SumLists<{template}>"
+    once = min(once, tuning.elements_finished) if call.functor else once
+    template = f"{call.type}, {width}, {tuning.rows}, {once}, {flag(call.add)}"
+    finished = f", {call.accumulate if any(call.wide) else call.type}, {call.functor}"
+    schedule = f"SumLists<{template}{finished if call.functor else call.sum_type}>"
     tags = ("lists", f"v{width}", *["add"] * call.add, *["wide"] * any(call.wide))
     entry = call.entry(schedule, len(arguments.done()), *tags, threads=_THREADS)
     grid = (-(-tasks * _WARP // _THREADS), 1)
-    return Steps((invert, Step(entry, grid, arguments.done(), front)), workspaces, variant=name)
+    add = Step(entry, grid, arguments.done(), front, scalars)
+    return Steps((invert, add), workspaces, variant=name)

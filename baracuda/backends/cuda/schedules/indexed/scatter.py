@@ -299,7 +299,7 @@ def _atomic(call: Call) -> Steps:
     nbytes = count(merged(out.shape, (sums.strides,))) * named(dtype).itemsize
     add = _atomic_step(call, dout, index, sums)
     return Steps(
-        (Zero(sums.slot, nbytes), *add, _settle(call, sums, out)),
+        (Zero(sums.slot, nbytes), *add, settle(call, sums, out)),
         ((out.shape, dtype),), variant=ATOMIC, deterministic=False, stable=False,
     )  # fmt: skip
 
@@ -323,7 +323,8 @@ def _atomic_step(call: Call, dout: View, index: View, target: View) -> tuple[Ste
     return (Step(entry, (blocks(items, depth), 1), arguments, front),)
 
 
-def _settle(call: Call, sums: View, out: View) -> Step:
+def settle(call: Call, sums: View, out: View) -> Step:
+    """Sums in the accumulate dtype, rounded once to where they belong."""
     dims = merged(out.shape, (sums.strides, out.strides))
     dense = all(s == 1 for d in dims[:1] for s in d.strides)
     numbers = [dims[0].extent if dims else 1, *(s for d in dims[1:] for s in d.strides)]

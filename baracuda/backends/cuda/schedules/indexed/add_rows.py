@@ -1,0 +1,103 @@
+"""Sums of whole rows, one index each, by lists: whatever the layout, in one order.
+
+Arrays that lists do not take as they lie are first put side by side. An output whose rows are not
+gets its sums by way of a workspace.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from baracuda import layouts
+from baracuda.backends.cuda.geometry import Dim, Packer, View, count, merged, reach, wide
+from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, blocks
+from baracuda.backends.cuda.schedules.indexed import lists
+from baracuda.backends.cuda.schedules.indexed.frames import frame
+from baracuda.backends.cuda.schedules.indexed.gather import UNITS
+from baracuda.backends.cuda.schedules.indexed.scatter import settle
+from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
+from baracuda.declaration.backend import Refusal
+from baracuda.declaration.dtypes import named
+from baracuda.declaration.indexed import indexed
+from baracuda.layouts import Shape
+
+_NAME = "lists"
+
+
+def plan(call: Call) -> Steps:
+    """Invert the index, then sum the lists."""
+    of, framed, out = indexed(call.problem), frame(call), call.out()
+    if not prod(out.shape):
+        return Steps((), variant=_NAME)
+    if not prod(framed.asked.shape):
+        return _zeros(call)
+    steps: list[Step | Zero] = []
+    more: list[tuple[Shape, str]] = []
+
+    def room(shape: Shape, dtype: str) -> View:
+        more.append((shape, dtype))
+        slot = call.workspace(lists.WORKSPACES + len(more) - 1)
+        return View(slot, 0, shape, layouts.contiguous(shape))
+
+    values, index, target = framed.asked, framed.index, out
+    flat, adding = values.shape if framed.run == 1 else of.flat(values.shape), call
+    if framed.run != 1 or not _near(index):
+        given = call.view(of.index)
+        dtype = call.problem.index_dtype or ""
+        line = room((prod(given.shape),), dtype)
+        steps.append(_packed(call, given, line, named(dtype).itemsize))
+        index = View(line.slot, 0, flat, (1, *(0,) * (len(flat) - 1)))
+    if framed.run != 1 or not _lies(values):
+        side = room(flat, call.problem.dtype)
+        steps.append(_packed(call, values, side, call.itemsize))
+        values = side
+    if not _lies(target):
+        target = room(target.shape, named(call.problem.dtype).accumulate)
+        adding = call._replace(wide=(True,), add=False)
+    lanes = Lanes(
+        True, [], prod(out.shape[1:]), values.shape[0], out.shape[0],
+        (values.strides[0], index.strides[0], target.strides[0]), 0, (values, index, target),
+    )  # fmt: skip
+    made = lists.plan(adding, lanes, _NAME) if lists.counts(call, lanes) else None
+    if made is None:
+        raise Refusal("counts rows in 30 bits, and the elements of one in 27")
+    steps += made.steps
+    if adding is not call:
+        steps.append(settle(call, target, out))
+    return Steps(tuple(steps), (*made.workspaces, *more), variant=_NAME)
+
+
+def _near(view: View) -> bool:
+    """Whether the elements from a row to the next can be counted."""
+    return abs(view.strides[0]) < lists.MOST_APART
+
+
+def _lies(view: View) -> bool:
+    """Whether the elements of a row are side by side, and the next row is near."""
+    dims = merged(view.shape[1:], [view.strides[1:]]) or [Dim(1, (1,))]
+    return len(dims) == 1 and dims[0].strides == (1,) and _near(view)
+
+
+def _packed(call: Call, given: View, to: View, size: int) -> Step:
+    """Elements side by side, in C order."""
+    dims = merged(given.shape, (given.strides, layouts.contiguous(given.shape)))
+    items = count(dims)
+    packer = Packer(wide(items, reach(dims))).pointers(2).indices(items, 0)
+    arguments = packer.walk(dims, 2).done()
+    entry = call.entry(f"Pack<{UNITS[size]}, {packer.type}>", len(arguments), "pack", size,
+                       packer.type)  # fmt: skip
+    return Step(entry, (blocks(items), 1), arguments, [(given.slot, 0), (to.slot, 0)])
+
+
+def _zeros(call: Call) -> Steps:
+    """What no entry adds to."""
+    out = call.out()
+    if call.add:
+        return Steps((), variant=_NAME)
+    dtype = named(call.problem.dtype).accumulate
+    if out.strides == layouts.contiguous(out.shape):
+        size = named(dtype).itemsize if any(call.wide) else call.itemsize
+        return Steps((Zero(out.slot, prod(out.shape) * size),), variant=_NAME)
+    sums = View(call.workspace(), 0, out.shape, layouts.contiguous(out.shape))
+    zero = Zero(sums.slot, prod(out.shape) * named(dtype).itemsize)
+    return Steps((zero, settle(call, sums, out)), ((out.shape, dtype),), variant=_NAME)

@@ -1,0 +1,65 @@
+"""Which axes an index of a problem stands for: what gathers and scatters share on every backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from baracuda.declaration.shapes import Pattern
+from baracuda.declaration.spec import Operand, Problem
+from baracuda.layouts import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """How the entries of an index lie beside the arrays of a gather or scatter.
+
+    Attributes
+    ----------
+    index : str
+        The index.
+    whole, asked : str
+        The array that has the axis which the index points along; the one that has the entries.
+    axis : int
+        Where that axis is in `whole`, and where the entries begin in `asked`.
+    run : int
+        Axes of `asked` that stand in the place of the axis: those of the index, or the axis alone
+        where the index has all axes of `asked`.
+    """
+
+    index: str
+    whole: str
+    asked: str
+    axis: int
+    run: int
+
+    def flat(self, shape: Shape) -> Shape:
+        """A shape of `asked` with the entries along one axis."""
+        first, end = self.axis, self.axis + self.run
+        return (*shape[:first], prod(shape[first:end]), *shape[end:])
+
+
+def indexed(problem: Problem) -> Indexed:
+    """How the one index of a problem lies beside its values."""
+    spec, form = problem.spec, problem.signature
+    name = spec.indices[0]
+    below = spec.role(name).below
+    arrays = [p for p in (*form.inputs, *form.outputs) if not p.is_option]
+    index = next(p for p in arrays if p.name == name)
+    values = [p for p in arrays if p.name not in spec.discrete]
+    whole = next(p for p in values if below in p.names)
+    asked = next(p for p in values if p is not whole)
+    axis = _rank(whole, problem, below)
+    rank = len(index.shape(problem.axes))
+    run = 1 if rank == len(asked.shape(problem.axes)) else rank
+    return Indexed(name, whole.name, asked.name, axis, run)
+
+
+def operand(problem: Problem, name: str) -> Operand:
+    """An array of a problem."""
+    return next(x for x in (*problem.given, *problem.outputs) if x.name == name)
+
+
+def _rank(pattern: Pattern, problem: Problem, name: str) -> int:
+    """How many axes of an array are before the one that is named."""
+    return [label.name for label in pattern.labels(problem.axes)].index(name)

@@ -1,0 +1,191 @@
+"""Rows of a table by their ids, and the gradient of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal, Unpack
+
+from baracuda.calls.op import op
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.shapes import Axes
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import choice, finite, integer, optional, shape
+from baracuda.errors import value_error
+from baracuda.families.indexing import added, taken
+from baracuda.libraries import A, Array, library_of
+
+__all__ = ["embedding", "embedding_backward"]
+
+OPTIONS = {"padding_idx": optional(integer), "mode": choice("raise", "drop")}
+
+
+def _padding(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
+    """See that the row of padding is one of the table."""
+    padding, rows = options["padding_idx"], axes["n"]
+    if padding is not None and not 0 <= padding < rows:
+        raise value_error(op, "padding_idx", f"None, or 0 <= padding_idx < {rows}", padding)
+    return {}
+
+
+_embedding = partial(
+    op,
+    category="indexing",
+    scalars={"scale": finite},
+    resolve=_padding,
+    cases=(
+        # Without a row of padding, along which the gradient is another.
+        Case({"i": (11,), "n": 7, "d": 5}),
+        Case({"i": (2, 3), "n": 4, "d": 16}, scale=-1.5, mode="drop"),
+        Case({"i": (), "n": 3, "d": 1}),
+    ),
+)
+
+
+@_embedding(
+    "ids[*i], weight[n d] -> y[*i d]",
+    options=OPTIONS,
+    roles={"ids": roles.index("n")},
+    kernel=Kernel("indexing.cu", "Scaled", schedule="gather"),
+)
+def embedding(
+    ids: Array,
+    weight: A,
+    /,
+    *,
+    padding_idx: int | None = None,
+    scale: float = 1.0,
+    mode: Literal["raise", "drop"] = "raise",
+    **dispatch: Unpack[Dispatch],
+) -> A:
+    """Look up rows of a table: ``scale * weight[ids]``.
+
+    Parameters
+    ----------
+    ids : array of shape [*i]
+        int32 or int64, of any rank. Valid ids are ``0 <= id < n``: a negative one does not count
+        from the end.
+    weight : array of shape [n, d]
+        The table. Any floating dtype.
+    padding_idx : int, optional
+        A row that gets no gradient. The forward looks it up as any other.
+    scale : float
+        What the rows are multiplied by, in the accumulate dtype, before the one rounding.
+    mode : {"raise", "drop"}
+        What an id out of range does: raise, or give a row of 0. On a GPU nothing waits, and the
+        error comes with the next call on that device or from `check_errors`. Under transforms of
+        JAX and `torch.func` "raise" acts as "drop".
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [*i, d]
+        dtype of `weight`, C order.
+
+    Raises
+    ------
+    IndexError
+        An id out of range under ``mode="raise"``; names the first and its position.
+    TypeError
+        `ids` neither int32 nor int64, `weight` not floating; mixed libraries or devices.
+    ValueError
+        `weight` not of rank 2, `padding_idx` not a row of it, `scale` not finite.
+
+    Notes
+    -----
+    The arguments are those of `torch.nn.functional.embedding`. Gemma multiplies by the square root
+    of d, rounded to the dtype of the table; ``scale`` of that number gives the same bits.
+    Deterministic and bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> table = np.asarray([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
+    >>> bc.embedding(np.asarray([2, 0]), table, scale=10.0)
+    array([[40., 50.],
+           [ 0., 10.]])
+    """
+    rows = taken(weight, ids, 0)
+    if padding_idx is not None:
+        library = library_of(weight)
+        still = library.xp.expand_dims(ids == padding_idx, axis=-1)
+        rows = library.xp.where(still, library.constant(rows), rows)
+    return rows * scale
+
+
+@_embedding(
+    "dy[*i d], ids[*i], weight_shape(n d) -> dweight[n d]",
+    adjoint_of="embedding",
+    options={"weight_shape": shape, **OPTIONS},
+    roles={"ids": roles.index("n", skipped="padding_idx"), "dweight": roles.total()},
+    kernel=Kernel("indexing.cu", "Scaled", schedule="add_rows"),
+)
+def embedding_backward(
+    dy: A,
+    ids: Array,
+    /,
+    *,
+    weight_shape: tuple[int, ...],
+    padding_idx: int | None = None,
+    scale: float = 1.0,
+    mode: Literal["raise", "drop"] = "raise",
+    **dispatch: Unpack[Dispatch],
+) -> A:
+    """Gradient of `embedding`: add each row of `dy` to the row of the table that its id names.
+
+    Parameters
+    ----------
+    dy : array of shape [*i, d]
+        Gradient of the result; float16, bfloat16, float32 or float64.
+    ids : array of shape [*i]
+        As in `embedding`; ids may repeat.
+    weight_shape : tuple of int
+        Shape of `weight`, [n, d].
+    padding_idx : int, optional
+        A row that gets no gradient.
+    scale : float
+        As in `embedding`; the sums are multiplied by it.
+    mode : {"raise", "drop"}
+        As in `embedding`; a dropped id contributes nothing.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [n, d]
+        dtype of `dy`, C order; 0 where no id points. A given `out` may be float32 beside `dy` of
+        16 bits, and ``accumulate=True`` adds into it.
+
+    Raises
+    ------
+    IndexError
+        An id out of range under ``mode="raise"``; names the first and its position.
+    TypeError
+        `dy` not floating, `ids` neither int32 nor int64; mixed libraries or devices.
+    ValueError
+        `dy` not of the shape of `ids` and d, `padding_idx` not a row, `scale` not finite.
+
+    Notes
+    -----
+    Linear in `dy`. Sums are kept in float32 (float64 for float64), multiplied by `scale` and
+    rounded once. torch adds 16-bit rows of a table in their own precision where ids repeat.
+
+    Deterministic on the host and on NVIDIA GPUs. The kernels invert the ids, then write each row of
+    the table once, as the sum of its rows in the order of the ids. Lists of more than 64 rows are
+    summed in parts, cut at fixed places, so frequent ids cost no more than others.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> dy = np.asarray([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    >>> bc.embedding_backward(dy, np.asarray([2, 0, 2]), weight_shape=(3, 2))
+    array([[3., 4.],
+           [0., 0.],
+           [6., 8.]])
+    """
+    if padding_idx is not None:
+        xp = library_of(ids).xp
+        ids = xp.where(ids == padding_idx, -1, ids)
+    return added(dy, ids, 0, weight_shape[0]) * scale
