@@ -237,6 +237,28 @@ def test_an_eager_gradient_calls_the_explicit_backward_once(
     assert seen == ["array_api"], "a forced backend goes with the gradient"
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_of_a_student_are_made_ahead(weighted: bool) -> None:
+    """A teacher that is not differentiated does not keep them from it."""
+    drawn = np.random.default_rng(7).standard_normal
+    student, teacher = (drawn((5, 4)), drawn((9, 4))), (drawn((5, 3)), drawn((9, 3)))
+    rows = [np.asarray([1.0, 0.0, 2.0, 0.5, 1.0])] * weighted
+    given = [jnp.asarray(x, jnp.float32) for x in (*student, *teacher, *rows)]
+
+    def plain(x: Any, w: Any, y: Any, u: Any, share: Any = 1.0) -> Any:
+        own, taught = (jax.nn.log_softmax(z, -1) for z in (x @ w.T, y @ u.T))
+        each = (jnp.exp(taught) * (taught - own)).sum(-1)
+        return (each * share).sum() / jnp.broadcast_to(share, 5).sum()
+
+    for watched in ((0, 1), (0,)):
+        slopes = jax.value_and_grad(bc.linear_kl_div, watched)
+        assert called(jax.make_jaxpr(slopes)(*given).jaxpr) == ["linear_kl_div_with_gradient"]
+        close(slopes(*given), jax.value_and_grad(plain, watched)(*given), watched, 1e-5)
+    for watched in ((0, 2), (1, 3)):
+        slopes = jax.value_and_grad(bc.linear_kl_div, watched)
+        close(slopes(*given), jax.value_and_grad(plain, watched)(*given), watched, 1e-5)
+
+
 def test_a_layer_that_is_repeated_is_one_function_of_the_program() -> None:
     def layers(x: jax.Array, count: int) -> jax.Array:
         for _ in range(count):

@@ -308,8 +308,8 @@ def _differentiable(
         out = function(*primals)
         known = dict(zip([*names, *results], [*primals, *out], strict=True))
         residuals, along = [known[n] for n in kept], [tangents[i] for i in floats]
-        rule = Linear(len(kept), forward, transpose)
-        return out, _along(out, flowing, linear_p.bind(*residuals, *along, linear=rule))
+        moved = linear_p.bind(*residuals, *along, linear=Linear(len(kept), forward, transpose))
+        return out, _along(out, flowing, moved)
 
     def by_either(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
         # What the partner has no cotangent for moves only where somebody asks for that.
@@ -319,15 +319,15 @@ def _differentiable(
             for t, z in zip(tangents, zero, strict=True)
         )
         moves = any(not zero[i] for i, name in enumerate(names) if name in open)
-        return (by_body if moves else by_partner)(primals, along)
+        return (by_body if moves else rule)(primals, along)
 
-    early = adjoint.ahead(problem)
-    if early is not None and not open:
-        function.defjvp(partial(_by_early, plan, early, scalars, dispatch, floats))
-    elif open:
+    early, rule = adjoint.ahead(problem), by_partner
+    if early is not None and not traced:
+        rule = partial(_by_early, plan, early, scalars, dispatch, floats)
+    if open:
         function.defjvp(by_either, symbolic_zeros=True)
     else:
-        function.defjvp(by_partner)
+        function.defjvp(rule)
     return function  # type: ignore[no-any-return]
 
 
