@@ -201,8 +201,7 @@ def test_an_elementwise_functor_is_its_body(
 ) -> None:
     spec, form = one.spec, one.form
     where: dict[str, Any] = {"axis": 0, "gate_first": False} if spec.packed else {}
-    if (chosen := form.condition) is not None:
-        where[chosen.option] = chosen.value == "True"
+    where |= {chosen.option: chosen.value == "True" for chosen in form.conditions}
     tried = {tuple((k, options_of(spec, c)[k]) for k in spec.scalars if k in c.options)
              for c in spec.cases}  # fmt: skip
     for given in tried:

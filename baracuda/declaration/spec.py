@@ -265,9 +265,17 @@ class OpSpec:
     def form_end(self, form: Signature) -> str:
         """The end of a functor's name: bits of optional arrays, the option of a further result."""
         bits = sum([(name in form.names) << k for k, name in enumerate(self.optional)])
-        least = min([len(f.outputs) for f in self.signatures if f.names == form.names])
-        asked = form.condition if len(form.outputs) > least else None
-        return (f"Given{bits}" if bits else "") + (asked.option.title() if asked else "")
+        return (f"Given{bits}" if bits else "") + "".join(map(str.title, self.asked(form)))
+
+    def asked(self, form: Signature) -> tuple[str, ...]:
+        """The options by which a form has more results than another of the same arrays."""
+        same = [other for other in self.signatures if other.names == form.names]
+        least = min([len(other.outputs) for other in same])
+        if len(form.outputs) == least:
+            return ()
+        usual = [{*other.conditions} for other in same if len(other.outputs) == least]
+        apart = min([{*form.conditions} - conditions for conditions in usual], key=len)
+        return tuple([c.option for c in form.conditions if c in apart])
 
     @cached_property
     def conditions(self) -> frozenset[str]:

@@ -62,14 +62,12 @@ def overloads(op: Op[Any, Any]) -> dict[str, list[Signature]]:
     first = forms[0]
     out: dict[str, list[Signature]] = {}
     for form in forms:
-        same = [other for other in forms if other.names == form.names]
-        alike, more = len(same[0].outputs), list[str]()
-        if alike != len(first.outputs):
+        asked = op.spec.asked(form)
+        same = next(other for other in forms if other.names == form.names)
+        more = list[str]()
+        if len(same.outputs) != len(first.outputs):
             more += [name for name in form.names if name not in first.names]
-        if alike != len(form.outputs):
-            usual = [{*other.conditions} for other in same if len(other.outputs) == alike]
-            apart = min([{*form.conditions} - conditions for conditions in usual], key=len)
-            more += [c.option for c in form.conditions if c in apart]
+        more += asked
         name = f"{op.spec.name}.{'_'.join(more)}" if more else op.spec.name
         out.setdefault(name, []).append(form)
     return out
