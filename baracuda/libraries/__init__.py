@@ -248,11 +248,14 @@ class Library:
         return None
 
     def put(self, x: Array, index: Array, values: Array, axis: int) -> Array:
-        """`x` with one value of each row at `index`, which has extent 1; may be written to `x`."""
+        """`x` with values of each row at `index`, alike where it repeats; may be written to `x`."""
         n, device = x.shape[axis], self.device_of(index)
         every = self.xp.arange(n, dtype=index.dtype, device=device)
         every = self.xp.reshape(every, (n, *(1,) * (x.ndim - axis - 1)))
-        return self.xp.where(every == index, values, x)
+        for k in range(index.shape[axis]):
+            one = (*[slice(None)] * axis, slice(k, k + 1), ...)
+            x = self.xp.where(every == index[one], values[one], x)
+        return x
 
     def rounded(self, x: Array, dtype: str) -> Array:
         """The values of `x` in a narrower dtype, in the dtype of `x`."""

@@ -288,6 +288,8 @@ def _distillations(rows: int, v: int, d: int, e: int) -> list[Row]:
     logits: Shapes = ((rows, v), (rows, v))
     layers: Shapes = ((rows, d), (v, d), (rows, e), (v, e))
     label = f"[{rows}, {d}] x [{v}, {d}], teacher {e}"
+    likely: Shapes = ((rows, d), (v, d), (rows, 64), (rows, 64))
+    taught = f"[{rows}, {d}] x [{v}, {d}], 64 classes"
     return [
         Row("kl_div_with_logits", f"[{rows}, {v}]", logits, {}),
         Row("kl_div_with_logits_backward", f"[{rows}, {v}]", ((), *logits), {}),
@@ -295,6 +297,9 @@ def _distillations(rows: int, v: int, d: int, e: int) -> list[Row]:
         Row("linear_kl_div", label, layers, {}),
         Row("linear_kl_div_backward", label, ((), *layers), {}),
         Row("linear_kl_div_with_gradient", label, layers, {}),
+        Row("linear_topk_kl_div", taught, likely, {}),
+        Row("linear_topk_kl_div_backward", taught, ((), *likely), {}),
+        Row("linear_topk_kl_div_with_gradient", taught, likely, {}),
     ]
 
 

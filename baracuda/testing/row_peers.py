@@ -357,6 +357,38 @@ def linear_kl_div_with_gradient(
     return loss, d @ weight, d.T @ hidden
 
 
+def _taught(xp: Any, logits: Array, ids: Array, probs: Array) -> tuple[Array, Array]:
+    """A mean divergence from k classes of a teacher, and its gradient along the logits."""
+    log = log_softmax(xp, logits)
+    if hasattr(xp, "gather"):
+        own = xp.gather(log, -1, ids.long())
+        hits = xp.zeros_like(log).scatter_add(-1, ids.long(), probs)
+    else:
+        own = xp.take_along_axis(log, ids, -1)
+        every = xp.arange(log.shape[-1])
+        hits = xp.where(ids[:, :, None] == every, probs[:, :, None], 0).sum(1)
+    loss = (probs * (xp.log(probs) - own)).sum() / logits.shape[0]
+    return loss, (xp.exp(log) * probs.sum(-1)[:, None] - hits) / logits.shape[0]
+
+
+def linear_topk_kl_div(xp: Any, hidden: Array, weight: Array, ids: Array, probs: Array) -> Array:
+    return _taught(xp, hidden @ weight.T, ids, probs)[0]
+
+
+def linear_topk_kl_div_backward(
+    xp: Any, dloss: Array, hidden: Array, weight: Array, ids: Array, probs: Array
+) -> tuple[Array, ...]:
+    d = _taught(xp, hidden @ weight.T, ids, probs)[1] * dloss
+    return d @ weight, d.T @ hidden
+
+
+def linear_topk_kl_div_with_gradient(
+    xp: Any, hidden: Array, weight: Array, ids: Array, probs: Array
+) -> tuple[Array, ...]:
+    loss, d = _taught(xp, hidden @ weight.T, ids, probs)
+    return loss, d @ weight, d.T @ hidden
+
+
 def _both(*factors: Array) -> tuple[Array, Array]:
     """The logits of a student and of its teacher."""
     hidden, weight, teacher_hidden, teacher_weight = factors
@@ -425,4 +457,5 @@ EXPRESSIONS = (
     linear_log_prob, linear_log_prob_backward, linear_log_prob_with_gradient,
     kl_div_with_logits, kl_div_with_logits_backward, kl_div_with_logits_with_gradient,
     linear_kl_div, linear_kl_div_backward, linear_kl_div_with_gradient,
+    linear_topk_kl_div, linear_topk_kl_div_backward, linear_topk_kl_div_with_gradient,
 )  # fmt: skip
