@@ -23,12 +23,15 @@ from baracuda.errors import ArgumentValueError as ArgumentValueError
 from baracuda.errors import BaracudaError as BaracudaError
 from baracuda.errors import IndexOutOfRangeError as IndexOutOfRangeError
 from baracuda.errors import UnsupportedError as UnsupportedError
+from baracuda.families.frequencies import rope_frequencies as rope_frequencies
+from baracuda.families.philox import seeds as seeds
 from baracuda.forks import import_module as _import_module
 from baracuda.ops import *
 
 # Type checkers go by the imports, as in `baracuda.ops`.
 if TYPE_CHECKING:
     from baracuda import nn as nn
+    from baracuda import optim as optim
 else:
     __all__ = [
         "ArgumentTypeError",
@@ -47,10 +50,12 @@ else:
         "check_errors",
         "options",
         "plan_cache",
+        "rope_frequencies",
+        "seeds",
         *_ops.__all__,
     ]
     # Imported when they are asked for: they import torch.
-    _LAZY = ("nn",)
+    _LAZY = ("nn", "optim")
 
     def __getattr__(name):
         if name in _LAZY:

@@ -245,6 +245,8 @@ CASES = {
     "logsumexp": LOGSUMEXP,
     "l2_normalize": PLAIN,
     "ema": ELEMENTWISE,
+    "sum_of_squares": ELEMENTWISE,
+    "clip_scale": ELEMENTWISE,
     "optimiser": (*ELEMENTWISE, Case({"s": (7, 64)}, copy=True)),
     "prelu": PRELU,
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import lanes
 
-from baracuda.calls import adjoint
+from baracuda.calls import adjoint, lists
 from baracuda.calls.op import registry
 from baracuda.declaration.spec import OpSpec
 
@@ -22,7 +22,8 @@ def kind(spec: OpSpec) -> tuple[Any, ...]:
     return (
         tuple(s.text for s in spec.signatures),
         tuple(spec.options),
-        len(spec.scalars),
+        spec.codes,
+        spec.numbered,
         spec.dtypes,
         tuple((n, spec.role(n).below, spec.role(n).counts) for n in spec.integers),
         spec.resolve is None,
@@ -45,9 +46,11 @@ def representatives() -> dict[str, list[str]]:
 
 
 def of_category() -> set[str]:
-    """The first op of each category, and its gradient."""
+    """The first op of each category, and its gradient; a sum of all elements stands for none."""
     names: dict[Any, str] = {}
     for name, op in registry.items():
+        if lists.summed(op.spec):
+            continue
         names.setdefault((op.spec.category, op.spec.adjoint_of is None), name)
     return {*names.values()}
 

@@ -10,23 +10,20 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from baracuda.calls.op import op, registry
 from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.shapes import Axes
-from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.spec import Case
 from baracuda.declaration.values import (
-    Number,
     choice,
-    seed,
     shape,
     sizes,
 )
 from baracuda.errors import value_error
-from baracuda.families.numerics import scatter_add, words
+from baracuda.families.numerics import scatter_add
 from baracuda.libraries import A, Array, library_of
 
 BOUNDS = {"bounds": choice("raise", "drop")}
@@ -83,46 +80,6 @@ def wrong_look_up(
     return xp.reshape(rows, (*ids.shape, table.shape[1]))
 
 
-_SOURCE = str(Path(__file__).with_name("new_ops.cu"))
-_TOP, _TURNS = 2**32 - 1, (13, 15, 26, 6, 17, 29, 16, 24)
-_RATE = Number("a number from 0 to below 1", (0.0, 1 - 2.0**-24))
-PLACES = (Case({"s": (4, 9)}), Case({"s": (33,)}, p=0.25, seed=2**64 - 3), Case({"s": ()}))
-
-
-def _random(x: Array, seed: Any) -> Array:
-    """For each element a number from 0 to below 1 of float32: Threefry-2x32 of its place."""
-    library = library_of(x)
-    xp, word = library.xp, library.dtype("uint32" if library.name == "jax" else "int64")
-    there = {"dtype": word, "device": library.device_of(x)}
-    number = xp.reshape(xp.arange(math.prod(x.shape), **there), x.shape)
-    low, high, top, odd = (xp.asarray(k, **there) for k in (*words(seed), _TOP, 0x1BD11BDA))
-    keys = low, high, odd ^ low ^ high
-    a, b = (number + keys[0]) & top, (0 * number + keys[1]) & top
-    for i in range(20):
-        a, by = (a + b) & top, _TURNS[i % 8]
-        b = (((b << by) | (b >> (32 - by))) & top) ^ a
-        if i % 4 == 3:
-            a = (a + keys[(i // 4 + 1) % 3]) & top
-            b = (b + keys[(i // 4 + 2) % 3] + (i // 4 + 1)) & top
-    return xp.astype(a >> 8, library.dtype("float32")) * 2.0**-24
-
-
-def dropout(
-    x: A, /, *, seed: int = 0, p: float = 0.5, **dispatch: Unpack[Dispatch]
-) -> A:  # fmt: skip
-    """Elements that a seed and their places leave there, larger for those that are gone."""
-    xp = library_of(x).xp
-    return xp.where(_random(x, seed) >= p, x * (1 / (1 - p)), xp.zeros_like(x))
-
-
-def dropout_backward(
-    dy: A, /, *, seed: int = 0, p: float = 0.5, **dispatch: Unpack[Dispatch]
-) -> A:  # fmt: skip
-    """Of the same elements the gradient."""
-    xp = library_of(dy).xp
-    return xp.where(_random(dy, seed) >= p, dy * (1 / (1 - p)), xp.zeros_like(dy))
-
-
 def max_pool2d(
     x: A, /, *, kernel_size: int | tuple[int, int], **dispatch: Unpack[Dispatch]
 ) -> tuple[Array, Array]:
@@ -175,18 +132,6 @@ look_up_backward = _made(
     options={**BOUNDS, "table_shape": shape}, adjoint_of="look_up",
 )  # fmt: skip
 wrong_look_up = _made(wrong_look_up, "ids[*i], table[n d] -> y[*i d]", options=BOUNDS)
-_random_mask = partial(
-    _made,
-    category="random",
-    scalars={"seed": seed, "p": _RATE},
-    elementwise=True,
-    numbered=True,
-    inplace=True,
-    cases=PLACES,
-    kernel=Kernel(_SOURCE, "Dropout", schedule="elementwise"),
-)
-dropout = _random_mask(dropout, "x[*s] -> y[*s]")
-dropout_backward = _random_mask(dropout_backward, "dy[*s] -> dx[*s]", adjoint_of="dropout")
 _pool = partial(
     _made, category="pooling", options={"kernel_size": sizes(2)}, resolve=_counts,
     derived=("oh", "ow"),

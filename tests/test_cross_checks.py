@@ -18,6 +18,7 @@ gather      an index out of range is an error only               raises, or drop
 gather      adds float16 and bfloat16 in their own precision     adds in float32, rounds once
 rope        has none                                             RoFormer, both pairings
 lerp        broadcasts, takes a tensor of weights                one shape, one weight
+dropout     draws from a state; NaN stays where it drops         a mask by seed, offset and place
 softmax     NaN where nothing counts, or all is -inf             0, and -inf as a logarithm
 softmax     a mask is added, or filled in, by the caller         a boolean array, or `causal`
 rms_norm    eps is by default that of the dtype                  1e-6
@@ -37,6 +38,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from philox import dropped
 
 import baracuda as bc
 
@@ -117,6 +119,15 @@ def rows():
     for weight in (0.0, 0.3, 0.5, 1.0, 1.75, -2.0):
         yield f"lerp {weight}", "lerp", [normal(5, 3), normal(5, 3)], {"weight": weight}, (
             functools.partial(torch.lerp, weight=weight)
+        )  # fmt: skip
+    for p in (0.0, 0.3, 0.5):
+        keep = torch.from_numpy(dropped(np.ones((5, 9)), p, 7, 2**40))
+        yield f"dropout {p}", "dropout", [normal(5, 9)], {"p": p, "seed": 7, "offset": 2**40}, (
+            lambda x, keep=keep: x * keep
+        )  # fmt: skip
+        given = [normal(5, 9), normal(5, 9)]
+        yield f"dropout_add {p}", "dropout_add", given, {"p": p, "seed": 7, "offset": 2**40}, (
+            lambda x, residual, keep=keep: residual + x * keep
         )  # fmt: skip
     for shape, at, axis in [((7, 5), (9, 5), 0), ((4, 6, 3), (2, 8, 3), 1), ((4, 6), (4, 6), -1)]:
         yield f"gather {axis}", "gather", [normal(*shape), index(shape[axis], *at)], (
@@ -306,8 +317,8 @@ def backward(op, dy, arrays, options):
     if op == "embedding":
         ids, weight = arrays
         return (call(dy, ids, weight_shape=tuple(weight.shape), **options),)
-    if op == "lerp":
-        return call(dy, **options)
+    if op in ("lerp", "dropout"):
+        return many(call(dy, **options))
     if op == "rope":
         return (call(dy, *arrays[1:], **options),)
     if op.startswith("lp_pool"):
@@ -324,6 +335,8 @@ def backward(op, dy, arrays, options):
         x, c = arrays[0], arrays[0].shape[1]
         dy, dmean, dvar = dy[: -2 * c].reshape(x.shape), dy[-2 * c : -c], dy[-c:]
         return many(call(dy, dmean, dvar, *arrays[:2], **options))[: len(arrays)]
+    if op == "dropout_add":
+        return (call(dy, **options), dy)
     if op == "rms_norm_add":
         dx, *dweight = many(call(dy, arrays[0], *arrays[2:], **options))
         return (dx, dy, *dweight)

@@ -28,6 +28,8 @@ POSITIONS = np.array([0, 1, -1, 77, -30000, 2**31 - 1, -(2**31 - 1)])
         ("rope_backward", "float64", 16, {"interleaved": False}),
         # Behind what turns there is a vector, and less than one.
         ("rope", "float32", 11, {"rotary_dim": 6}),
+        # Whole turns, and pairs that turn back.
+        ("rope", "float64", 8, {"frequencies": (7.5, -0.25, 0, 1e-9), "attention_factor": 1.25}),
     ],
 )
 def test_positions_of_both_signs_turn_as_the_body_does(

@@ -36,14 +36,14 @@ VALUED = [
 ]
 
 
-def drawn(op: str) -> tuple[Problem, list[Any], list[float]]:
+def drawn(op: str) -> tuple[Problem, list[Any], list[Any]]:
     """A problem of the last form at its first case, its arrays and run-time values."""
     call = list(Subject(op, "cuda", "numpy", "float32", brief=True).calls())[-1]
     spec = call.subject.spec
     options = {k: v for k, v in call.options.items() if k in spec.options}
     arrays = [None if x is None else emulator.placed(x) for x in call.given()]
     problem = check.problem(spec, arrays, options, DEFAULT)
-    return problem, [x for x in arrays if x is not None], [float(v) for v in call.scalars.values()]
+    return problem, [x for x in arrays if x is not None], list(call.scalars.values())
 
 
 def steps_of(problem: Problem, facts: DeviceFacts, reads: tuple[str, ...]) -> Steps:
@@ -55,17 +55,25 @@ def steps_of(problem: Problem, facts: DeviceFacts, reads: tuple[str, ...]) -> St
 def test_a_value_in_memory_is_the_number(op: str) -> None:
     problem, arrays, values = drawn(op)
     takes = [hasattr(f, "dtypes") for f in problem.spec.scalars.values()]
-    reads = {kind: tuple([kind if own else "" for own in takes]) for kind in ("float32", "float64")}
+    # Seeds are held by their bits.
+    words = [*zip(problem.spec.scalars.values(), problem.spec.codes, strict=True)]
+    reads = {
+        how: tuple(["int64" if c == "Q" else getattr(f, "dtypes", ("", ""))[i] for f, c in words])
+        for i, how in enumerate(("narrow", "wide"))
+    }
     # Numbers beside it stay numbers.
-    reads["the last alone"] = (*[""] * (len(takes) - 1), "float64") if takes[-1] else ()
+    reads["the last alone"] = (*[""] * (len(takes) - 1), reads["wide"][-1]) if takes[-1] else ()
     planned = {"": steps_of(problem, FEW, ())}
     planned |= {how: steps_of(problem, FEW, kinds) for how, kinds in reads.items() if kinds}
     entries = tuple(dict.fromkeys(s.entry for some in planned.values() for s in some.kernels))
-    single = [float(np.float32(v)) for v in values]
+    # A number that float32 has; a count stays whole.
+    single = [v if isinstance(v, int) else float(np.float32(v)) for v in values]
     results = {}
     for how, steps in planned.items():
         held = [
-            emulator.placed(np.asarray(v, kind)) if kind else None
+            emulator.placed(np.asarray(v - (v >> 63 << 64) if kind == "int64" else v, kind))
+            if kind
+            else None
             for v, kind in zip(single, reads.get(how, ("",) * len(values)), strict=True)
         ]
         words = [v if x is None else x.ctypes.data for v, x in zip(single, held, strict=True)]

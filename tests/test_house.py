@@ -34,13 +34,14 @@ FLOORS = [
         "declaration/verify",
     },
     {"families/chunks", "families/numerics", "families/reductions"},
-    {"families/entropy", "families/indexing", "families/rotation"},
+    {"families/entropy", "families/frequencies", "families/indexing", "families/philox"},
+    {"families/rotation"},
     {"calls/check", "calls/partitioning"},
     {"calls/body", "calls/outputs"},
     {"backends"},
     {"calls/plan"},
     {"calls/cache"},
-    {"calls/recent", "calls/records", "calls/routes"},
+    {"calls/lists", "calls/recent", "calls/records", "calls/routes"},
     {"calls/op"},
     {
         "families/composites",
@@ -53,7 +54,7 @@ FLOORS = [
     {"calls/adjoint", "ops"},
     {"frameworks"},
     {"__init__"},
-    {"examples", "nn"},
+    {"examples", "nn", "optim"},
     {"integrations"},
     {"testing"},
     {"tools"},
@@ -65,14 +66,14 @@ HEAVY = {"torch": "torch", "cupy": "cupy", "cupyx": "cupy", "jax": "jax", "jaxli
          "cuda": "cuda", "transformers": "transformers"}  # fmt: skip
 DEMONSTRATE = {"testing", "tools"}
 # Floors that are torch's own, whatever their files are called.
-NAMESAKES = {("nn", "torch"), ("integrations", "torch")}
+NAMESAKES = {("nn", "torch"), ("optim", "torch"), ("integrations", "torch")}
 # Packages whose modules import each other, besides their own __init__.
 ROOMS = [
     ("backends", "numpy"), ("backends", "torch"), ("backends", "cuda"), ("frameworks", "torch"),
     ("nn",), ("testing",), ("integrations", "transformers"),
 ]  # fmt: skip
 # What is imported when it is asked for, and shown to type checkers.
-LAZY = {("__init__", "baracuda.nn")}
+LAZY = {("__init__", "baracuda.nn"), ("__init__", "baracuda.optim")}
 MOST_LINES = 450
 
 

@@ -194,7 +194,7 @@ def ahead(g: Given) -> Any:
     if early is None or g.call.form.outputs[0].terms:
         return None
     made = {x.name for form in early.spec.signatures for x in form.outputs}
-    floats = [name for name in g.call.form.names if name not in spec.discrete]
+    floats = [name for name in g.call.form.names if name in g.call.watched]
     return early if {f"d{name}" for name in floats} <= made else None
 
 

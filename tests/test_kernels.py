@@ -74,7 +74,10 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "_f64_kept_": (128, "sm_120: float64 waits for its few units there, not for memory"),
     "_add0_how": (32, "sm_120: sums kept in float32 beside float16 that stays on chip"),
     "_sum_parts": (96, "up to sm_89: two blocks at once outweigh a few registers of digits"),
+    "16_Copy_rows_v8_d2": (128, "as many threads as hide strided rows outweigh a few registers"),
+    "16_rows_v8_d2_i32_wide5": (32, "the same"),
     "_lists_v8": (8, "sm_86 and sm_89: one register of the longest lists"),
+    "embedding_backward_bf16_lists_v8": (52, "rows in flight outweigh a few registers of a scale"),
 }
 
 KINDS = [

@@ -240,7 +240,7 @@ def test_metrics_are_the_top_class_and_how_often_it_is_right(
     top = torch.where(target == -100, -1, x.argmax(1))
     share = torch.where(target == -100, 0, 1 if weight is None else weight[target.clamp(0)])
     hits = torch.where(top == target, share, 0)
-    assert hits.sum() > 2
+    assert (hits > 0).sum() > 2
     want = {"mean": hits.sum() / share.sum(), "sum": hits.sum(), "none": hits}[reduction]
     more: dict[str, Any] = {"axis": 1, "softcap": 2.0, "reduction": reduction}
     alone = bc.cross_entropy(x, target, weight, **more)

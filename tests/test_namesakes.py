@@ -142,12 +142,15 @@ def test_the_peers_of_a_derived_row_compute_the_same(derived: Row) -> None:
     given = [torch.from_numpy(x) for x in arrays]
     tasks = device_peers.peers(row, given, compiled=False)
     forward = registry[op.spec.adjoint_of or row.op].spec
-    assert set(tasks) == ({"eager"} if forward.namesake else set())
+    alike = forward.category == "random"
+    assert set(tasks) == ({"eager"} if forward.namesake or alike else set())
     for task in tasks.values():
         first, again = task(), task()
         if op.spec.adjoint_of and not set(forward.arrays) <= set(op.spec.arrays):
             continue
         for result in (first, again):
+            if alike:
+                continue
             (got,) = result if isinstance(result, tuple) else (result,)
             np.testing.assert_allclose(got, want, rtol=EPS32, atol=1e-12)
 

@@ -78,8 +78,8 @@ def told(value):
     yield shown(value)
     if isinstance(value, (int, float, np.number)) and not abs(value) > 2**64:
         yield from (str(value), str(float(value)))
-    if isinstance(value, np.ndarray):
-        yield f"{value.dtype} of shape {value.shape}"
+    if isinstance(value, tuple(ARRAYS.values())):
+        yield f"of shape {tuple(value.shape)}"
     for part in value if isinstance(value, (tuple, list)) else ():
         yield from told(part)
 

@@ -72,10 +72,11 @@ SIGNATURES = {
     "lp_pool1d": "(x, /, *, norm_type, kernel_size, stride=None, ceil_mode=False, **dispatch)",
     "lp_pool1d_backward": "(dy, x, y, /, *, norm_type, kernel_size, stride=None, "
                           "ceil_mode=False, **dispatch)",
-    "rope": "(x, positions=None, /, *, base=10000.0, interleaved=True, rotary_dim=None, "
-            "seq_axis=-2, **dispatch)",
-    "rope_backward": "(dy, positions=None, /, *, base=10000.0, interleaved=True, "
-                     "rotary_dim=None, seq_axis=-2, **dispatch)",
+    "rope": "(x, positions=None, /, *, base=10000.0, frequencies=None, attention_factor=1.0, "
+            "interleaved=True, rotary_dim=None, seq_axis=-2, **dispatch)",
+    "rope_backward": "(dy, positions=None, /, *, base=10000.0, frequencies=None, "
+                     "attention_factor=1.0, interleaved=True, rotary_dim=None, seq_axis=-2, "
+                     "**dispatch)",
     "glu": "(x, gate=None, /, *, axis=-1, gate_first=False, **dispatch)",
     "geglu": "(x, gate=None, /, *, axis=-1, gate_first=False, approximate='none', **dispatch)",
     "swiglu_backward": "(dy, x, gate=None, /, *, axis=-1, gate_first=False, **dispatch)",

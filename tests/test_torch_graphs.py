@@ -19,6 +19,7 @@ from torch._dynamo.backends.common import aot_autograd
 import baracuda as bc
 from baracuda.calls import adjoint, check
 from baracuda.calls.op import registry
+from baracuda.frameworks.torch import operators
 from baracuda.testing.cases import Call
 
 
@@ -59,6 +60,8 @@ def test_operators_keep_their_promises(op: str, promises: str) -> None:
             x.requires_grad_()
         spec = registry[op].spec
         options = check.arguments(spec, {**spec.options, **spec.scalars}, call.options)
+        bits = {name for name, code in zip(spec.scalars, spec.codes, strict=True) if code == "Q"}
+        options = {k: v - (v >> 63 << 64) if k in bits else v for k, v in options.items()}
         known = PROMISES[promises]
         torch.library.opcheck(overload(call), tuple(arrays), options, test_utils=known)
 
@@ -66,6 +69,13 @@ def test_operators_keep_their_promises(op: str, promises: str) -> None:
 def test_no_promise_is_left_out() -> None:
     known = inspect.signature(torch.library.opcheck).parameters["test_utils"].default
     assert sorted(itertools.chain(*PROMISES.values())) == sorted(known)
+
+
+@pytest.mark.parametrize("op", registry)
+def test_the_forms_of_an_overload_return_as_many_arrays(op: str) -> None:
+    """torch takes as many results as the schema has, whatever it is given."""
+    for name, forms in operators.overloads(registry[op]).items():
+        assert len({len(form.outputs) for form in forms}) == 1, name
 
 
 @pytest.mark.parametrize(
@@ -105,7 +115,8 @@ def test_a_compiled_call_is_one_operator_and_so_is_its_gradient(op: str, dynamic
             other = partner is None or registry[op].spec.composite
             size = float(y.detach().abs().max()) if other and y.numel() else 0.0
             assert torch.allclose(x, y, atol=1e-6 * size) if other else torch.equal(x, y)
-            assert x.stride() == y.stride()
+            # What torch records of a body is laid out as its own functions leave it.
+            assert x.stride() == y.stride() or (partner is None and x is not got[0])
         forward, backward = graphs
         early = registry[op].early
         if early is not None and not call.form.outputs[0].terms:

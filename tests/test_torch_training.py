@@ -88,8 +88,9 @@ def with_gradients(
     floats = [x.requires_grad_() for x in arrays if x is not None and x.is_floating_point()]
     with region:
         out = call.run(arrays, backend=backend)
-    along = [torch.cos(y.detach()) for y in out]
-    return [*out, *torch.autograd.grad(out, floats, along, materialize_grads=True)]
+    moved = [y for y in out if y.requires_grad]
+    along = [torch.cos(y.detach()) for y in moved]
+    return [*out, *torch.autograd.grad(moved, floats, along, materialize_grads=True)]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
@@ -109,7 +110,7 @@ def test_in_an_autocast_region_an_op_computes_as_outside(op: str, dtype: str) ->
                 plain = call.run(backend=backend)
             for x, y in zip([*watched, *plain], want, strict=True):
                 assert x.dtype == y.dtype
-                assert x.dtype in (getattr(torch, dtype), torch.float32)
+                assert x.dtype in (getattr(torch, dtype), torch.float32, torch.int64)
                 assert torch.equal(x, y)
 
 

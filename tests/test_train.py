@@ -17,9 +17,11 @@ from baracuda.__main__ import main
 from baracuda.examples.charlm import (
     Config,
     Plans,
+    as_it_is,
     initial_weights,
     loss_and_gradient,
     loss_of,
+    masks_of,
 )
 from baracuda.examples.curves import Curves
 from baracuda.tools import train
@@ -43,23 +45,29 @@ def one_torch_thread():
     torch.set_num_threads(threads)
 
 
-def fit(library, text, **options):
+def fit(library, text, dropout=0.0, **options):
     xp = importlib.import_module(LIBRARIES[library])
-    return train.fit(xp, text, Config(text.vocabulary, **TINY, warmup=4), **options)
+    config = Config(text.vocabulary, **TINY, warmup=4, dropout=dropout)
+    return train.fit(xp, text, config, **options)
 
 
-def test_the_gradient_is_that_of_the_loss():
-    config = Config(vocabulary=11, **TINY)
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_the_gradient_is_that_of_the_loss(dropout):
+    config = Config(vocabulary=11, **TINY, dropout=dropout)
     rng = np.random.default_rng(5)
     weights = initial_weights(config, rng)
     tokens, targets = rng.integers(0, 11, (2, config.batch * config.context)).astype(np.int32)
     plans = Plans()
-    _, gradient = loss_and_gradient(weights, tokens, targets, config, plans)
+
+    def masks():
+        return masks_of(config, 3, 5)
+
+    _, gradient = loss_and_gradient(weights, tokens, targets, config, plans, masks())
     assert gradient.keys() == weights.keys()
 
     def loss(name, change):
         moved = {**weights, name: weights[name] + change}
-        return loss_of(moved, tokens, targets, config, plans)
+        return loss_of(moved, tokens, targets, config, plans, masks())
 
     for name, g in gradient.items():
         for _ in range(3):
@@ -92,6 +100,17 @@ def test_a_compiled_step_is_the_same_step(text):
     assert f"{len(outside)} a step x 6 steps = {6 * len(outside)}" in words
     assert f"beside {traced} in compiled programs" in words
     assert words.count("compiled  ") == len(run.training.plans.plans) - len(outside)
+
+
+def test_all_libraries_drop_the_same(text, one_torch_thread):
+    losses = {
+        name: fit(name, text, dropout=0.2, steps=4, compiler=jax.jit if name == "jax" else as_it_is)
+        for name in ("numpy", "torch", "jax")
+    }
+    losses = {name: run.losses for name, run in losses.items()}
+    assert losses["numpy"] != fit("numpy", text, steps=4).losses
+    for name, of_library in losses.items():
+        np.testing.assert_allclose(of_library, losses["numpy"], rtol=0, atol=1e-5, err_msg=name)
 
 
 def test_the_seed_decides(text):

@@ -30,7 +30,7 @@ with warnings.catch_warnings():
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from baracuda.integrations.transformers import KINDS, Report, patch, patching, unpatch
+from baracuda.integrations.transformers import KINDS, Report, forwards, patch, patching, unpatch
 from baracuda.integrations.transformers.code import heads_of
 from baracuda.integrations.transformers.modules import (
     Mismatch,
@@ -38,6 +38,7 @@ from baracuda.integrations.transformers.modules import (
     mlp_of,
     norm_of,
 )
+from baracuda.ops.rope_qk import rope_qk_with_tables
 
 VOCABULARY = 61
 IDS = torch.arange(22).reshape(2, 11) * 37 % VOCABULARY
@@ -63,8 +64,8 @@ FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     "Olmo2": ({}, "9 norm, 2 mlp, 2 rope, 4 residual, 1 loss, 1 embedding; left: 0"),
     "Glm4": ({}, f"9 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
     "StableLm": ({}, f"5 norm, 2 mlp, 2 rope, 4 residual, {USUAL}"),
-    # Its MLP returns a pair.
-    "GptOss": ({}, "5 norm, 4 residual, 1 loss, 1 embedding; left: 2"),
+    # Its MLP returns a pair, and its tables have each entry once.
+    "GptOss": ({}, f"5 norm, 2 rope, 4 residual, {USUAL}"),
 }  # fmt: skip
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
@@ -75,8 +76,8 @@ def model_of(family: str = "Llama", **more: Any) -> Any:
     heads = {} if family == "Phi3" else {"head_dim": 8}
     config = getattr(transformers, f"{name}Config")(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-        **{**SPECIAL, **heads, **FAMILIES[family][0], **more},
+        num_attention_heads=4, num_key_value_heads=2,
+        **{"max_position_embeddings": 64, **SPECIAL, **heads, **FAMILIES[family][0], **more},
     )  # fmt: skip
     torch.manual_seed(1)
     model = getattr(transformers, f"{family}ForCausalLM")(config)
@@ -263,7 +264,7 @@ def test_a_compiled_model_is_one_graph_of_the_ops(family: str) -> None:
     # Of the two adds of each layer, a norm makes every one.
     assert ops["add_rms_norm"] == 4
     assert ops["rms_norm"] == {"Llama": 1, "Gemma3": 5}[family]
-    assert (ops["rope"], ops["qk_norm_rope"]) == {"Llama": (4, 0), "Gemma3": (0, 2)}[family]
+    assert (ops["rope_qk"], ops["qk_norm_rope"]) == {"Llama": (2, 0), "Gemma3": (0, 2)}[family]
     assert ops["swiglu"] + ops["geglu"] == 2
     assert ops["linear_cross_entropy"] + ops["linear_cross_entropy_with_gradient"] == 1
 
@@ -281,7 +282,7 @@ def test_an_exported_model_has_the_ops() -> None:
     program = torch.export.export(patched.eval(), (), inputs, strict=False)
     ops = {str(node.target) for node in program.graph.nodes}
     assert {
-        f"baracuda.{name}.default" for name in ("rms_norm", "add_rms_norm", "rope", "swiglu")
+        f"baracuda.{name}.default" for name in ("rms_norm", "add_rms_norm", "rope_qk", "swiglu")
     } <= ops
     assert apart(program.module()(**inputs).logits, plain.eval()(**inputs).logits) < 1e-5
 
@@ -414,11 +415,39 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_fac
           "high_freq_factor": 4.0, "original_max_position_embeddings": 8}  # fmt: skip
 
 
+ROPES = [
+    LLAMA3,
+    {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+    {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8},
+    {"rope_type": "longrope", "rope_theta": 1e4, "factor": 8.0, "short_factor": [1.0] * 4,
+     "long_factor": [1.0, 2.0, 3.0, 4.0], "original_max_position_embeddings": 8},
+    {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
+def test_scaled_ropes_turn_by_the_tables_of_the_model(
+    rope: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the length of training too, where some rules have other angles."""
+    calls: list[int] = []
+
+    def counted(*arrays: torch.Tensor, **options: Any) -> Any:
+        calls.append(options["rotary_dim"])
+        return rope_qk_with_tables(*arrays, **options)
+
+    monkeypatch.setattr(forwards, "rope_qk_with_tables", counted)
+    more = {"rope_parameters": rope, "max_position_embeddings": 8}
+    plain, patched = model_of(**more), model_of(**more)
+    assert repr(patch(patched, only="rope")) == "Report(patched: 2 rope; left: 0)"
+    assert_same_step(step(patched), step(plain))
+    assert calls == [8, 8]
+
+
 @pytest.mark.parametrize(
     ("family", "more", "where", "why"),
     [
-        ("Llama", {"rope_parameters": LLAMA3}, "model.layers.0.self_attn",
-         "rope: its angles are of rope_type 'llama3', and those of rope are of 'default'"),
         ("Llama", {"hidden_act": "tanh"}, "model.layers.0.mlp",
          "mlp: no activation of a gate that is known, times a value"),
         ("StableLm", {"use_parallel_residual": True}, "model.layers.0",
@@ -431,6 +460,33 @@ def test_what_does_not_match_is_left_with_a_reason(
     plain, patched = model_of(family, **more), model_of(family, **more)
     assert patch(patched).left[where] == why
     assert_same_step(step(patched), step(plain))
+
+
+def test_pairs_turn_by_positions_along_several_axes() -> None:
+    """An attention is told the positions of text, and its tables have those of images."""
+    config = transformers.Qwen2VLTextConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+        **SPECIAL,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    plain = transformers.Qwen2VLTextModel(config).eval()
+    patched = copy.deepcopy(plain)
+    assert repr(patch(patched, only="rope")) == "Report(patched: 2 rope; left: 0)"
+    positions = torch.randint(0, 40, (4, *IDS.shape))
+    positions[0] = torch.arange(IDS.shape[1])
+    inputs = {"input_ids": IDS, "position_ids": positions}
+    ours, theirs = (model(**inputs).last_hidden_state for model in (patched, plain))
+    assert apart(ours, theirs) < 1e-5
+
+
+def test_a_rope_of_an_unknown_type_is_left() -> None:
+    model = model_of()
+    model.config.rope_parameters["rope_type"] = "spiral"
+    assert patch(model, only="rope").left["model.layers.1.self_attn"] == (
+        "rope: its angles are of rope_type 'spiral', of which nothing is known"
+    )
 
 
 def test_norms_of_heads_are_made_with_a_rotation_of_any_angles() -> None:

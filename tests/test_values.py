@@ -39,16 +39,18 @@ def numbers(op: str) -> list[str]:
 VALUED = [op for op in registry if numbers(op)]
 
 
+def held(op: str, name: str, value: float) -> float:
+    """A number as an array has it: in the first floating dtype, or in the bits of int64."""
+    if isinstance(value, int):
+        return value - (value >> 63 << 64)
+    first = registry[op].spec.scalars[name].dtypes[0]  # type: ignore[attr-defined]
+    return float(np.dtype(first).type(value))
+
+
 def last_call(op: str) -> tuple[Call, dict[str, float]]:
     """The last form of an op, with run-time values of the first dtype that an array may have."""
     call = list(Subject(op, "array_api", "torch", "float32", brief=True).calls())[-1]
-    takes = registry[op].spec.scalars
-    values = {
-        name: np.dtype(takes[name].dtypes[-1 if takes[name].dtypes[0] == "int32" else 0])  # type: ignore[attr-defined]
-        .type(call.scalars[name])
-        .item()
-        for name in numbers(op)
-    }
+    values = {name: held(op, name, call.scalars[name]) for name in numbers(op)}
     case = Case(call.case.axes, **{**call.case.options, **values})
     return replace(call, case=case), values
 

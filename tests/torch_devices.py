@@ -120,8 +120,8 @@ class Spread:
 def calls(op: str, even: bool) -> Iterator[Call]:
     """Every form at a case with groups of axes: extents that ranks do not divide, or even ones.
 
-    Where one number is made of all, or shared by all, everything is whole everywhere. In the full
-    lane it is both cases.
+    Where one number is made of all, or shared by all, everything is whole everywhere: no such form
+    is tried. In the full lane it is both cases.
     """
     subject = Subject(op, "torch", "torch", "float64")
     spread = [
@@ -129,6 +129,8 @@ def calls(op: str, even: bool) -> Iterator[Call]:
         for case, form in tried(subject.spec, subject.spec.cases)
         if all(p.terms for p in (*form.inputs, *form.outputs))
     ]
+    if not spread:
+        return
     case = max(
         [case for case, _ in spread],
         key=lambda c: sum(isinstance(v, tuple) and v != () for v in c.axes.values()),
@@ -155,10 +157,12 @@ def apart(call: Call, label: Label, extent: int) -> bool:
     """Whether nothing has to be sent where this axis is cut."""
     op, term = call.subject.op, label.term
     base = op.removesuffix("_backward")
-    if extent == 1 and term.or_one:
+    # A shard does not say which elements it has.
+    if call.subject.spec.numbered or (extent == 1 and term.or_one):
         return False
-    if call.subject.spec.batches is not None:
-        return call.subject.spec.batch(term)
+    batches = call.subject.spec.batches
+    if batches is not None and not call.subject.spec.batch(term):
+        return False
     if term.group:
         # One group within another is cut with it where they are the same.
         axes, terms = (
@@ -170,6 +174,8 @@ def apart(call: Call, label: Label, extent: int) -> bool:
             for t in terms
             if t.bound and term.name in (t.name, t.bound)
         )
+    if batches is not None:
+        return True
     if base in UNPACKED:
         return term.name == "n" and term.factor == 1 and "gate" in call.form.names
     return APART.get(base) == term.name
@@ -193,7 +199,7 @@ def over_each_axis(op: str, mesh: Any) -> Iterator[str]:
                         assert kinds == [has(call.form, p, label) for p in call.form.outputs], kinds
                 except Exception as error:
                     yield f"{call.case} {call.form.text} {label}: {type(error).__name__}: {error}"
-    if not quiet:
+    if not quiet and not registry[op].spec.numbered and next(calls(op, even=False), None):
         yield "nothing was free"
 
 
@@ -206,16 +212,21 @@ def has(form: Any, pattern: Any, label: Any) -> type:
     return Shard if outer.get(name, name) in there else Partial
 
 
+@functools.cache
+def grid() -> Any:
+    """Two axes of processes; each mesh that is made has threads of its own, to the end."""
+    return init_device_mesh(DEVICE, (RANKS // 2, 2), mesh_dim_names=("rows", "columns"))
+
+
 def over_two_axes(op: str, mesh: Any) -> Iterator[str]:
     """Two axes of a mesh cut two axes of the first array, and then one axis twice."""
-    grid = init_device_mesh(DEVICE, (RANKS // 2, 2), mesh_dim_names=("rows", "columns"))
     for call in calls(op, even=True):
         rank = len(labels(call)[0])
         for cut in ([Shard(0), Shard(rank - 1)], [Shard(0), Shard(0)], [WHOLE, Shard(0)]):
             placements = [[WHOLE, WHOLE] for _ in labels(call)]
             placements[0] = cut
             try:
-                Spread(call, placements).check(grid, False)
+                Spread(call, placements).check(grid(), False)
             except Exception as error:
                 yield f"{call.case} {call.form.text} {cut}: {type(error).__name__}: {error}"
 
@@ -224,7 +235,9 @@ def sums_that_wait(op: str, mesh: Any) -> Iterator[str]:
     """A linear op is of the parts of a sum; what is not adds up first."""
     spec = registry[op].spec
     linear = adjoint.partner(spec)[1]
-    call = next(calls(op, even=False))
+    call = next(calls(op, even=False), None)
+    if call is None:
+        return
     spread = Spread(call, ())
     want, _ = spread.run([x.clone() for x in spread.given])
     parts = [
@@ -306,11 +319,10 @@ def refused(op: str, mesh: Any) -> Iterator[str]:
         first, last = there[:2]
         x = plain[last]
         plain[first] = distribute_tensor(plain[first], mesh, [WHOLE])
-        other = init_device_mesh(DEVICE, (RANKS // 2, 2))
         function = functools.partial(registry[op], **call.options)
         for second, error, text in (
             (x, TypeError, "expected a DTensor as the others, got Tensor"),
-            (distribute_tensor(x, other, [WHOLE, WHOLE]), ValueError, "as of the others"),
+            (distribute_tensor(x, grid(), [WHOLE, WHOLE]), ValueError, "as of the others"),
         ):
             try:
                 plain[last] = second
@@ -346,7 +358,7 @@ if __name__ == "__main__":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     flat = init_device_mesh(DEVICE, (RANKS,))
     report = {}
-    for name in [op for op in registry if lanes.FULL or one_of_category(op)]:
+    for name in [op for op in lanes.ops() if lanes.FULL or one_of_category(op)]:
         report[name] = {check.__name__: list(check(name, flat)) for check in CHECKS}
     if dist.get_rank() == 0:
         print(json.dumps(report))

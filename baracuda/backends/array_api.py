@@ -17,7 +17,7 @@ class ArrayAPIBackend:
     """Takes everything."""
 
     name = "array_api"
-    reads = "dq"
+    reads = "dqQ"
 
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
         return spec.dtypes

@@ -25,7 +25,7 @@ class CuPyBackend:
     """The body through CuPy's functions, on the device and the current stream of the arrays."""
 
     name = "cupy"
-    reads = "dq"
+    reads = "dqQ"
 
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
         return spec.dtypes

@@ -33,6 +33,8 @@ def partner(spec: OpSpec) -> tuple[OpSpec | None, bool]:
     cotangents = {f"d{name}" for name in results}
     # What a result says of the inputs, even as an index, is no linear thing.
     linear = set(second.arrays) - second.discrete <= cotangents and not results & {*second.arrays}
+    # Nor does the backward become the forward again where that adds what the backward never takes.
+    linear = linear and results.isdisjoint([role.alike for role in first.roles.values()])
     if second is spec:
         return (first if linear else None), linear
     return second, linear

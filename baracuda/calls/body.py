@@ -36,7 +36,9 @@ def evaluator(problem: Problem) -> Callable[..., tuple[Array, ...]]:
 def taken(problem: Problem, name: str, value: Array) -> Array:
     """A run-time value that is an array, as bodies take it: in the accumulate dtype, or exact."""
     library, takes = problem.library, problem.spec.scalars[name]
-    if getattr(takes, "exact", False) and name_of(value.dtype) == "float64":
+    # The bits of a seed are no number.
+    bits = getattr(takes, "code", "") == "Q"
+    if bits or (getattr(takes, "exact", False) and name_of(value.dtype) == "float64"):
         return value
     return library.xp.astype(value, library.dtype(problem.compute_dtype))
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from baracuda.calls import check, records
+from baracuda.calls import check, lists, records
 from baracuda.calls.cache import plan_cache
 from baracuda.calls.plan import Plan, make
-from baracuda.calls.recent import Recent
+from baracuda.calls.recent import Recent, written
 from baracuda.calls.routes import Route, in_graph, route_of
 from baracuda.declaration import autocast, hints, values
 from baracuda.declaration.backend import Misfit
@@ -51,6 +51,7 @@ class Op(Generic[P, R]):
         self._name = spec.name
         self._scalars = tuple(spec.scalars)
         self._recent = Recent()
+        self._lists = lists.Recent(self)
         functools.update_wrapper(self, function)
         whole = inspect.signature(function)
         own = [p for p in whole.parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -72,19 +73,19 @@ class Op(Generic[P, R]):
         scalars = self._split(options) if self._scalars else _NOTHING
         state = alias = None
         try:
-            written = _written(options) if options else ()
+            words = written(options) if options else ()
             guess = self._recent.last.next
             unset = current.get() is DEFAULT
             # Most calls are as the last one was, or follow it as one did before: no key is built.
             if (
                 guess.generation == plan_cache.generation
                 and unset
-                and written == guess.written
+                and words == guess.written
                 and guess.matches(arrays)
             ):
                 plan_cache.count_hit()
                 plan, self._recent.last = guess.plan, guess
-            elif not unset or (plan := self._recent.find(arrays, written)) is None:
+            elif not unset or (plan := self._recent.find(arrays, words)) is None:
                 generation = plan_cache.generation
                 alias = self._alias(arrays, options)
                 if (state := alias[1]) is not None and (region := autocast.region_of(state)):
@@ -98,6 +99,8 @@ class Op(Generic[P, R]):
             plan = alias = None
         if plan is None or (state is not None and state[0] == "traced"):
             self._signature_check(arrays, {**options, **scalars})
+            if self._lists.takes(arrays):
+                return self._lists.run(arrays, options, scalars)  # type: ignore[no-any-return, arg-type]
             if alias is None and (given := autocast.settled(self.spec, arrays)) is not arrays:
                 return self(*given, **options, **scalars)
             # Where nothing watches the arrays, no route does.
@@ -142,7 +145,7 @@ class Op(Generic[P, R]):
         """The plan for arrays that look like those of the last call, but lie differently."""
         generation = plan_cache.generation
         try:
-            found = self._recent.find(arrays, _written(options), narrow=True)
+            found = self._recent.find(arrays, written(options), narrow=True)
             if found is not None and current.get() is DEFAULT:
                 return found
             alias = self._alias(arrays, options)
@@ -182,6 +185,8 @@ class Op(Generic[P, R]):
 
     def as_operator(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
         """The call as torch's graphs, modes and subclasses see it: one operator."""
+        if self._lists.takes(arrays):
+            return lists.each(self, arrays, options)
         return in_graph(torch, self, arrays, options, self._in_graphs)
 
     def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan[R]:
@@ -206,6 +211,8 @@ class Op(Generic[P, R]):
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**dict.fromkeys(self._scalars, 0.0), **given})
+        if self._lists.takes(arrays):
+            return self._lists.find(arrays, given)  # type: ignore[return-value, arg-type]
         taken = unwrapped(arrays)
         if check.are_arrays(scalars.values()):
             return self._valued(taken, given, scalars, whole=False)[0]
@@ -222,6 +229,9 @@ class Op(Generic[P, R]):
         given: dict[str, Any] = dict(options)
         scalars = self._split(given)
         self._signature_check(arrays, {**given, **scalars})
+        if self._lists.takes(arrays):
+            found = self._lists.find(arrays, given)  # type: ignore[arg-type]
+            return found(*arrays, **scalars), found  # type: ignore[return-value]
         taken = autocast.settled(self.spec, arrays)
         if check.are_arrays(scalars.values()):
             plan, scalars = self._valued(taken, given, scalars)
@@ -250,7 +260,7 @@ class Op(Generic[P, R]):
             self._name,
             state,
             facts,
-            _written(options) + (given[2:] if given else ()),
+            written(options) + (given[2:] if given else ()),
             current.get() if state is None or state[0] != "traced" else DEFAULT,
         )
 
@@ -309,7 +319,7 @@ class Op(Generic[P, R]):
 
     def sibling(self, plan: Plan, arrays: Sequence[Any]) -> Plan:
         """The plan for the same problem in the layout of `arrays`."""
-        options = _chosen(plan)
+        options = records.chosen(plan)
         try:
             found = plan_cache.find(self._alias(arrays, options))
         except UNFIT:
@@ -328,7 +338,7 @@ class Op(Generic[P, R]):
         self, plan: Plan, arrays: Sequence[Any], scalars: Mapping[str, Any]
     ) -> tuple[Plan, dict[str, Any]]:
         """The plan for the same problem where run-time values are arrays, and these values."""
-        return self._valued(arrays, _chosen(plan), scalars)
+        return self._valued(arrays, records.chosen(plan), scalars)
 
     def again(self, record: Mapping[str, Any]) -> Plan:
         """The plan of a record, or the error that says why it cannot be made here."""
@@ -345,15 +355,6 @@ class Op(Generic[P, R]):
         return plan if plan.sku == sku else made(problem)
 
 
-def _chosen(plan: Plan) -> dict[str, Any]:
-    """The options with which an op is called for what `plan` is for."""
-    choices = plan.problem.choices
-    dispatch = {name: getattr(choices, name) for name in NAMES} | {"sku": None}
-    if choices.sku is not None:
-        dispatch["backend"] = choices.sku.backend
-    return {**plan.problem.options, **dispatch}
-
-
 def _planned_again(record: Mapping[str, Any]) -> Plan:
     if record["op"] not in registry:
         raise ArgumentValueError(f"plan: expected a known op, got {record['op']}: import it first")
@@ -361,13 +362,6 @@ def _planned_again(record: Mapping[str, Any]) -> Plan:
 
 
 copyreg.pickle(Plan, lambda plan: (_planned_again, (records.record(plan),)))
-
-
-def _written(options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Keywords as they are written, each with its type: 1, True and 1.0 are equal, but as keys."""
-    return tuple(
-        [(k, tuple(map(type, v)) if type(v) is tuple else type(v), v) for k, v in options.items()]
-    )
 
 
 def op(

@@ -101,7 +101,7 @@ def _teller(
             if frozen(x) or (i and not apart(x, others[:i])):
                 return False
             # Exactly an input may be written to where the op is safe in place.
-            if not apart(x, near) and not (mays[i] and apart(x, rest(x, inputs, mays[i]))):
+            if not apart(x, near) and not apart(x, rest(x, inputs, mays[i])):
                 return False
         return True
 

@@ -63,6 +63,8 @@ class Plan(Generic[R]):
         The validated call that this plan was made for.
     matches : callable
         ``(arrays) -> bool``: whether they are those that this very plan is for.
+    outs : callable
+        ``(arrays, out, accumulate) -> (outs, adds)``: the outputs given, checked.
     run : callable
         ``(arrays, outs, accumulate, scalars) -> result``, without any check.
     scalars : callable
@@ -74,11 +76,11 @@ class Plan(Generic[R]):
         "_backend",
         "_behind",
         "_facts",
-        "_outs",
         "_owner",
         "_prepared",
         "_sku",
         "matches",
+        "outs",
         "problem",
         "provisional",
         "run",
@@ -108,7 +110,7 @@ class Plan(Generic[R]):
         self._owner = owner
         self._sku: KernelSku | None = None
         self._facts = facts
-        self._outs = outputs.Outputs(problem)
+        self.outs = outputs.Outputs(problem)
         self.scalars = check.reader(problem)
         self.run: Runner = ranged(prepared.run, lambda: str(self.sku))
 
@@ -195,15 +197,15 @@ class Plan(Generic[R]):
             fits = False
         if not fits and not plan._same_facts(arrays):
             arrays = tuple(unwrapped(arrays))
-            plan = plan._fitting(arrays)
+            plan = plan.fitting(arrays)
         outs: tuple[Array, ...] | None = None
         adds: Adds = False
         if out is not None or accumulate is not False:
-            outs, adds = plan._outs(arrays, out, accumulate)
+            outs, adds = plan.outs(arrays, out, accumulate)
         try:
             result = plan.run(arrays, outs, adds, scalars)
         except Misfit:
-            result = plan._fitting(arrays).run(arrays, outs, adds, scalars)
+            result = plan.fitting(arrays).run(arrays, outs, adds, scalars)
         if outs is not None and plan._behind:
             plan.problem.library.written(outs)
         return result  # type: ignore[no-any-return]
@@ -254,10 +256,10 @@ class Plan(Generic[R]):
         """The plan where run-time values are arrays, or were when this one was made."""
         arrays = unwrapped(arrays)
         if not self._same_facts(arrays):
-            self._fitting(arrays)
+            self.fitting(arrays)
         return self._owner.valued(self, arrays, scalars)
 
-    def _fitting(self, arrays: Sequence[Array]) -> Plan:
+    def fitting(self, arrays: Sequence[Array]) -> Plan:
         """This plan or its sibling for the layout of `arrays`."""
         spec, ours = self.problem.spec, self.problem
         given = [x for x in arrays if x is not None]

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from baracuda.calls.cache import plan_cache
 from baracuda.calls.plan import Plan
 from baracuda.declaration.dispatch import DEFAULT, current
@@ -21,6 +23,7 @@ _MOST_KINDS, _MOST_ALIKE = 64, 4
 _WIDEST = alignment(0)
 # Modes in which the next call is likely to be as this one: nothing special, and training.
 _REPEATED = ("", "autograd")
+_SEVERAL = frozenset((tuple, np.ndarray))
 
 
 class Known:
@@ -151,3 +154,20 @@ def _kind(arrays: Sequence[Array], written: tuple[Any, ...]) -> tuple[Any, ...]:
     """What tells most calls of an op apart, at the least cost."""
     first, last = arrays[0], arrays[-1]
     return len(arrays), first.shape, None if last is None else last.shape, written
+
+
+def written(options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Keywords as they are written, each with its type: 1, True and 1.0 are equal, but as keys."""
+    return tuple(
+        [
+            (k, t, v) if (t := type(v)) not in _SEVERAL else (k, *_held(v))
+            for k, v in options.items()
+        ]
+    )
+
+
+def _held(value: Any) -> tuple[Any, Any]:
+    """The types and the values of several; of a NumPy array those that it has now."""
+    if type(value) is tuple:
+        return tuple(map(type, value)), value
+    return (np.ndarray, value.dtype, value.shape), value.tobytes()

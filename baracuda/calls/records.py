@@ -9,7 +9,7 @@ from typing import Any
 
 from baracuda.calls import check
 from baracuda.calls.plan import Plan
-from baracuda.declaration.dispatch import Choices
+from baracuda.declaration.dispatch import NAMES, Choices
 from baracuda.declaration.sku import KernelSku
 from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.errors import ArgumentTypeError
@@ -70,3 +70,12 @@ def _library(name: str) -> Library:
         return library(name)
     made: Library = import_module("baracuda.libraries.array_api").of_namespace(import_module(name))
     return made
+
+
+def chosen(plan: Plan) -> dict[str, Any]:
+    """The options with which an op is called for what `plan` is for."""
+    choices = plan.problem.choices
+    dispatch = {name: getattr(choices, name) for name in NAMES} | {"sku": None}
+    if choices.sku is not None:
+        dispatch["backend"] = choices.sku.backend
+    return {**plan.problem.options, **dispatch}

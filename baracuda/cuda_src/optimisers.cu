@@ -4,7 +4,7 @@
 //
 // A functor is made ready once by each thread. Differences from 1 are formed in float64: with beta2
 // = 0.999 in float32, 1 - beta2 would be off by 3e-5 of itself.
-#include "common/elementwise.cuh"
+#include "common/lists.cuh"
 #include "common/math.cuh"
 
 namespace baracuda {

@@ -128,9 +128,9 @@ def accumulated() -> Role:
     return Role(accumulated=True)
 
 
-def metric() -> Role:
-    """A result in the accumulate dtype of the problem; nothing flows back from it."""
-    return Role(accumulated=True, metric=True)
+def metric(accumulated: bool = True) -> Role:
+    """A result in the accumulate dtype, or that of the problem; nothing flows back from it."""
+    return Role(accumulated=accumulated, metric=True)
 
 
 def chosen(option: str) -> Role:

@@ -35,14 +35,12 @@ products have the dtype of the region; nothing."""
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Where the bespoke kernel of an op is found: file, functor and the schedule that maps it.
-
-    What only moves elements has no functor.
-    """
+    """Where an op's kernel is; what only moves elements has no functor; `lists` is for lists."""
 
     file: str
     functor: str
     schedule: Schedule
+    lists: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +97,21 @@ class OpSpec:
     adjoint_of : str or None
         The forward op whose gradient this is.
     ahead_of : str or None
-        The op whose result, and gradients for a cotangent of 1, this one computes at once. Where an
-        autograd engine will ask for all of them, it runs in the place of that op.
+        The op whose result and gradients for a cotangent of 1 this one computes at once: it runs in
+        the place of that op where autograd will ask for all of them.
     namesake : str or None
-        The function below `torch` that computes the same from the same arrays, in their places,
-        and the same keywords: ``nn.functional.elu``. Tests and benchmarks hold the op to it.
+        The function below `torch` that computes the same from the same arrays and keywords:
+        ``nn.functional.elu``. Tests and benchmarks hold the op to it.
     located : mapping
         Flags that make elements depend on their place along the last axis of a group.
     batches : tuple of str or None
-        The axes and groups along which a problem falls apart into smaller ones; None: all groups.
+        The axes and groups along which it falls apart into smaller problems; None: all groups.
     elementwise : bool
         An element of the outputs depends on those in its place alone.
     keeps_layout : bool
         Outputs keep the layout of a dense input. Those of elementwise ops always do.
     numbered : bool
-        Elements depend on their number in the whole array, in C order, which functors are given.
+        Elements depend on their number in the whole array, in C order: functors take random words.
     products : bool
         Its arrays are factors of matrix products, which an autocast region computes in its dtype.
     composite : bool

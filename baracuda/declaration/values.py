@@ -9,7 +9,9 @@ from functools import partial
 from inspect import Parameter
 from numbers import Integral, Real
 from sys import float_info
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
 
 from baracuda.declaration.dtypes import FLOATS, name_of
 from baracuda.declaration.spec import Normaliser, OpSpec
@@ -24,6 +26,9 @@ _RANGES = {
     "float64": (float_info.min, 2.0**970, float_info.max),
 }
 _ALWAYS = (0.0, math.inf, -math.inf)
+
+Numbers: TypeAlias = Sequence[float] | np.ndarray
+"""Several numbers that are known on the host."""
 
 
 def _integral(op: str, name: str, value: Any) -> int:
@@ -219,6 +224,18 @@ def sizes(count: int) -> Normaliser:
         return many
 
     return normalise
+
+
+def numbers(op: str, name: str, value: Any) -> tuple[float, ...]:
+    """Finite numbers: a sequence of them, or a NumPy array of one axis."""
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        value = value.tolist()
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        hint = "x.tolist() reads an array of one axis" if hasattr(value, "dtype") else ""
+        raise type_error(
+            op, name, "a tuple of numbers, or a NumPy array of them", shown(value), hint
+        )
+    return tuple([finite(op, name, number) for number in value])
 
 
 def shape(op: str, name: str, value: Any) -> tuple[int, ...]:

@@ -86,7 +86,7 @@ def _of_form(spec: OpSpec, form: Signature) -> Iterator[tuple[str, str]]:
 def _of_roles(spec: OpSpec) -> Iterator[tuple[str, str]]:
     for name, role in spec.roles.items():
         forms = [f for f in spec.signatures if name in f.names]
-        if role.typed_as or role.dtype or role.total or role.accumulated or role.chosen:
+        if not role.flows or role.typed_as or role.total or role.accumulated or role.chosen:
             if not any(p.name == name for f in spec.signatures for p in f.outputs):
                 yield "roles", f"{name} is no result of any form"
             if role.typed_as and role.typed_as not in spec.arrays:

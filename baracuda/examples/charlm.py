@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +26,7 @@ import baracuda as bc
 Array: TypeAlias = Any
 Weights: TypeAlias = dict[str, Array]
 Saved: TypeAlias = tuple[Array, ...]
+Mask: TypeAlias = Mapping[str, Any]
 Gradient: TypeAlias = Callable[..., tuple[Array, Weights]]
 Compiler: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 Tokens: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
@@ -61,6 +63,7 @@ class Config:
     heads: int = 4
     hidden: int = 192
     layers: int = 2
+    dropout: float = 0.0
     learning_rate: float = 2e-3
     warmup: int = 100
     beta1: float = 0.9
@@ -70,6 +73,7 @@ class Config:
 
 
 EPS = {"eps": 1e-5}
+NO_MASKS: Iterator[Mask] = repeat({})
 
 
 class Plans:
@@ -102,8 +106,18 @@ class Plans:
 # -- the parts: a forward also returns what its backward needs -----------------------------------
 
 
+def added(branch: Array, x: Array, mask: Mask) -> Array:
+    """The stream behind a branch, some of whose elements are dropped; a mask is but numbers."""
+    return bc.dropout_add(branch, x, **mask) if mask else x + branch
+
+
+def added_backward(dy: Array, mask: Mask) -> Array:
+    """The gradient to the branch. That to the stream is `dy` itself."""
+    return bc.dropout_add_backward(dy, **mask) if mask else dy
+
+
 def attention(
-    x: Array, w_qkv: Array, w_out: Array, config: Config, plans: Plans
+    x: Array, w_qkv: Array, w_out: Array, mask: Mask, config: Config, plans: Plans
 ) -> tuple[Array, Saved]:
     xp = array_namespace(x)
     size = config.width // config.heads
@@ -116,16 +130,17 @@ def attention(
     scores = q @ xp.matrix_transpose(k)
     p = plans(bc.softmax, scores, causal=True, scalars={"scale": 1 / math.sqrt(size)})
     mixed = xp.reshape(xp.permute_dims(p @ v, (0, 2, 1, 3)), x.shape)
-    return x + mixed @ w_out, (x, h, q, k, v, p, mixed)
+    return added(mixed @ w_out, x, mask), (x, h, q, k, v, p, mixed, mask)
 
 
 def attention_backward(
     dy: Array, saved: Saved, w_qkv: Array, w_out: Array, config: Config, plans: Plans
 ) -> tuple[Array, Array, Array]:
-    x, h, q, k, v, p, mixed = saved
+    x, h, q, k, v, p, mixed, mask = saved
     xp = array_namespace(dy)
     size = config.width // config.heads
-    dmixed = xp.reshape(dy @ w_out.T, (-1, config.context, config.heads, size))
+    dbranch = added_backward(dy, mask)
+    dmixed = xp.reshape(dbranch @ w_out.T, (-1, config.context, config.heads, size))
     dmixed = xp.permute_dims(dmixed, (0, 2, 1, 3))
     dv = xp.matrix_transpose(p) @ dmixed
     dp = dmixed @ xp.matrix_transpose(v)
@@ -137,23 +152,24 @@ def attention_backward(
     dqkv = xp.reshape(dqkv, (-1, 3 * config.width))
     # x goes on beside the attention: its own gradient, and the one through the norm.
     dx = plans(bc.add_rms_norm_backward, dqkv @ w_qkv.T, dy, x, scalars=EPS)
-    return dx, h.T @ dqkv, mixed.T @ dy
+    return dx, h.T @ dqkv, mixed.T @ dbranch
 
 
-def mlp(x: Array, w_up: Array, w_down: Array, plans: Plans) -> tuple[Array, Saved]:
+def mlp(x: Array, w_up: Array, w_down: Array, mask: Mask, plans: Plans) -> tuple[Array, Saved]:
     h = plans(bc.rms_norm, x, scalars=EPS)
     up = h @ w_up  # the value and its gate, side by side
     gated = plans(bc.swiglu, up)
-    return x + gated @ w_down, (x, h, up, gated)
+    return added(gated @ w_down, x, mask), (x, h, up, gated, mask)
 
 
 def mlp_backward(
     dy: Array, saved: Saved, w_up: Array, w_down: Array, plans: Plans
 ) -> tuple[Array, Array, Array]:
-    x, h, up, gated = saved
-    dup = plans(bc.swiglu_backward, dy @ w_down.T, up)
+    x, h, up, gated, mask = saved
+    dbranch = added_backward(dy, mask)
+    dup = plans(bc.swiglu_backward, dbranch @ w_down.T, up)
     dx = plans(bc.add_rms_norm_backward, dup @ w_up.T, dy, x, scalars=EPS)
-    return dx, h.T @ dup, gated.T @ dy
+    return dx, h.T @ dup, gated.T @ dbranch
 
 
 # -- the model -----------------------------------------------------------------------------------
@@ -175,7 +191,20 @@ def initial_weights(config: Config, rng: np.random.Generator) -> dict[str, np.nd
     return weights | {"head": matrix(width, config.vocabulary, 0.1)}
 
 
-def forward(w: Weights, tokens: Array, config: Config, plans: Plans) -> tuple[Array, list[Saved]]:
+def masks_of(config: Config, seed: int, step: Array | int) -> Iterator[Mask]:
+    """One mask after another of a step of training: each is a rate, a seed and an offset."""
+    if not config.dropout:
+        return NO_MASKS
+    return ({"p": config.dropout, **place} for place in bc.seeds(seed, step=step))
+
+
+def forward(
+    w: Weights,
+    tokens: Array,
+    config: Config,
+    plans: Plans,
+    masks: Iterator[Mask] = NO_MASKS,
+) -> tuple[Array, list[Saved]]:
     """The logits, [batch * context, vocabulary], and a stack of what the backward needs."""
     xp = array_namespace(tokens)
     # One index for all columns of a row: where the library has views, no index is ever copied.
@@ -183,9 +212,9 @@ def forward(w: Weights, tokens: Array, config: Config, plans: Plans) -> tuple[Ar
     x = plans(bc.gather, w["embedding"], index, axis=0, slot="embed")
     saved: list[Saved] = [(index,)]
     for i in range(config.layers):
-        x, part = attention(x, w[f"qkv{i}"], w[f"out{i}"], config, plans)
+        x, part = attention(x, w[f"qkv{i}"], w[f"out{i}"], next(masks), config, plans)
         saved.append(part)
-        x, part = mlp(x, w[f"up{i}"], w[f"down{i}"], plans)
+        x, part = mlp(x, w[f"up{i}"], w[f"down{i}"], next(masks), plans)
         saved.append(part)
     h = plans(bc.rms_norm, x, scalars=EPS)
     return h @ w["head"], [*saved, (x, h)]
@@ -208,15 +237,27 @@ def backward(
     return dw
 
 
-def loss_of(w: Weights, tokens: Array, targets: Array, config: Config, plans: Plans) -> Array:
-    logits, _ = forward(w, tokens, config, plans)
+def loss_of(
+    w: Weights,
+    tokens: Array,
+    targets: Array,
+    config: Config,
+    plans: Plans,
+    masks: Iterator[Mask] = NO_MASKS,
+) -> Array:
+    logits, _ = forward(w, tokens, config, plans, masks)
     return plans(bc.cross_entropy, logits, targets)
 
 
 def loss_and_gradient(
-    w: Weights, tokens: Array, targets: Array, config: Config, plans: Plans
+    w: Weights,
+    tokens: Array,
+    targets: Array,
+    config: Config,
+    plans: Plans,
+    masks: Iterator[Mask] = NO_MASKS,
 ) -> tuple[Array, Weights]:
-    logits, saved = forward(w, tokens, config, plans)
+    logits, saved = forward(w, tokens, config, plans, masks)
     loss, dlogits = plans(bc.cross_entropy_with_gradient, logits, targets)
     return loss, backward(dlogits, saved, w, config, plans)
 
@@ -263,10 +304,14 @@ class Training:
         config: Config,
         gradient: Gradient = loss_and_gradient,
         compiler: Compiler = as_it_is,
+        seed: int = 0,
     ) -> None:
+        def of_step(step: Array | int, *batch: Any) -> tuple[Array, Weights]:
+            return gradient(*batch, config, self.plans, masks_of(config, seed, step))
+
         xp = array_namespace(*weights.values())
         self.config, self.plans, self.steps = config, Plans(), 0
-        self.gradient = compiler(lambda *batch: gradient(*batch, config, self.plans))
+        self.gradient = compiler(of_step)
         self.adam = compiler(partial(adam, config=config))
         self.weights, self.average = dict(weights), dict(weights)
         self.mean = {name: xp.zeros_like(w) for name, w in weights.items()}
@@ -274,7 +319,7 @@ class Training:
 
     def step(self, tokens: Array, targets: Array) -> Array:
         """One step of Adam on one batch; its loss, before the step."""
-        loss, gradient = self.gradient(self.weights, tokens, targets)
+        loss, gradient = self.gradient(self.steps, self.weights, tokens, targets)
         self.steps = t = self.steps + 1
         c = self.config
         rate = c.learning_rate * min(1.0, t / c.warmup) / (1 - c.beta1**t)

@@ -184,12 +184,14 @@ def scored_at(
     rows: Statistics, first: Array, right: Array, axis: int, reduction: str
 ) -> tuple[Array, Array]:
     """As `scored`, from where each row is largest, and whether that is its target."""
-    xp = library_of(first).xp
+    library = library_of(first)
+    xp = library.xp
     each = xp.astype(right & rows.counts, rows.total.dtype) * rows.share
     each, top = (xp.squeeze(x, axis=axis) for x in (each, xp.where(rows.counts, first, -1)))
-    if reduction == "none":
-        return each, top
-    return xp.sum(each) / rows.number if reduction == "mean" else xp.sum(each), top
+    if reduction != "none":
+        each = xp.sum(each) / rows.number if reduction == "mean" else xp.sum(each)
+    # Weights of classes move it, but nothing flows back from a metric.
+    return library.constant(each), top
 
 
 def gradient(

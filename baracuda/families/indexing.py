@@ -8,8 +8,11 @@ from baracuda.families.numerics import scatter_add
 from baracuda.libraries import Array, library_of
 
 
-def taken(x: Array, index: Array, axis: int) -> Array:
-    """`x` with the axes of `index` in the place of `axis`; zeros for an entry out of range."""
+def taken(x: Array, index: Array, axis: int, in_range: bool = False) -> Array:
+    """`x` with the axes of `index` in the place of `axis`; zeros for an entry out of range.
+
+    `in_range`: it is known that there is none.
+    """
     library = library_of(x)
     xp, n = library.xp, x.shape[axis]
     lead, rest = x.shape[:axis], x.shape[axis + 1 :]
@@ -17,9 +20,12 @@ def taken(x: Array, index: Array, axis: int) -> Array:
     if n == 0:
         return xp.zeros(shape, dtype=x.dtype, device=library.device_of(x))
     valid = (index >= 0) & (index < n)
-    rows = library.lookup(x, xp.where(valid, index, 0), axis)
+    at = index if in_range else xp.where(valid, index, 0)
+    rows = library.lookup(x, at, axis)
     if rows is None:
-        rows = library.take(x, _beside(xp.where(valid, index, 0), lead, rest), axis)
+        rows = library.take(x, _beside(at, lead, rest), axis)
+    if in_range:
+        return xp.reshape(rows, shape)
     valid = xp.reshape(valid, (*(1,) * len(lead), *index.shape, *(1,) * len(rest)))
     return xp.where(valid, xp.reshape(rows, shape), xp.zeros((), dtype=x.dtype, **_there(x)))
 

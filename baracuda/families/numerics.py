@@ -7,16 +7,12 @@ differentiates wherever its namespace does.
 
 from __future__ import annotations
 
-import decimal
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 from itertools import product
 from typing import Any
-
-import numpy as np
 
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
@@ -178,98 +174,6 @@ def gelu_weight(b: Array, approximate: str) -> tuple[Array, Array]:
     return on, on * off * (_TANH_SCALE * (1 + 3 * _TANH_CUBE * square))
 
 
-def rotations(
-    positions: Array, base: float, count: int, like: Array, *, bound: int | None = None
-) -> tuple[Array, Array]:
-    """cos and sin of ``positions * base**(-i/count)`` for i < count, along a new last axis.
-
-    The phase is reduced exactly, in integers or, for float64, in pieces of 21 bits whose products
-    with a position are exact: below an eps of error at every position below 2^31 in size.
-
-    Parameters
-    ----------
-    positions : array of int32 or int64
-    base : float
-    count : int
-        How many frequencies.
-    like : array
-        Gives dtype and device.
-    bound : int, optional
-        Known bound: every position is in ``0 <= p < bound``.
-    """
-    library = library_of(like)
-    xp, device = library.xp, library.device_of(like)
-    pieces, limbs = _frequencies(base, count)
-    if like.dtype == xp.float64:
-        table = xp.asarray(pieces, dtype=xp.float64, device=device)
-        products = xp.astype(positions, xp.float64)[..., None, None] * table
-        first, second, small = (products[..., piece, :] for piece in range(3))
-        turns = (first - xp.round(first)) + (second - xp.round(second))
-        turns = turns - xp.round(turns)
-        quarters = xp.round(4 * turns)
-        quarter = xp.astype(quarters, xp.int32)
-        rest = ((turns - quarters * 0.25) + small) * (2 * math.pi)
-    else:
-        table = xp.asarray(limbs, dtype=xp.int32, device=device)
-        positions = xp.astype(positions, xp.int32, copy=False)[..., None, None]
-        if bound is not None and bound <= 1 << 16:
-            columns = positions * table[0, ...]
-        else:
-            low = ((positions & 0xFFFF) ^ 0x8000) - 0x8000
-            high = (positions >> 16) + ((positions >> 15) & 1)
-            columns = low * table[0, ...] + high * table[1, ...]
-        # The columns count 2^-15, 2^-30 and 2^-45 turns; no sum here leaves the range of int32.
-        phase = ((columns[..., 0, :] & 0x7FFF) << 15) + columns[..., 1, :]
-        phase = (phase + (columns[..., 2, :] >> 15)) & 0x3FFFFFFF
-        quarter = (phase + (1 << 27)) >> 28
-        rest = xp.astype(phase - (quarter << 28), xp.float32) * (math.pi * 2.0**-29)
-    cos, sin = xp.cos(rest), xp.sin(rest)
-    ahead = xp.astype(1 - (quarter & 2), rest.dtype)
-    across = ahead * xp.astype(quarter & 1, rest.dtype)
-    ahead = ahead - across
-    return cos * ahead - sin * across, sin * ahead + cos * across
-
-
-@lru_cache(maxsize=64)
-def _frequencies(base: float, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """``base**(-i/count)`` in turns, whole ones left out, in two forms.
-
-    As float64 of [3, count]: two pieces of 21 bits and the rest. As int32 of [2, 3, count]: turns
-    per position and per 2^16 positions, as three signed 15-bit limbs.
-    """
-    pieces = np.empty((3, count), np.float64)
-    limbs = np.empty((2, 3, count), np.int32)
-    # 20 digits decide. A base below 1 has frequencies with that many digits before the point.
-    exact = decimal.Decimal(base)
-    digits = 60 + max(0, -exact.adjusted())
-    with decimal.localcontext(decimal.Context(prec=digits)):
-        circle = decimal.Decimal(2 * _pi(digits)).scaleb(-digits)
-        log = exact.ln()
-        for i in range(count):
-            exactly = int((-log * i / count).exp() * (1 << 96) / circle) & ((1 << 96) - 1)
-            for piece, (shift, bits) in enumerate(((75, 21), (54, 21), (0, 54))):
-                pieces[piece, i] = math.ldexp((exactly >> shift) & ((1 << bits) - 1), shift - 96)
-            turns = (exactly + (1 << 34)) >> 35
-            for part in (0, 1):
-                units = turns if part else (turns + (1 << 15)) >> 16
-                for limb in (2, 1, 0):
-                    digit = ((units + (1 << 14)) & 0x7FFF) - (1 << 14)
-                    limbs[part, limb, i] = digit
-                    units = (units - digit) >> 15
-    return pieces, limbs
-
-
-def _pi(digits: int) -> int:
-    """Pi times 10**digits, by Machin's formula: 16 atan(1/5) - 4 atan(1/239)."""
-    total = 0
-    for weight, x in ((16, 5), (-4, 239)):
-        term, odd = weight * 10 ** (digits + 10) // x, 1
-        while abs(term) > 1:
-            total += term // odd
-            term, odd = -term // (x * x), odd + 2
-    return total // 10**10
-
-
 def unit(largest: Array) -> Array:
     """`largest` to 2^-12, finite and normal, as a constant to whoever differentiates."""
     xp = library_of(largest).xp
@@ -308,11 +212,6 @@ def traced(value: object) -> bool:
     Elsewhere a body looks, so that a program which is made for one value has no more in it.
     """
     return _unread.get() and hasattr(value, "dtype")
-
-
-def words(seed: Any) -> tuple[Any, Any]:
-    """The low and the high 32 bits of a 64-bit integer, or of a pair of words that is traced."""
-    return (seed[0], seed[1]) if traced(seed) else (seed & 0xFFFFFFFF, seed >> 32)
 
 
 def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:

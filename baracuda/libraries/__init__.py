@@ -307,6 +307,14 @@ class Library:
         held = self.xp.iinfo(x.dtype)
         return x != value if held.min <= value <= held.max else x == x
 
+    def joined(self, low: Array, high: int) -> Any:
+        """64 bits as ops take them: the low 32 are an integer array without axes."""
+        return self.xp.astype(low, self.dtype("int64")) + (high << 32)
+
+    def wide_integers(self) -> AbstractContextManager[Any]:
+        """A block in which arrays of int64 can be made, whatever the library is set to."""
+        return nullcontext()
+
     def running(self, device: str) -> AbstractContextManager[Any]:
         """A block that computes on `device`; floating-point exceptions neither warn nor raise."""
         return nullcontext()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -91,6 +92,15 @@ class Jax(Library):
     def rounded(self, x: Array, dtype: str) -> Array:
         # XLA leaves out a cast and its way back, where nothing stands between them.
         return jax.lax.optimization_barrier(x.astype(dtype)).astype(x.dtype)
+
+    def joined(self, low: Array, high: int) -> Any:
+        if not isinstance(low, jax.core.Tracer):
+            return int(low) + (high << 32)
+        # Two words, as there may be no integers of 64 bits.
+        return jnp.stack([low.astype(jnp.uint32), jnp.full(low.shape, high, jnp.uint32)])
+
+    def wide_integers(self) -> AbstractContextManager[Any]:
+        return jax.enable_x64(True)  # type: ignore[no-any-return]
 
     def held_as(self, name: str) -> str:
         return str(jax.dtypes.canonicalize_dtype(name).name)

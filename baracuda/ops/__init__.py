@@ -14,6 +14,7 @@ from baracuda.ops.elementwise import *
 from baracuda.ops.embedding import *
 from baracuda.ops.exponential_units import *
 from baracuda.ops.gated import *
+from baracuda.ops.gradient_norm import *
 from baracuda.ops.indexing import *
 from baracuda.ops.kl_div_with_logits import *
 from baracuda.ops.l2_normalize import *
@@ -30,6 +31,7 @@ from baracuda.ops.optimisers import *
 from baracuda.ops.pooling import *
 from baracuda.ops.prelu import *
 from baracuda.ops.qk_norm_rope import *
+from baracuda.ops.random import *
 from baracuda.ops.rectifiers import *
 from baracuda.ops.rope import *
 from baracuda.ops.rope_qk import *

@@ -31,6 +31,7 @@ _SCALED: Mapping[str, Normaliser] = {"grad_scale": nonzero, "found_inf": real}
 # States may be float32 beside 16 bits; so may the parameter, a master copy.
 _PARAM = {"param": roles.residual(), "next_param": roles.typed_as("param")}
 
+_kernel = partial(Kernel, "optimisers.cu", schedule="elementwise", lists=True)
 _step = partial(op, category="optimiser", elementwise=True, inplace=True)
 
 
@@ -108,7 +109,7 @@ _adams = partial(
 )  # fmt: skip
 
 
-@_adams(kernel=Kernel("optimisers.cu", "Adamw", schedule="elementwise"))
+@_adams(kernel=_kernel("Adamw"))
 def adamw(
     param: A, grad: Array, exp_avg: Array, exp_avg_sq: Array, /, *, lr: float = 1e-3,
     beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01,
@@ -179,7 +180,7 @@ def adamw(
     return _done(found_inf, copy, new, (param, exp_avg, exp_avg_sq))
 
 
-@_adams(kernel=Kernel("optimisers.cu", "Adam", schedule="elementwise"))
+@_adams(kernel=_kernel("Adam"))
 def adam(
     param: A, grad: Array, exp_avg: Array, exp_avg_sq: Array, /, *, lr: float = 1e-3,
     beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0,
@@ -249,7 +250,7 @@ def adam(
         Case({"s": (4, 9)}, lr=0.1, momentum=0.9, nesterov=True),
         Case({"s": (33,)}, lr=0.5, momentum=0.8, dampening=0.1, weight_decay=0.1, copy=True),
     ),
-    kernel=Kernel("optimisers.cu", "Sgd", schedule="elementwise"),
+    kernel=_kernel("Sgd"),
 )  # fmt: skip
 def sgd(
     param: A, grad: Array, momentum_buffer: Array | None = None, /, *, lr: float = 1e-3,
@@ -329,7 +330,7 @@ def sgd(
         Case({"s": (4, 9)}),
         Case({"s": (33,)}, lr=0.5, weight_decay=0.1, grad_scale=8.0, copy=True),
     ),
-    kernel=Kernel("optimisers.cu", "Lion", schedule="elementwise"),
+    kernel=_kernel("Lion"),
 )
 def lion(
     param: A, grad: Array, exp_avg: Array, /, *, lr: float = 1e-4, beta1: float = 0.9,
@@ -394,7 +395,7 @@ def lion(
     scalars={"decay": _BETA},
     roles=_state("average"),
     cases=(Case({"s": (4, 9)}, decay=0.9), Case({"s": (33,)}, decay=0.9999)),
-    kernel=Kernel("optimisers.cu", "Ema", schedule="elementwise"),
+    kernel=_kernel("Ema"),
 )
 def ema(average: A, value: Array, /, *, decay: float, **dispatch: Unpack[Dispatch]) -> A:
     """Exponential moving average: ``average + (1 - decay) * (value - average)``.

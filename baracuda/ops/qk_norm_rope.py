@@ -82,7 +82,7 @@ def _angles(
         return rotation.read(q, tables, None, interleaved, size, axis, checked=True)
     if positions is not None and positions.ndim > 1:
         positions = positions[..., None]
-    return rotation.computed(q, positions, base, size, axis)
+    return rotation.computed(q, positions, rotation.Frequencies(base), size, axis)
 
 
 @qk(

@@ -9,7 +9,14 @@ from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case, Kernel, Normaliser
-from baracuda.declaration.values import flag, integer, optional, positive
+from baracuda.declaration.values import (
+    Numbers,
+    flag,
+    integer,
+    numbers,
+    optional,
+    positive,
+)
 from baracuda.families import rotation
 from baracuda.libraries import A, Array
 
@@ -17,6 +24,8 @@ __all__ = ["rope", "rope_backward"]
 
 OPTIONS: dict[str, Normaliser] = {
     "base": positive(),
+    "frequencies": optional(numbers),
+    "attention_factor": positive(),
     "interleaved": flag,
     "rotary_dim": optional(integer),
     "seq_axis": integer,
@@ -29,15 +38,16 @@ CASES = (
     Case({"b": (2, 3), "s": 7, "h": (), "d": 8}),
     Case({"b": (2,), "s": 5, "h": (3,), "d": 6}, seq_axis=-3, interleaved=False),
     Case({"b": (), "s": 9, "h": (), "d": 10}, rotary_dim=4, base=500.0),
+    Case({"b": (), "s": 3, "h": (), "d": 6}, frequencies=(0.7, -2.5), attention_factor=1.25),
 )
 
 
 def _rotate(
-    x: Array, positions: Array | None, base: float, interleaved: bool, size: Any, axis: int,
-    back: bool,
+    x: Array, positions: Array | None, frequencies: rotation.Frequencies, interleaved: bool,
+    size: Any, axis: int, back: bool,
 ) -> Array:  # fmt: skip
     """Rotate the pairs of the first `size` entries of `x` by their angles, or `back`."""
-    angles = rotation.computed(x, positions, base, size, axis)
+    angles = rotation.computed(x, positions, frequencies, size, axis)
     return rotation.turned(x, angles, interleaved, size, back)
 
 
@@ -62,6 +72,8 @@ def rope(
     /,
     *,
     base: float = 10000.0,
+    frequencies: Numbers | None = None,
+    attention_factor: float = 1.0,
     interleaved: bool = True,
     rotary_dim: int | None = None,
     seq_axis: int = -2,
@@ -69,7 +81,7 @@ def rope(
 ) -> A:
     """Rotate pairs of the last axis by angles proportional to the position.
 
-    Pair i turns by ``positions * base**(-2*i/rotary_dim)``.
+    Pair i turns by ``positions * base**(-2*i/rotary_dim)``, or by ``positions * frequencies[i]``.
 
     Parameters
     ----------
@@ -80,10 +92,16 @@ def rope(
         ``x.ndim - 1`` and broadcasting to ``x.shape[:-1]``.
     base : float
         Ratio of the fastest to the slowest turning pair, nearly.
+    frequencies : sequence of float or NumPy array of shape [rotary_dim/2], optional
+        Angle of each pair from one position to the next, in radians, in place of those of `base`:
+        what `rope_frequencies` returns. Under torch.compile a tuple of floats.
+    attention_factor : float
+        Factor of the rotated pairs, above 0.
     interleaved : bool
         Pairs are ``(2i, 2i + 1)`` (GPT-J), else ``(i, i + rotary_dim/2)`` (GPT-NeoX, HF Llama).
     rotary_dim : int, optional
-        Even; entries from here on pass through unchanged. By default all of d.
+        Even; entries from here on pass through unchanged. By default two for each of `frequencies`,
+        without these all of d.
     seq_axis : int
         Which axis of `x` is the sequence; any but the last.
     **dispatch
@@ -99,7 +117,8 @@ def rope(
     TypeError
         `positions` neither int32 nor int64; an option of the wrong type; mixed libraries.
     ValueError
-        `positions` of any other shape, `rotary_dim` odd or more than d, `base` not positive and
+        `positions` of any other shape, `rotary_dim` odd or more than d, not half as many
+        `frequencies` or one that is not finite, `base` or `attention_factor` not positive and
         finite, `seq_axis` the last axis.
 
     Notes
@@ -115,7 +134,8 @@ def rope(
     array([[ 1.    ,  1.    ],
            [-0.3012,  1.3818]], dtype=float32)
     """
-    return _rotate(x, positions, base, interleaved, rotary_dim, seq_axis, back=False)
+    own = rotation.Frequencies(base, frequencies, attention_factor)
+    return _rotate(x, positions, own, interleaved, rotary_dim, seq_axis, back=False)
 
 
 @op(
@@ -140,6 +160,8 @@ def rope_backward(
     /,
     *,
     base: float = 10000.0,
+    frequencies: Numbers | None = None,
+    attention_factor: float = 1.0,
     interleaved: bool = True,
     rotary_dim: int | None = None,
     seq_axis: int = -2,
@@ -151,7 +173,9 @@ def rope_backward(
     ----------
     dy : array of shape [*b, s, *h, d]
         Gradient of the result.
-    positions, base, interleaved, rotary_dim, seq_axis, **dispatch
+    positions, base, frequencies, attention_factor, **dispatch
+        As in `rope`.
+    interleaved, rotary_dim, seq_axis
         As in `rope`.
 
     Returns
@@ -166,7 +190,8 @@ def rope_backward(
 
     Notes
     -----
-    Linear in `dy`, the inverse of `rope` up to rounding. Accuracy as of `rope`; bit-stable.
+    Linear in `dy`; with an `attention_factor` of 1 the inverse of `rope` up to rounding. Accuracy
+    as of `rope`; bit-stable.
 
     Examples
     --------
@@ -175,4 +200,5 @@ def rope_backward(
     >>> np.allclose(bc.rope_backward(bc.rope(x)), x)
     True
     """
-    return _rotate(dy, positions, base, interleaved, rotary_dim, seq_axis, back=True)
+    own = rotation.Frequencies(base, frequencies, attention_factor)
+    return _rotate(dy, positions, own, interleaved, rotary_dim, seq_axis, back=True)

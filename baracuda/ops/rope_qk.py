@@ -10,7 +10,15 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.shapes import Axes
 from baracuda.declaration.spec import Case, Kernel, Normaliser
-from baracuda.declaration.values import choice, flag, integer, optional, positive
+from baracuda.declaration.values import (
+    Numbers,
+    choice,
+    flag,
+    integer,
+    numbers,
+    optional,
+    positive,
+)
 from baracuda.families import rotation
 from baracuda.libraries import A, Array
 
@@ -21,7 +29,9 @@ __all__ = [
 SHARED: dict[str, Normaliser] = {
     "interleaved": flag, "rotary_dim": optional(integer), "seq_axis": integer,
 }  # fmt: skip
-OPTIONS: dict[str, Normaliser] = {"base": positive(), **SHARED}
+OPTIONS: dict[str, Normaliser] = {
+    "base": positive(), "frequencies": optional(numbers), "attention_factor": positive(), **SHARED,
+}  # fmt: skip
 TABLE_OPTIONS: dict[str, Normaliser] = {**SHARED, "mode": choice("raise", "drop")}
 RESULTS = {"y": roles.typed_as("q"), "z": roles.typed_as("k")}
 GRADIENTS = {"dq": roles.typed_as("dy"), "dk": roles.typed_as("dz")}
@@ -54,10 +64,10 @@ def _pair_of_tables(name: str, axes: Axes, options: dict[str, Any]) -> dict[str,
 
 
 def _rotate(
-    q: Array, k: Array, positions: Array | None, base: float, interleaved: bool, size: Any,
-    axis: int, back: bool,
+    q: Array, k: Array, positions: Array | None, frequencies: rotation.Frequencies,
+    interleaved: bool, size: Any, axis: int, back: bool,
 ) -> tuple[Array, Array]:  # fmt: skip
-    angles = rotation.computed(q, positions, base, size, axis)
+    angles = rotation.computed(q, positions, frequencies, size, axis)
     y, z = (rotation.turned(x, angles, interleaved, size, back) for x in (q, k))
     return y, z
 
@@ -94,6 +104,8 @@ def rope_qk(
     /,
     *,
     base: float = 10000.0,
+    frequencies: Numbers | None = None,
+    attention_factor: float = 1.0,
     interleaved: bool = True,
     rotary_dim: int | None = None,
     seq_axis: int = -2,
@@ -112,10 +124,16 @@ def rope_qk(
         ``q.ndim - 1`` and broadcasting to ``q.shape[:-1]``, of extent 1 along heads.
     base : float
         Ratio of the fastest to the slowest turning pair, nearly.
+    frequencies : sequence of float or NumPy array of shape [rotary_dim/2], optional
+        Angle of each pair from one position to the next, in radians, in place of those of `base`:
+        what `rope_frequencies` returns. Under torch.compile a tuple of floats.
+    attention_factor : float
+        Factor of the rotated pairs, above 0.
     interleaved : bool
         Pairs are ``(2i, 2i + 1)`` (GPT-J), else ``(i, i + rotary_dim/2)`` (GPT-NeoX, HF Llama).
     rotary_dim : int, optional
-        Even; entries from here on pass through unchanged. By default all of d.
+        Even; entries from here on pass through unchanged. By default two for each of `frequencies`,
+        without these all of d.
     seq_axis : int
         Which axis of `q` and `k` is the sequence; any but the last.
     **dispatch
@@ -148,7 +166,8 @@ def rope_qk(
     >>> np.array_equal(y, bc.rope(q)) and np.array_equal(z, bc.rope(k))
     True
     """
-    return _rotate(q, k, positions, base, interleaved, rotary_dim, seq_axis, back=False)
+    own = rotation.Frequencies(base, frequencies, attention_factor)
+    return _rotate(q, k, positions, own, interleaved, rotary_dim, seq_axis, back=False)
 
 
 @op(
@@ -176,6 +195,8 @@ def rope_qk_backward(
     /,
     *,
     base: float = 10000.0,
+    frequencies: Numbers | None = None,
+    attention_factor: float = 1.0,
     interleaved: bool = True,
     rotary_dim: int | None = None,
     seq_axis: int = -2,
@@ -189,7 +210,9 @@ def rope_qk_backward(
         Gradient of the rotated q.
     dz : array of shape [*c, s, *g, d]
         Gradient of the rotated k.
-    positions, base, interleaved, rotary_dim, seq_axis, **dispatch
+    positions, base, frequencies, attention_factor, **dispatch
+        As in `rope_qk`.
+    interleaved, rotary_dim, seq_axis
         As in `rope_qk`.
 
     Returns
@@ -216,7 +239,8 @@ def rope_qk_backward(
     >>> np.allclose(dq, q) and np.allclose(dk, k)
     True
     """
-    return _rotate(dy, dz, positions, base, interleaved, rotary_dim, seq_axis, back=True)
+    own = rotation.Frequencies(base, frequencies, attention_factor)
+    return _rotate(dy, dz, positions, own, interleaved, rotary_dim, seq_axis, back=True)
 
 
 @op(

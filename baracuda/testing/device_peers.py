@@ -21,6 +21,13 @@ from baracuda.testing.timing import Queued
 Task = Callable[[], Any]
 
 
+# torch's functions for the same end, whose masks are others.
+_MASKS: dict[str, Callable[..., Any]] = {
+    "dropout": lambda x, p, **_: torch.nn.functional.dropout(x, p),
+    "dropout_add": lambda x, r, p, **_: r + torch.nn.functional.dropout(x, p),
+}
+
+
 def random_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Array:
     """Normal values on the GPU."""
     return torch.randn(shape, device="cuda", dtype=dtype)
@@ -103,9 +110,10 @@ def _namesakes(row: Row, arrays: list[Array], compiled: bool) -> dict[str, Task]
     """torch's function of the same definition; of a gradient, autograd's backward pass alone."""
     spec = registry[row.op].spec
     forward = registry[spec.adjoint_of or row.op].spec
-    if forward.namesake is None:
+    function = namesake(forward) if forward.namesake else _MASKS.get(forward.name)
+    if function is None:
         return {}
-    ways = {"eager": namesake(forward)}
+    ways = {"eager": function}
     if compiled:
         torch.compiler.reset()
         ways["compile"] = torch.compile(ways["eager"], dynamic=False)

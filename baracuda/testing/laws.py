@@ -156,8 +156,7 @@ def broadcast_inputs_agree(subject: Subject) -> None:
         want, roles = call.run(copies), [subject.spec.role(p.name) for p in call.form.outputs]
         for x, y, most, role in zip(got, want, tolerance(call), roles, strict=True):
             if subject.spec.products and not role.flows:
-                # All classes are alike: which is the largest is a matter of rounding.
-                continue
+                continue  # All classes are alike: which is the largest is a matter of rounding.
             error = np.abs(apart(to_numpy(x), to_numpy(y)))
             bound = 8 * np.max(most, initial=0.0) + 8 * named(subject.dtype).eps * np.abs(
                 to_numpy(y)

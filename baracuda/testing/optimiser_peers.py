@@ -45,4 +45,15 @@ def ema(xp: Any, average: Array, value: Array, *, decay: float) -> Array:
     return average + (1 - decay) * (value - average)
 
 
-EXPRESSIONS = (adamw, adam, sgd, lion, ema)
+def sum_of_squares(xp: Any, x: Array) -> Array:
+    return xp.sum(x * x)
+
+
+def clip_scale(xp: Any, squares: Array, *, max_norm: float) -> tuple[Array, ...]:
+    norm = xp.sqrt(squares)
+    excess = (norm + 1e-6) / max_norm
+    finite = xp.isfinite(norm)
+    return norm, xp.where(finite & (excess > 1), excess, 1.0), 1.0 - finite * 1.0
+
+
+EXPRESSIONS = (adamw, adam, sgd, lion, ema, sum_of_squares, clip_scale)

@@ -139,12 +139,12 @@ def device_rows(dtype: str) -> list[Row]:
 
 OPTIMISERS: dict[str, dict[str, Any]] = {
     "adamw": {"step": 3}, "adam": {"step": 3}, "sgd": {"momentum": 0.9}, "lion": {},
-    "ema": {"decay": 0.999},
+    "ema": {"decay": 0.999}, "sum_of_squares": {}, "clip_scale": {"max_norm": 1.0},
 }  # fmt: skip
 
 
 def _steps(x: Shape) -> list[Row]:
-    """Steps of optimisers with all of their states."""
+    """Steps of optimisers with all of their states, and what clips gradients."""
     return [
         Row(op, _listed(x), (x,) * len(registry[op].spec.arrays), options)
         for op, options in OPTIMISERS.items()

@@ -165,7 +165,7 @@ def fit(
     config : Config
         Of the model.
     seed : int, optional
-        Of the initial weights and the batches.
+        Of the initial weights, the batches, and what is dropped.
     steps : int, optional
         The most steps.
     seconds : float, optional
@@ -189,7 +189,7 @@ def fit(
     weights = {k: xp.asarray(w.astype(np.float32), **where) for k, w in initial.items()}
     team = team or Alone()
     kept, gradient = team.share(weights, loss_of)
-    training, held_out = Training(kept, config, gradient, compiler), Plans()
+    training, held_out = Training(kept, config, gradient, compiler, seed), Plans()
     run = Run(
         text=text, training=training, team=team, to_library=lambda ids: xp.asarray(ids, **where),
         loss=compiler(partial(loss_of, config=config, plans=held_out)),
@@ -318,10 +318,10 @@ def summary(run: Run) -> tuple[str, bool]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``baracuda train``."""
 
-    def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    def positive(kind: Callable[[str], float], top: float = float("inf")) -> Callable[[str], float]:
         def parse(text: str) -> float:
             value = kind(text)
-            if not 0 < value < float("inf"):
+            if not 0 < value < top:
                 raise ValueError
             return value
 
@@ -336,10 +336,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"most steps (default: {STEPS} and {SECONDS:.0f} seconds, if neither is given)",
     )
-    parser.add_argument(
-        "--seconds", type=positive(float), metavar="T", help="most seconds spent in steps"
-    )
+    parser.add_argument("--seconds", type=positive(float), metavar="T", help="most seconds")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
+    parser.add_argument("--dropout", type=positive(float, 1), metavar="P", help="default: none")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves to a file")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write losses, validations and seconds to a file"
@@ -377,9 +376,9 @@ def run(arguments: argparse.Namespace) -> int:
         shown = progress(steps, seconds) if team.first else contextlib.nullcontext(lambda run: None)
         with shown as report:
             done = fit(
-                xp, text, Config(vocabulary=text.vocabulary), seed=arguments.seed, steps=steps,
-                seconds=seconds, device=arguments.device, team=team, report=report,
-                compiler=import_module("jax").jit if arguments.xp == "jax" else as_it_is,
+                xp, text, Config(text.vocabulary, dropout=arguments.dropout or 0.0), report=report,
+                seed=arguments.seed, steps=steps, seconds=seconds, device=arguments.device,
+                team=team, compiler=import_module("jax").jit if arguments.xp == "jax" else as_it_is,
             )  # fmt: skip
         words, kept = summary(done)
     if team.first:
@@ -402,6 +401,8 @@ def _ready(arguments: argparse.Namespace) -> Any:
     for option in ("distributed", "device"):
         if getattr(arguments, option) and library != "torch":
             raise CannotRun(f"--{option} goes with --xp torch")
+    if engine and arguments.dropout:
+        raise CannotRun("--dropout goes without --distributed: all would drop the same")
     needs(library, "--distributed" if engine else f"--xp {library}", library)
     if engine:
         arguments.device = _place(arguments.device)

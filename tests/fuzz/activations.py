@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from philox import masks
 from scipy import special
 
 from .formulas import FORMULAS, Formula, formula
@@ -143,6 +144,22 @@ def _channels(t: Any) -> Any:
     if w.numel() == 1 and (x.ndim < 2 or x.shape[1] != 1):
         return w.reshape(())
     return w.reshape(-1, *[1] * (x.ndim - 2))
+
+
+@formula("dropout", "dropout_backward")
+def dropout(t: Any, o: Any) -> Any:
+    """Of the masks of philox.py; what is dropped is 0, whatever it was."""
+    x = next(iter(t.values()))
+    keep = masks(x.numel(), o["seed"], o["offset"]).reshape(x.shape) >= int(o["p"] * 2**32)
+    scale = 1 / (1 - o["p"]) if o["p"] < 1 else 0.0
+    return (torch.where(torch.from_numpy(np.asarray(keep)), x * scale, 0.0),)
+
+
+@formula("dropout_add", "dropout_add_backward")
+def dropout_add(t: Any, o: Any) -> Any:
+    """The gradient to the residual is the cotangent itself."""
+    (left,) = dropout(t, o)
+    return (left + t["residual"] if "residual" in t else left,)
 
 
 @formula("lerp")

@@ -140,11 +140,14 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "lr": (1e-3, 0.1, 0), "beta1": (0.9, 0.5, 0), "beta2": (0.999, 0.95, 0.5), "step": (1, 2, 999),
     "weight_decay": (0.01, 0.1, 0), "momentum": (0.9, 0.5, 0), "dampening": (0.0, 0.0, 0.1),
     "nesterov": (False, True), "grad_scale": (1.0, 128.0, 0.3), "found_inf": (0.0, 0.0, 0.0, 1.0),
-    "copy": (False, True), "decay": (0.9, 0.999, 0.5),
+    "copy": (False, True), "decay": (0.9, 0.999, 0.5), "max_norm": (1.0, 0.5, 30.0),
     "padding_idx": (None, 0, 0),
     "kind": ("forward", "reverse", "jsd"), "grad_dtype": ("accumulate", "accumulate", "weight"),
     "metrics": (False, True),
+    "seed": (0, 5, -3, 2**63 + 11),
 }  # fmt: skip
+# Where a name means something else.
+_OF_MASKS = {"p": (0.1, 0.5, 0, 1, 0.3), "offset": (0, 1, 2**40 + 1)}
 
 
 def _options(rng: Any, spec: OpSpec, form: Signature, dtype: str) -> dict[str, Any]:
@@ -163,6 +166,8 @@ def _options(rng: Any, spec: OpSpec, form: Signature, dtype: str) -> dict[str, A
     for name in names:
         if name in _CHOICES:
             values = _CHOICES[name]
+            if spec.category == "random":
+                values = _OF_MASKS.get(name, values)
             if spec.name.startswith("triplet") and name == "margin":
                 values = values[::2]
             if name == "beta" and "kind" in spec.options:

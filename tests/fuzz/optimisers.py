@@ -58,6 +58,20 @@ def lion(t: Any, o: Any) -> tuple[Any, ...]:
     return _done(t, o, ("exp_avg",), new, o["beta2"] * m + (1 - o["beta2"]) * g)
 
 
+@formula("sum_of_squares")
+def sum_of_squares(t: Any, o: Any) -> tuple[Any, ...]:
+    return (torch.sum(t["x"] ** 2),)
+
+
+@formula("clip_scale")
+def clip_scale(t: Any, o: Any) -> tuple[Any, ...]:
+    norm = torch.sqrt(t["squares"]) / o["grad_scale"]
+    finite = torch.isfinite(norm)
+    # Gradients that are no finite numbers stay as they are: such a step is skipped.
+    factor = torch.clamp((norm + o["eps"]) / o["max_norm"], min=1).where(finite, 1)
+    return norm, factor * o["grad_scale"], (~finite).to(norm.dtype)
+
+
 @formula("ema")
 def ema(t: Any, o: Any) -> tuple[Any, ...]:
     return (t["average"] + (1 - o["decay"]) * (t["value"] - t["average"]),)

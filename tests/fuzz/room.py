@@ -333,6 +333,11 @@ def _norm(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     return [dx, *[np.zeros(())] * (len(want) - 1)]
 
 
+def _residual(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """What a norm is added to, which it may take away again."""
+    return [np.abs(t["residual"]) if "residual" in t else np.zeros(())]
+
+
 def _unit(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     """The terms of the slope of a Euclidean norm: each is up to as large as all of ``dy * r``."""
     axis, eps = drawn.options.get("axis", -1), drawn.options.get("eps", 1e-12)
@@ -377,6 +382,7 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
                      "linear_kl_div_with_gradient", "linear_topk_kl_div",
                      "linear_topk_kl_div_backward", "linear_topk_kl_div_with_gradient"),
                     _divergence),
+    "rms_norm_add": _residual,
     "rms_norm_add_backward": _norm,
     **{f"{name}_norm_backward": _norm for name in (
         "rms", "layer", "add_rms", "add_layer", "batch", "group", "instance")},

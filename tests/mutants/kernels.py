@@ -16,7 +16,7 @@ _MIXED = ("test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads
           "[mixed norm-bfloat16]")  # fmt: skip
 _TURNS = "test_functors.py::test_pairs_turn"
 
-_NUMBERS = "test_new_ops.py::test_a_kernel_numbers_elements_as_they_lie_in_the_whole"
+_NUMBERS = "test_random.py::test_a_kernel_numbers_elements_as_they_lie_in_the_whole"
 _STATES = "test_optimisers.py::test_a_kernel_reads_and_writes_states_as_they_are"
 
 MUTANTS = (
@@ -41,8 +41,16 @@ MUTANTS = (
         "test_emulated_values.py::test_a_value_in_memory_is_the_number[cross_entropy]",
     ),
     mutant(
-        "elements of a vector are numbered one by one", "cuda_src/common/elementwise.cuh",
-        "u64(at[ALL - 1]) + i);", "u64(at[ALL - 1]));", f"{_NUMBERS}[float32-dense]",
+        "elements of a vector have words of their own", "cuda_src/common/philox.cuh",
+        "(int(number) + i) & 7", "int(number) & 7", f"{_NUMBERS}[float32-dense]",
+    ),
+    mutant(
+        "each group of eight has a counter of its own", "cuda_src/common/philox.cuh",
+        "const u64 group = number >> 3;", "const u64 group = 0;", f"{_NUMBERS}[bfloat16-dense]",
+    ),
+    mutant(
+        "an offset is part of the counter", "cuda_src/common/philox.cuh",
+        "c = u32(offset), d = u32(offset >> 32);", "c = 0, d = 0;", f"{_NUMBERS}[float32-dense]",
     ),
     mutant(
         "elements are numbered as in C order", "backends/cuda/schedules/elementwise.py",
@@ -91,6 +99,12 @@ MUTANTS = (
         "} else if (ADD >> side & 1) {", "} else if (ADD & 1) {",
         "test_emulated_rope.py::test_queries_and_keys_of_other_numbers_of_heads_turn_in_one_launch"
         "[rope_qk-float64]",
+    ),
+    mutant(
+        "cosines are multiplied by the attention factor", "cuda_src/common/angles.cuh",
+        "angle[i] = {one.first * kept.factor,", "angle[i] = {one.first,",
+        "test_emulated_rope.py::test_positions_of_both_signs_turn_as_the_body_does"
+        "[rope-float64-8-options3]",
     ),
     mutant(
         "a position without a row turns to 0", "cuda_src/common/angles.cuh",

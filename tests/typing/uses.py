@@ -56,6 +56,8 @@ bc.lp_pool2d_backward(
 bc.rope(x)
 bc.rope(x, positions)
 bc.rope(x, positions, base=500000.0, interleaved=False, rotary_dim=4, seq_axis=-2)
+bc.rope(x, frequencies=bc.rope_frequencies("linear", 8, 10000.0, factor=2.0)[0])
+bc.dropout(x, p=0.5, **next(bc.seeds(7, step=3)))
 bc.rope_backward(x, None, base=10, rotary_dim=None)
 
 # dispatch options

@@ -16,6 +16,7 @@ from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.libraries import TRACED, Array
 
 if TYPE_CHECKING:
+    from baracuda.backends.cuda.lists import ListRunner
     from baracuda.backends.cuda.runner import CudaRunner
 
 _INSTALL = "pip install 'baracuda[cuda]'"
@@ -86,6 +87,22 @@ class CudaBackend:
             return _prepared(build(problem, facts, arrays, variant), problem, facts.arch)
 
         return _prepared(runner, problem, facts.arch, tuned if choices[1:] else None)
+
+    def takes_lists_of(self, problem: Problem) -> bool:
+        """Whether many sets of arrays like those of a problem that it takes run in one launch."""
+        kernel, library = problem.spec.kernel, problem.library.name
+        return (
+            kernel is not None
+            and kernel.lists
+            and library != "jax"
+            and bool(_module("schedules.lists").takes(problem))
+        )
+
+    def prepare_list(self, problems: Sequence[Problem]) -> ListRunner:
+        """What runs such sets."""
+        arrays = _arrays(problems[0].library.name)
+        facts = _module("launch").device_facts(arrays.ordinal_of(problems[0].device))
+        return _module("lists").ListRunner(problems, facts, arrays)  # type: ignore[no-any-return]
 
 
 def _prepared(

@@ -22,7 +22,7 @@ class TorchBackend:
     """torch's own function of the op, or the body through torch's functions; outside autograd."""
 
     name = "torch"
-    reads = "dq"
+    reads = "dqQ"
 
     def claims(self, spec: OpSpec, library: str) -> Sequence[str]:
         return [d for d in spec.dtypes if not (d == "bfloat16" and library == "numpy")]

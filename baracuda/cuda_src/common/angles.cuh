@@ -49,15 +49,21 @@ template <class A, class P, int MOST> struct Computed {
   struct Pointers {
     const void* positions;
   };
-  template <class I> using Numbers = Frequencies<A, MOST>;
+  struct Held {
+    Frequencies<A, MOST> frequency;
+    f64 factor;  // of cosines and sines
+  };
+  template <class I> using Numbers = Held;
 
   // Lanes want different frequencies, and the constant bank serves one address at a time.
   struct Kept {
     Frequencies<A, MOST> frequency;
+    A factor;
 
-    DEVICE void fill(const Frequencies<A, MOST>& from, int pairs) {
+    DEVICE void fill(const Held& from, int pairs) {
+      if (threadIdx.x == 0) factor = A(from.factor);
       ROLLED for (int i = int(threadIdx.x); i < pairs; i += int(blockDim.x)) {
-        from.copy(i, frequency);
+        from.frequency.copy(i, frequency);
       }
     }
     DEVICE void filled() const { __syncthreads(); }
@@ -69,7 +75,8 @@ template <class A, class P, int MOST> struct Computed {
         const Pointers& from, const Kept& kept, const I (&at)[1], I pair, Pair<A> (&angle)[PAIRS]) {
       const i64 position = Positions<P>::at(from.positions, at[0]);
       UNROLL for (int i = 0; i < PAIRS; ++i) {
-        angle[i] = cos_sin<A>(kept.frequency.phase(int(pair) + i, position));
+        const Pair<A> one = cos_sin<A>(kept.frequency.phase(int(pair) + i, position));
+        angle[i] = {one.first * kept.factor, one.second * kept.factor};
       }
     }
   };

@@ -5,7 +5,8 @@
 // inputs whose bits are set in ONE have one element for all, of which each gets a `share`; the
 // outputs whose bits are set in ADD are added to. The inputs, then outputs, whose bits are set in
 // WIDE hold the accumulate type; MANY are those that come in vectors. The functor of a NUMBERED
-// op also takes the number of its element in the whole array, in C order.
+// op also takes a random word, which follows from the number of its element in the whole array, in
+// C order.
 #pragma once
 #include "index.cuh"
 #include "vec.cuh"
@@ -55,14 +56,17 @@ struct Elementwise {
   // Narrow elements bring more arithmetic per byte, which takes more warps to hide: exact geglu
   // in bf16 on an H200 has 0.88 of the copy ceiling with 4 blocks and 0.99 with 8, its backward
   // 0.98 with 4 and 1.00 with 6, gelu 0.90 with 6 and 0.95 with 8. 64-bit offsets leave no
-  // registers for that.
-  static constexpr bool FEW = sizeof(T) != 2 || sizeof(I) == 8 || DIMS == 0 || ADD;
+  // registers for that, and the keys of random words none for two vectors, least for wide ones.
+  static constexpr int MANY = WIDE & ~ONE;
+  static constexpr bool LONG = NUMBERED && DEPTH > 1;
+  static constexpr bool FEW =
+      sizeof(T) != 2 || sizeof(I) == 8 || DIMS == 0 || ADD || (LONG && MANY);
+  static constexpr bool SMALL = !LONG && (IN * OUT == 1 || (IN == 2 && OUT == 1 && !MANY));
   // Blocks of 256 threads, or of 128 with several inputs.
-  static constexpr int BLOCKS = FEW || IN > 3 ? 4 : IN == 2 || IN * OUT == 1 ? 8 : 6;
+  static constexpr int BLOCKS = FEW || IN > 3 ? 4 : SMALL ? 8 : 6;
   static constexpr int RESIDENT = BLOCKS * (IN > 1 ? 2 : 1);
   // Where no more is read than written, blocks ask the L2 for what later ones will read: loads that
   // wait behind stores hold up both.
-  static constexpr int MANY = WIDE & ~ONE;
   static_assert(!ONE || !MANY, "beside one element for all, no vectors of the accumulate type");
   static constexpr bool EARLY = IN - ones(ONE) <= OUT && DIMS == 1 && !ADD && !MANY;
 
@@ -111,10 +115,12 @@ struct Elementwise {
         widen(batch.x[k], x[k]);
       }
     }
+    u32 words[N];
+    if constexpr (NUMBERED) f.draw(u64(at[ALL - 1]), words);
     UNROLL for (int i = 0; i < N; ++i) {
       A from[IN], to[OUT];
       UNROLL for (int k = 0; k < IN; ++k) from[k] = x[k][i];
-      if constexpr (NUMBERED) f(from, to, u64(at[ALL - 1]) + i);
+      if constexpr (NUMBERED) f(from, to, words[i]);
       else evaluate<T>(f, from, to);
       UNROLL for (int k = 0; k < OUT; ++k) y[k][i] = to[k];
     }

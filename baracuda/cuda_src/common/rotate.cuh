@@ -21,14 +21,16 @@ template <
     class F, class T, class S, int SIDES, bool INTERLEAVED, int V, bool VECTOR, int DIMS, int DEPTH,
     class I, int ADD>
 struct Rotate {
-  // 4 rows with 64-bit offsets, or added to what is there, take more than 3 blocks leave.
-  static constexpr int RESIDENT = sizeof(I) == 8 || ADD ? 2 : 3;
   using A = Acc<T>;
   using U = typename Unsigned<I>::type;
   using Kept = typename S::Kept;
   static constexpr bool PLAIN = DIMS != 0, EARLY = PLAIN && VECTOR && !ADD;
   static constexpr int PAIRS = INTERLEAVED ? V / 2 : V, PARTS = INTERLEAVED ? 1 : 2;
   static constexpr int PLACED = 2 * SIDES + S::OFFSETS, EVERY = (1 << SIDES) - 1;
+  // 4 rows with 64-bit offsets, or added to what is there, take more than 3 blocks leave; so do
+  // halves of 16 bits whose many offsets come from walks of any depth.
+  static constexpr bool LARGE = sizeof(I) == 8 || ADD || (!PLAIN && PAIRS == 8 && PLACED > 3);
+  static constexpr int RESIDENT = LARGE ? 2 : 3;
 
   struct Array {
     const T* in;

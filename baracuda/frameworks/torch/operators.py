@@ -37,6 +37,7 @@ _TYPES = {
     "int | None": "SymInt?",
     "str | None": "str?",
     "DTypeLike | None": "str?",
+    "Numbers | None": "float[]?",
     "tuple[int, ...]": "SymInt[]",
     "int | tuple[int]": "SymInt[1]",
     "int | tuple[int] | None": "SymInt[1]?",
@@ -56,7 +57,7 @@ def overloads(op: Op[Any, Any]) -> dict[str, list[Signature]]:
     """The forms of an op by the operator's name, with an overload for other numbers of results.
 
     An overload is named after the arrays that its form has beyond the first one, and after the
-    options that decide how many results there are.
+    options that decide how many results there are. Its forms return one number of results.
     """
     forms = op.spec.signatures
     first = forms[0]

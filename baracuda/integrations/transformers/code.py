@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from baracuda.integrations.transformers.modules import Mismatch, Norm, norm_of, probing
 from baracuda.ops.norm import rms_norm
@@ -36,8 +38,11 @@ class Rope:
     """The name under which its code calls that function."""
     tables: str
     """Its parameter that takes the cosines and sines."""
-    base: float
+    base: float | None
+    """That of the angles; None where the tables alone know these."""
     interleaved: bool
+    copies: int
+    """How often its tables have each entry, as halves."""
     inner: FunctionType
     """The attention's code."""
 
@@ -114,10 +119,11 @@ def rope_of(module: Any, tables: Iterable[torch.nn.Module]) -> Rope | Mismatch:
     base = _base(module, tables)
     if isinstance(base, Mismatch):
         return base
-    interleaved = _way(rotate)
-    if interleaved is None:
-        return Mismatch(f"{name} is another rotation than that of rope")
-    return Rope(name, parameter, base, interleaved, function)
+    ways = itertools.product((False, True), (2, 1))
+    for interleaved, copies in ways:
+        if _rotates(rotate, interleaved, copies):
+            return Rope(name, parameter, base, interleaved, copies, function)
+    return Mismatch(f"{name} is another rotation than that of rope")
 
 
 def _rotation(tree: ast.FunctionDef) -> tuple[str, str]:
@@ -142,16 +148,22 @@ def _rotation(tree: ast.FunctionDef) -> tuple[str, str]:
     return "", ""
 
 
-def _base(module: Any, tables: Iterable[torch.nn.Module]) -> float | Mismatch:
-    """The base of the angles that an attention's tables have."""
+def _base(module: Any, tables: Iterable[torch.nn.Module]) -> float | Mismatch | None:
+    """The base of an attention's angles; None where its tables alone know these.
+
+    Angles may be scaled, and pairs may turn by positions along several axes.
+    """
     config = getattr(module, "config", None)
     parameters, options = getattr(config, "rope_parameters", None) or {}, {}
     layer_type = getattr(module, "layer_type", None)
     if isinstance(parameters.get(layer_type), dict):
         parameters, options = parameters[layer_type], {"layer_type": layer_type}
     kind, base = parameters.get("rope_type"), parameters.get("rope_theta")
+    sections = "mrope_section"
+    if kind in ROPE_INIT_FUNCTIONS or any(hasattr(each, sections) for each in tables):
+        return None
     if kind != "default" or base is None:
-        return Mismatch(f"its angles are of rope_type {kind!r}, and those of rope are of 'default'")
+        return Mismatch(f"its angles are of rope_type {kind!r}, of which nothing is known")
     for each in tables:
         compute = getattr(each, "compute_default_rope_parameters", None)
         if compute is None:
@@ -165,18 +177,13 @@ def _base(module: Any, tables: Iterable[torch.nn.Module]) -> float | Mismatch:
     return Mismatch("no module makes tables of the angles of rope")
 
 
-def _way(rotate: Callable[..., Any]) -> bool | None:
-    """Whether a rotation's pairs are interleaved; None where it is another one."""
-    return next((way for way in (False, True) if _rotates(rotate, way)), None)
-
-
-def _rotates(function: Callable[..., Any], interleaved: bool) -> bool:
-    """Whether a function of q, k, cos and sin rotates as `rope` does."""
+def _rotates(function: Callable[..., Any], interleaved: bool, copies: int = 2) -> bool:
+    """Whether a function of q, k, cos and sin rotates as `rope` does, by so many halves."""
     with probing() as numbers:
         options: Any = {"dtype": torch.float64, "generator": numbers}
         q, k = torch.randn(2, 3, 5, 8, **options), torch.randn(2, 1, 5, 8, **options)
         turns = 100.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
-        angles = (torch.arange(5)[:, None] * turns).repeat(1, 2)[None]
+        angles = (torch.arange(5)[:, None] * turns).repeat(1, copies)[None]
         try:
             found = function(q, k, angles.cos(), angles.sin())
         except Exception:  # whatever another library's code raises
@@ -206,7 +213,8 @@ def heads_of(module: Any) -> Heads | Mismatch:
     each, other = norm_of(q), norm_of(k)
     if isinstance(each, Mismatch) or each != other or each.op is not rms_norm:
         return Mismatch("its norms of q and k are not rms_norm, or not alike")
-    interleaved = _way(function.__globals__[name])
+    rotate = function.__globals__[name]
+    interleaved = next((way for way in (False, True) if _rotates(rotate, way)), None)
     if interleaved is None:
         return Mismatch(f"{name} is another rotation than that of rope")
     return Heads(name, parameter, interleaved, function, (names[0], names[1]), each)

@@ -20,7 +20,7 @@ from baracuda.nn.namesakes import taken
 from baracuda.ops.embedding import embedding as lookup
 from baracuda.ops.linear_cross_entropy import linear_cross_entropy
 from baracuda.ops.qk_norm_rope import qk_norm_rope
-from baracuda.ops.rope import rope
+from baracuda.ops.rope_qk import rope_qk, rope_qk_with_tables
 
 __all__ = ["attention", "causal", "decoder", "embedding", "heads", "layer", "mlp", "norm"]
 
@@ -147,28 +147,40 @@ def mlp(was: Forward, found: Mlp) -> Forward:
 
 
 def attention(was: Forward, found: Rope) -> Forward:
-    """An attention that rotates q and k by their positions, in the layout that they have."""
+    """An attention that rotates q and k by one op, in the layouts that they have.
 
-    def rotated(x: torch.Tensor, positions: torch.Tensor, size: int) -> torch.Tensor:
-        rows = positions[0] if positions.shape[0] == 1 else positions[:, :, None]
-        y: torch.Tensor = rope(
-            x.transpose(1, 2), rows, base=found.base, interleaved=found.interleaved,
-            rotary_dim=size, seq_axis=-3,
-        )  # fmt: skip
-        return y.transpose(1, 2)
+    By their positions where the base of angles is known, so that no table is read; else by tables.
+    """
+    rotate = found.inner.__globals__[found.function]
 
-    def rotate(
-        q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, size: int
+    def rotated(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, more: tuple[Any, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return rotated(q, positions, size), rotated(k, positions, size)
+        sin, positions = more
+        pairs = cos.shape[-1] // found.copies
+        if cos.ndim != 3 or not taken(q, k, parameters=(cos, sin)):
+            turned: tuple[torch.Tensor, torch.Tensor] = rotate(q, k, cos, sin)
+            return turned
+        own = q.transpose(1, 2), k.transpose(1, 2)
+        options: Any = {
+            "interleaved": found.interleaved, "rotary_dim": 2 * pairs, "seq_axis": -3,
+        }  # fmt: skip
+        if found.base is not None and positions is not None and positions.ndim == 2:
+            rows = positions[0] if positions.shape[0] == 1 else positions[:, :, None]
+            y, z = rope_qk(*own, rows, base=found.base, **options)
+        else:
+            tables = [table[:, :, None, :pairs] for table in (cos, sin)]
+            y, z = rope_qk_with_tables(*own, *tables, **options)
+        return y.transpose(1, 2), z.transpose(1, 2)
 
-    inner = _with_globals(found.inner, **{found.function: rotate})
+    inner = _with_globals(found.inner, **{found.function: rotated})
 
     def forward(self: Any, *inputs: Any, **keywords: Any) -> Any:
-        positions, tables = keywords.get("position_ids"), keywords.get(found.tables)
-        if positions is None or positions.ndim != 2 or tables is None:
+        tables = keywords.get(found.tables)
+        if tables is None:
             return was(self, *inputs, **keywords)
-        keywords[found.tables] = positions, tables[0].shape[-1]
+        cos, sin = tables
+        keywords[found.tables] = cos, (sin, keywords.get("position_ids"))
         return inner(self, *inputs, **keywords)
 
     return forward

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from baracuda.backends.cuda.geometry import PROCESSORS, Dim, Packer, View, divisor, merged
 from baracuda.backends.cuda.launch_plan import THREADS, WIDEST, Call, Step, Steps, flag
 from baracuda.backends.cuda.schedules import reduce
-from baracuda.backends.cuda.schedules.rope import turns
+from baracuda.backends.cuda.schedules.rope import pack_frequencies
 from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
 from baracuda.layouts import Shape
@@ -201,8 +201,7 @@ def _heads(call: Call, of: Operands, cut: Chunks, slices: int, tasks: int, block
         twice = of.angles[0].shape[-1] == rotary and options["interleaved"]
         packer.add("q", *[v.strides[-1] * (1 + twice) for v in of.angles])
     else:
-        for table in turns(options["base"], rotary // 2, call.accumulate == "f64"):
-            packer.add("Q", *table, *[0] * (_MOST_PAIRS - len(table)))
+        pack_frequencies(call, packer, slice(None), _MOST_PAIRS)
     arguments = packer.done()
     rounded = options["casting"] == "before_weight" and call.type != call.accumulate
     schedule = (

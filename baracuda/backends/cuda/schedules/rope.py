@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import decimal
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from baracuda import layouts
@@ -21,13 +19,13 @@ from baracuda.backends.cuda.launch_plan import (
 )
 from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
+from baracuda.families.rotation import Frequencies
 from baracuda.layouts import Shape
 
 # Frequencies of one launch, for one array and for two: the arguments of a kernel have 4 KiB.
 _MOST_PAIRS = (160, 128)
 # Launches of a call, at most.
 _MOST_PARTS = 64
-_PI = decimal.Decimal("3.14159265358979323846264338327950288419716939937510582097494459230782")
 
 
 class Tuning(NamedTuple):
@@ -236,10 +234,8 @@ def _computed(
     call: Call, sides: int, first: int, pairs: int, packer: Packer, index: str
 ) -> tuple[str, ...]:
     """The source of angles that are computed, and the tags of its kernels."""
-    options, most = call.problem.options, _MOST_PAIRS[sides - 1]
-    for table in turns(options["base"], options["rotary_dim"] // 2, call.accumulate == "f64"):
-        part = table[first : first + pairs]
-        packer.add("Q", *part, *[0] * (most - len(part)))
+    most = _MOST_PAIRS[sides - 1]
+    pack_frequencies(call, packer, slice(first, first + pairs), most)
     return f"Computed<{call.accumulate}, {index}, {most}>", index
 
 
@@ -304,17 +300,12 @@ def _depth(call: Call, dims: int) -> int:
     return tuning.rows_of_16_bits if call.itemsize == 2 and dear else tuning.rows
 
 
-@lru_cache(maxsize=64)
-def turns(base: float, count: int, double: bool) -> tuple[tuple[int, ...], ...]:
-    """``base**(-i/count) / 2pi`` modulo 1 in units of 2^-64, and for float64 64 bits more."""
-    exact, bits = decimal.Decimal(base), 128 if double else 64
-    out = []
-    # A base below 1 has frequencies with that many digits before the point.
-    with decimal.localcontext(decimal.Context(prec=70 + max(0, -exact.adjusted()))):
-        log = exact.ln()
-        for i in range(count):
-            turn = (-log * i / count).exp() / (2 * _PI)
-            out.append(int(turn * (1 << bits) + decimal.Decimal("0.5")) % (1 << bits))
-    if not double:
-        return (tuple(out),)
-    return tuple(t >> 64 for t in out), tuple(t % (1 << 64) for t in out)
+def pack_frequencies(call: Call, packer: Packer, part: slice, most: int) -> None:
+    """Some pairs' frequencies, and the factor of cosines and sines: `Held` in common/angles.cuh."""
+    options, double = call.problem.options, call.accumulate == "f64"
+    frequencies = Frequencies.of(options)
+    turns = frequencies.turns(options["rotary_dim"] // 2, 128 if double else 64)[part]
+    for shift in (64, 0) if double else (0,):
+        words = [turn >> shift & (1 << 64) - 1 for turn in turns]
+        packer.add("Q", *words, *[0] * (most - len(words)))
+    packer.add("d", frequencies.factor)

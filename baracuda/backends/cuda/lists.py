@@ -1,0 +1,300 @@
+"""Many sets of arrays in one launch: a table of their addresses, made again when one changes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+from numpy.typing import NDArray
+
+from baracuda.backends.cuda.launch import (
+    Launch,
+    as_before,
+    checked,
+    stream_of,
+    while_capturing,
+)
+from baracuda.backends.cuda.launch_plan import DeviceFacts
+from baracuda.backends.cuda.schedules import lists
+from baracuda.declaration.dtypes import named
+from baracuda.declaration.spec import Problem
+from baracuda.errors import value_error
+from baracuda.forks import Guard
+from baracuda.libraries import Array
+
+_PINNED = 0x01  # CU_MEMHOSTALLOC_PORTABLE
+_NO_TIMING = 0x02  # CU_EVENT_DISABLE_TIMING
+_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+
+
+class Staging:
+    """Host memory that a device copies from, until it is known to have done so.
+
+    Attributes
+    ----------
+    words : array of uint64
+        What is copied.
+    """
+
+    __slots__ = ("_address", "_event", "words")
+
+    def __init__(self, size: int) -> None:
+        self._address = checked(driver.cuMemHostAlloc(8 * size, _PINNED))
+        memory = (ctypes.c_uint64 * size).from_address(int(self._address))
+        self.words: NDArray[np.uint64] = np.ctypeslib.as_array(memory)
+        self._event = checked(driver.cuEventCreate(_NO_TIMING))
+
+    @property
+    def free(self) -> bool:
+        """Whether the last copy is done."""
+        return bool(driver.cuEventQuery(self._event)[0] == driver.CUresult.CUDA_SUCCESS)
+
+    def send(self, to: int, stream: Any) -> None:
+        """Copy all words to a device address, in the order of the stream."""
+        checked(driver.cuMemcpyHtoDAsync(to, self._address, self.words.nbytes, stream))
+        checked(driver.cuEventRecord(self._event, stream))
+
+
+def at_once(words: NDArray[np.uint64]) -> int:
+    """The address of device memory that holds `words` from now on and for good.
+
+    For graphs: a capture records no copy, and replays may come at any time.
+    """
+    with while_capturing():
+        address = checked(driver.cuMemAlloc(words.nbytes))
+        own = checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        checked(driver.cuMemcpyHtoDAsync(address, words.ctypes.data, words.nbytes, own))
+        checked(driver.cuStreamSynchronize(own))
+        checked(driver.cuStreamDestroy(own))
+    return int(address)
+
+
+def capturing(stream: Any) -> bool:
+    """Whether a graph is being captured from a stream."""
+    return bool(checked(driver.cuStreamIsCapturing(stream)) == _CAPTURING)
+
+
+class Table:
+    """Device memory for the table of one stream.
+
+    Attributes
+    ----------
+    address : int
+    written : tuple
+        The addresses of arrays that it holds.
+    captured : bool
+        Whether a graph reads it: then it is never written to again.
+    """
+
+    __slots__ = ("address", "captured", "memory", "written")
+
+    def __init__(self, address: int, memory: Any, written: Any, captured: bool) -> None:
+        self.address, self.memory, self.written, self.captured = address, memory, written, captured
+
+
+# Those that graphs read, for as long as the process lives: nobody tells when a graph is gone.
+_kept: list[Table] = []
+
+
+class Adder:
+    """Launches that leave a number for each chunk, and one that adds these up in their order."""
+
+    def __init__(
+        self, problem: Problem, chunks: Sequence[int], facts: DeviceFacts, arrays: Any
+    ) -> None:
+        self._arrays, self._ordinal, count = arrays, facts.ordinal, sum(chunks)
+        self._dtype = named(problem.dtype).accumulate
+        self._shape, size = (max(count, 1),), named(self._dtype).itemsize
+        self._places = [size * sum(chunks[:i]) for i in range(len(chunks))]
+        self._last = Launch(lists.total(problem, count), facts, "<QQQ")
+
+    def __call__(
+        self, launches: Sequence[tuple[Launch, int]], tables: Sequence[int], values: Sequence[Any],
+        stream: Any, into: int,
+    ) -> None:  # fmt: skip
+        """Launch on a stream: by tables at these addresses, into a result at `into`."""
+        memory = self._arrays.workspace(self._shape, self._dtype, self._ordinal)
+        sums = self._arrays.pointer(memory)
+        for (launch, _), table, place in zip(launches, tables, self._places, strict=True):
+            launch(stream, [table, sums + place, *values])
+        self._last(stream, [sums, sums, into])
+
+
+class ListRunner:
+    """Runs sets of arrays, in one launch for all that have the same dtypes.
+
+    Parameters
+    ----------
+    problems : sequence of Problem
+        Of each set.
+    facts : DeviceFacts
+    arrays : module
+        What is asked of the array library: `backends.cuda.torch`.
+    variant : str
+        One of `schedules.lists.VARIANTS`.
+
+    Attributes
+    ----------
+    launches : tuple of (int, str, str)
+        Of each launch its first set, kernel and variant.
+    """
+
+    def __init__(
+        self, problems: Sequence[Problem], facts: DeviceFacts, arrays: Any, variant: str = ""
+    ) -> None:
+        self._facts, self._arrays, self._op = facts, arrays, problems[0].spec.name
+        self._variant = variant or lists.VARIANTS[0]
+        self._count, self._inputs = len(problems), len(problems[0].given)
+        every = [lists.operands(p) for p in problems]
+        shape = len(problems), len(every[0])
+        self._sizes = np.asarray([[x.nbytes for x in some] for some in every], np.uint64)
+        self._sizes = self._sizes.reshape(shape)
+        groups: dict[lists.Form, list[int]] = {}
+        for i, problem in enumerate(problems):
+            groups.setdefault(lists.Form.of(problem), []).append(i)
+        self._groups, steps, chunks, at = [], [], [], 0
+        for form, members in groups.items():
+            problem = problems[members[0]]
+            sizes = [problems[i].given[0].size for i in members]
+            over = lists.layout(sizes, form.operands, lists.chunk(problem))
+            if len(over.chunks):
+                step = lists.plan(problem, over, facts.multiprocessors, self._variant)
+                steps.append((step, 8 * at))
+                self._groups.append((np.asarray(members), over, at))
+                at += over.size
+                chunks.append(len(over.chunks))
+        self._words = at
+        summed = lists.sums(problems[0])
+        self._adder = Adder(problems[0], chunks, facts, arrays) if summed else None
+        self._steps = steps
+        self.launches = tuple(
+            (int(members[0]), step.entry.symbol, f"{self._variant}, {step.threads} threads")
+            for (step, _), (members, _, _) in zip(steps, self._groups, strict=True)
+        )
+        self._loaded: dict[tuple[str, ...], list[tuple[Launch, int]]] = {}
+        self._tables: dict[int, Table] = {}
+        self._staging: list[Staging] = []
+        self._guard = Guard()
+        self._load(())
+
+    def __call__(
+        self,
+        inputs: Sequence[Array],
+        outs: Sequence[int | Sequence[Array]],
+        values: Sequence[Any],
+        reads: tuple[str, ...],
+        total: Array | None = None,
+    ) -> None:
+        """Launch on the current stream.
+
+        `inputs` are all arrays, one operand after the other; `outs` has for each output its arrays,
+        or the number of the operand in whose place it is. `reads` are the dtypes of the run-time
+        values that are arrays, as `Problem` has them. `total` is where the sum goes, of sums.
+        """
+        if not self._words and total is None:
+            return None
+        arrays, ordinal = self._arrays, self._facts.ordinal
+        if arrays.current_device() != ordinal:
+            with as_before(), arrays.on_device(ordinal):
+                return self(inputs, outs, values, reads, total)
+        pointer, handle = arrays.pointer, arrays.current_stream(ordinal)
+        addresses, places = [*map(pointer, inputs)], []
+        for some in outs:
+            places.append(some if isinstance(some, int) else -1)
+            if not isinstance(some, int):
+                addresses += map(pointer, some)
+        if reads:
+            pairs = zip(values, reads, strict=True)
+            values = [pointer(x) if dtype else x for x, dtype in pairs]
+        launches, stream = self._loaded.get(reads) or self._load(reads), stream_of(handle)
+        # Another thread may not write the table between the copy and the launches.
+        with self._guard.lock:
+            address = self._table((addresses, places), handle, stream) if self._words else 0
+            addresses = [address + offset for _, offset in launches]
+            if self._adder is not None:
+                self._adder(launches, addresses, values, stream, pointer(total))
+                return None
+            for (launch, _), at in zip(launches, addresses, strict=True):
+                launch(stream, [at, *values])
+        return None
+
+    def _load(self, reads: tuple[str, ...]) -> list[tuple[Launch, int]]:
+        """The launches where these run-time values are arrays, and where their rows begin."""
+        made = []
+        for step, offset in self._steps:
+            read = step.reading(reads) if reads else step
+            front = "<" + "Q" * len(read.front)
+            made.append((Launch(read, self._facts, front + read.scalars), offset))
+        self._loaded[reads] = made
+        return made
+
+    def _table(self, key: tuple[list[int], list[int]], handle: int, stream: Any) -> int:
+        """The device address of a table of these addresses."""
+        table, captured = self._tables.get(handle), capturing(stream)
+        if table is None or table.written != key:
+            table = self._written(key, stream, table, captured)
+            self._tables[handle] = table
+        if captured and not table.captured:
+            table.captured = True
+            _kept.append(table)
+        return table.address
+
+    def _written(self, key: Any, stream: Any, old: Table | None, captured: bool) -> Table:
+        """The table with other addresses: in the same memory, unless a graph reads that."""
+        by_set = self._by_set(*key)
+        if captured:
+            words = np.empty(self._words, np.uint64)
+            self._fill(words, by_set)
+            return Table(at_once(words), None, key, False)
+        staging = next((s for s in self._staging if s.free), None)
+        if staging is None:
+            staging = Staging(self._words)
+            self._staging.append(staging)
+        self._fill(staging.words, by_set)
+        if old is None or old.captured:
+            memory = self._arrays.workspace((self._words,), "int64", self._facts.ordinal)
+            old = Table(self._arrays.pointer(memory), memory, None, False)
+        staging.send(old.address, stream)
+        old.written = key
+        return old
+
+    def _fill(self, words: NDArray[np.uint64], by_set: NDArray[np.uint64]) -> None:
+        for members, over, at in self._groups:
+            part = words[at : at + over.size]
+            over.write(part, by_set[members])
+            part[over.rows_size :] = over.chunks
+
+    def _by_set(self, addresses: list[int], places: list[int]) -> NDArray[np.uint64]:
+        """A row of addresses for each set, inputs then outputs; refuses what overlaps."""
+        flat = np.asarray(addresses, np.uint64).reshape(-1, self._count)
+        given, new = flat[: self._inputs], iter(flat[self._inputs :])
+        outs = [given[k] if k >= 0 else next(new) for k in places]
+        by_set = np.stack([*given, *outs], axis=1)
+        # Each memory once: an output in the place of an input is that input, written to.
+        own = [k for k in range(self._inputs) if k not in places]
+        own += range(self._inputs, by_set.shape[1])
+        written = np.zeros((self._count, len(own)), bool)
+        written[:, len(own) - len(places) :] = True
+        if overlap(by_set[:, own].ravel(), self._sizes[:, own].ravel(), written.ravel()):
+            expected = "memory of its own for each array that is written to"
+            raise value_error(self._op, "out", expected, "an overlap")
+        return by_set
+
+
+def overlap(
+    begins: NDArray[np.uint64], sizes: NDArray[np.uint64], written: NDArray[np.bool_]
+) -> bool:
+    """Whether some memory that is written to is part of any other."""
+    there = sizes > 0
+    begins, sizes, written = begins[there], sizes[there], written[there]
+    order = np.argsort(begins, kind="stable")
+    begins, ends, written = begins[order], (begins + sizes)[order], written[order]
+    if not len(begins):
+        return False
+    reach = np.maximum.accumulate(ends)[:-1]
+    of_written = np.maximum.accumulate(np.where(written, ends, np.uint64(0)))[:-1]
+    after = begins[1:]
+    return bool(np.any((after < of_written) | (written[1:] & (after < reach))))

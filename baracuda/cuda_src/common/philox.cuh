@@ -1,0 +1,55 @@
+// Philox4x32-10 of Salmon, Moraes, Dror and Shaw (SC 2011): random words by seed, offset and place.
+#pragma once
+#include "types.cuh"
+
+namespace baracuda {
+
+// The 64 bits of a product. Written as a product of u64, it costs one more addition.
+HD u64 product(u32 a, u32 b) {
+#ifdef __CUDA_ARCH__
+  u64 both;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(both) : "r"(a), "r"(b));
+  return both;
+#else
+  return u64(a) * b;
+#endif
+}
+
+// What a functor of random masks begins with.
+struct Stream {
+  u64 seed, offset;
+
+  // For each of N neighbours a word that is compared with a probability. The four words of a
+  // counter are eight halves; the word of an element is its half, and behind it the next one. N
+  // divides the number of the first.
+  template <int N> HD void draw(u64 number, u32 (&words)[N]) const {
+    static_assert(N <= 8, "neighbours of one counter");
+    const u64 group = number >> 3;
+    u32 a = u32(group), b = u32(group >> 32), c = u32(offset), d = u32(offset >> 32);
+    u32 first = u32(seed), second = u32(seed >> 32);
+    UNROLL for (int turn = 0; turn < 10; ++turn) {
+      const u64 left = product(a, 0xD2511F53u), right = product(c, 0xCD9E8D57u);
+      a = u32(right >> 32) ^ b ^ first;
+      b = u32(right);
+      c = u32(left >> 32) ^ d ^ second;
+      d = u32(left);
+      first += 0x9E3779B9u;
+      second += 0xBB67AE85u;
+    }
+    const u32 four[4] = {a, b, c, d};
+    UNROLL for (int i = 0; i < N; ++i) {
+      // By selections, as only memory has places that are found when a program runs.
+      const int k = N == 8 ? i : (int(number) + i) & 7;
+      const u32 some = chosen(four, k >> 1), next = chosen(four, (k >> 1) + 1 & 3);
+      words[i] = k & 1 ? some << 16 | next >> 16 : some;
+    }
+  }
+
+ private:
+  static HD u32 chosen(const u32 (&x)[4], int k) {
+    const u32 low = k & 1 ? x[1] : x[0], high = k & 1 ? x[3] : x[2];
+    return k & 2 ? high : low;
+  }
+};
+
+}  // namespace baracuda

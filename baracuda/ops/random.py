@@ -1,0 +1,223 @@
+"""Random masks: functions of a seed, an offset and the place of an element, which store nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Unpack
+
+from baracuda.calls.op import op
+from baracuda.declaration import roles
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.spec import Case, Kernel, Normaliser
+from baracuda.declaration.values import Number
+from baracuda.declaration.values import seed as bits
+from baracuda.families.numerics import traced
+from baracuda.families.philox import kept
+from baracuda.libraries import A, Array, library_of
+
+__all__ = ["dropout", "dropout_add", "dropout_add_backward", "dropout_backward"]
+
+# A bound of 32 bits follows from it.
+RATE = Number("a number from 0 to 1", (0.0, 1.0), exact=True)
+MASK: dict[str, Normaliser] = {"seed": bits, "offset": bits, "p": RATE}
+CASES = (
+    Case({"s": (37,)}, p=0.25, seed=2**64 - 3, offset=1),
+    Case({"s": (3, 1, 7)}, p=0.5, seed=7),
+    Case({"s": ()}, p=0.1, seed=1, offset=2**33),
+)
+
+_op = partial(op, category="random", scalars=MASK, elementwise=True, numbered=True, inplace=True)
+
+
+def _dropped(x: Array, p: Any, seed: Any, offset: Any) -> Array:
+    xp = library_of(x).xp
+    # Where nothing is left, the quotient does not count.
+    scale = xp.astype(1 / (1 - p), x.dtype) if traced(p) else 1 / (1 - p) if p < 1 else 1.0
+    return xp.where(kept(x, p, seed, offset), x * scale, 0)
+
+
+@_op(
+    "x[*s] -> y[*s]",
+    kernel=Kernel("random.cu", "Dropout", schedule="elementwise"),
+    cases=CASES,
+)
+def dropout(x: A, /, *, p: float, seed: int, offset: int = 0, **dispatch: Unpack[Dispatch]) -> A:
+    """Set elements to 0 with probability `p`, and scale the others: ``x / (1 - p)``.
+
+    Parameters
+    ----------
+    x : array of shape [*s]
+        float16, bfloat16, float32 or float64.
+    p : float
+        From 0 to 1. It counts as a multiple of 2^-32, rounded down; 0 and 1 are exact.
+    seed : int
+        64 bits: from -2^63 to 2^64 - 1, negative numbers by their bits. Under `jax.jit` also a
+        traced array of two uint32 words, the low one first.
+    offset : int, optional
+        64 bits, as `seed`. Masks of different offsets are independent, those of 0, 1, 2, ... too:
+        give each layer and each step its own.
+    **dispatch
+        `Dispatch` options. All three numbers are run-time values, which may be arrays on a device.
+
+    Returns
+    -------
+    array of shape [*s]
+        In the layout of a dense `x`.
+
+    Raises
+    ------
+    TypeError
+        A dtype that is not floating; a seed or offset that is no integer.
+    ValueError
+        `p` out of range; a seed or offset of more than 64 bits.
+
+    Notes
+    -----
+    The mask is a function of seed, offset and the element's number in C order, and of nothing
+    else: bit for bit the same on every library, device and dtype, for all strides. Sharded arrays
+    are gathered for it, as a shard does not say where it lies. It is never stored:
+    `dropout_backward` draws it again. It is not torch's own mask. What is dropped is 0, also if it
+    was NaN or infinite; torch multiplies by 0. Bit-stable.
+
+    A call of Philox4x32-10 (Salmon et al., SC 2011) gives 128 bits for eight elements. An element
+    is dropped where 32 of them, from its own 16 on, are below ``p * 2**32``: so neighbours within
+    eight have a correlation of at most 2^-16, and none where `p` is a multiple of 2^-16.
+
+    Under `vmap` each example has the mask of an array of its own shape, as in a loop over them.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.dropout(np.ones(8), p=0.5, seed=3)
+    array([2., 0., 0., 0., 2., 2., 2., 0.])
+    """
+    return _dropped(x, p, seed, offset)
+
+
+@_op(
+    "dy[*s] -> dx[*s]",
+    adjoint_of="dropout",
+    kernel=Kernel("random.cu", "Dropout", schedule="elementwise"),
+    cases=CASES,
+)
+def dropout_backward(
+    dy: A, /, *, p: float, seed: int, offset: int = 0, **dispatch: Unpack[Dispatch]
+) -> A:
+    """Gradient of `dropout`: the same function of `dy`.
+
+    Parameters
+    ----------
+    dy : array of shape [*s]
+        Gradient of the result.
+    p, seed, offset
+        As in `dropout`: those of the forward draw its mask again.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [*s]
+        In the layout of a dense `dy`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `dropout`.
+
+    Notes
+    -----
+    Linear in `dy`. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.dropout_backward(np.ones(8), p=0.5, seed=3)
+    array([2., 0., 0., 0., 2., 2., 2., 0.])
+    """
+    return _dropped(dy, p, seed, offset)
+
+
+@_op(
+    "x[*s], residual[*s] -> y[*s]",
+    roles={"residual": roles.residual("y"), "y": roles.typed_as("residual")},
+    kernel=Kernel("random.cu", "DropoutAdd", schedule="elementwise"),
+    cases=CASES,
+)
+def dropout_add(
+    x: Array, residual: A, /, *, p: float, seed: int, offset: int = 0, **dispatch: Unpack[Dispatch]
+) -> A:
+    """Drop elements and add a residual: ``residual + dropout(x)``.
+
+    Parameters
+    ----------
+    x : array of shape [*s]
+        float16, bfloat16, float32 or float64.
+    residual : array of shape [*s]
+        dtype of `x`, or float32 beside 16 bits.
+    p, seed, offset, **dispatch
+        As in `dropout`, whose mask this is.
+
+    Returns
+    -------
+    array of shape [*s]
+        dtype of `residual`, in its layout where that is dense.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `dropout`; `x` and `residual` of different shapes.
+
+    Notes
+    -----
+    The sum is rounded once; code that adds apart rounds what `dropout` leaves first. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.dropout_add(np.ones(8), np.arange(8.0), p=0.5, seed=3)
+    array([2., 1., 2., 3., 6., 7., 8., 7.])
+    """
+    return residual + _dropped(x, p, seed, offset)
+
+
+@_op(
+    "dy[*s] -> dx[*s]",
+    adjoint_of="dropout_add",
+    kernel=Kernel("random.cu", "Dropout", schedule="elementwise"),
+    cases=CASES,
+)
+def dropout_add_backward(
+    dy: A, /, *, p: float, seed: int, offset: int = 0, **dispatch: Unpack[Dispatch]
+) -> A:
+    """Gradient of `dropout_add` to x: that of `dropout`.
+
+    The gradient to the residual is `dy` itself.
+
+    Parameters
+    ----------
+    dy : array of shape [*s]
+        Gradient of the result.
+    p, seed, offset, **dispatch
+        As in `dropout_backward`.
+
+    Returns
+    -------
+    array of shape [*s]
+        In the layout of a dense `dy`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `dropout`.
+
+    Notes
+    -----
+    As `dropout_backward`. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.dropout_add_backward(np.ones(8), p=0.5, seed=3)
+    array([2., 0., 0., 0., 2., 2., 2., 0.])
+    """
+    return _dropped(dy, p, seed, offset)

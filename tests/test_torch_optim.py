@@ -1,0 +1,190 @@
+"""Optimisers for torch: beside torch's own in float64, with its checkpoints and scalers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+import baracuda as bc
+
+SHAPES = ((5, 7), (3,), (), (2, 0))
+STEPS = 100
+MOMENTUM = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw": ("AdamW", {"lr": 0.02, "weight_decay": 0.1}),
+    "adamw-maximize": ("AdamW", {"lr": 0.02, "betas": (0.8, 0.95), "maximize": True}),
+    "adamw-capturable": ("AdamW", {"lr": 0.02, "capturable": True}),
+    "sgd": ("SGD", {"lr": 0.05, "weight_decay": 0.1}),
+    "momentum": ("SGD", {**MOMENTUM, "dampening": 0.3}),
+    "nesterov": ("SGD", {**MOMENTUM, "nesterov": True, "maximize": True}),
+}
+
+
+def parameters(dtype: torch.dtype = torch.float64) -> list[torch.nn.Parameter]:
+    torch.manual_seed(1)
+    return [torch.nn.Parameter(torch.randn(s, dtype=dtype)) for s in SHAPES]
+
+
+def give(params: list[torch.nn.Parameter], step: int, every: int = 3) -> None:
+    """Gradients of a step; the second parameter has none in some."""
+    torch.manual_seed(100 + step)
+    for i, p in enumerate(params):
+        p.grad = torch.randn(p.shape, dtype=p.dtype)
+        if i == 1 and step % every == 0:
+            p.grad = None
+
+
+def both(name: str) -> tuple[Any, Any, Any, Any]:
+    kind, options = CASES[name]
+    mine, theirs = parameters(), parameters()
+    # torch itself takes capturable steps on devices alone.
+    plain = {k: v for k, v in options.items() if k != "capturable"}
+    own, other = getattr(bc.optim, kind), getattr(torch.optim, kind)
+    groups = [[{"params": x[:2]}, {"params": x[2:], "lr": 0.01}] for x in (mine, theirs)]
+    return mine, theirs, own(groups[0], **options), other(groups[1], foreach=False, **plain)
+
+
+def same(mine: Any, theirs: Any) -> None:
+    for x, y in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(x.detach(), y.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_hundred_steps_are_those_of_torch(name: str) -> None:
+    mine, theirs, own, other = both(name)
+    every = 1000 if "capturable" in name else 3
+    for step in range(1, STEPS + 1):
+        give(mine, step, every)
+        give(theirs, step, every)
+        own.step()
+        other.step()
+    same(mine, theirs)
+    assert all(p in own.state for p in mine) or name == "sgd"
+
+
+@pytest.mark.parametrize("name", ["adamw", "momentum"])
+def test_states_are_interchangeable(name: str) -> None:
+    mine, theirs, own, other = both(name)
+    for step in range(1, 13):
+        give(mine, step)
+        give(theirs, step)
+        own.step()
+        other.step()
+        if step % 3 == 0:
+            states = copy.deepcopy(own.state_dict()), copy.deepcopy(other.state_dict())
+            assert states[0]["state"].keys() == states[1]["state"].keys()
+            assert states[0]["state"][0].keys() == states[1]["state"][0].keys()
+            own.load_state_dict(states[1])
+            other.load_state_dict(states[0])
+    same(mine, theirs)
+    again = pickle.loads(pickle.dumps(own))
+    assert type(again) is type(own)
+    assert again.state_dict()["param_groups"] == own.state_dict()["param_groups"]
+
+
+def test_lion_steps_along_the_sign() -> None:
+    p = torch.nn.Parameter(torch.randn(40, dtype=torch.float64))
+    theta, m = p.detach().clone(), torch.zeros(40, dtype=torch.float64)
+    optimizer = bc.optim.Lion([p], lr=0.01, weight_decay=0.2)
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        p.grad = torch.randn(40, dtype=torch.float64)
+        # Algorithm 2 of arXiv:2302.06675.
+        theta = theta - 0.01 * (torch.sign(0.9 * m + 0.1 * p.grad) + 0.2 * theta)
+        m = 0.99 * m + 0.01 * p.grad
+        optimizer.step()
+    same([p], [theta])
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "SGD", "Lion"])
+def test_a_scaler_leaves_its_factor_to_the_step(kind: str) -> None:
+    plain, scaled = parameters(torch.float32), parameters(torch.float32)
+    options = {"momentum": 0.9} if kind == "SGD" else {}
+    one, other = (getattr(bc.optim, kind)(p, lr=0.1, **options) for p in (plain, scaled))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(torch.zeros(()))
+    for step in (1, 2, 4):
+        give(plain, step)
+        one.step()
+        give(scaled, step)
+        for p in scaled:
+            if p.grad is not None:
+                p.grad *= scaler.get_scale()
+        scaler.step(other)
+        scaler.update()
+    for x, y in zip(plain, scaled, strict=True):
+        torch.testing.assert_close(x, y)
+    # An infinite gradient anywhere: nothing moves, and no step is counted.
+    give(scaled, 5)
+    scaled[0].grad[0, 0] = torch.inf
+    before = copy.deepcopy([p.detach() for p in scaled])
+    states = copy.deepcopy(other.state_dict()["state"])
+    scaler.step(other)
+    scaler.update()
+    assert scaler.get_scale() == 512.0
+    same(scaled, before)
+    torch.testing.assert_close(other.state_dict()["state"], states)
+
+
+def test_numbers_may_be_tensors_and_closures_are_called() -> None:
+    mine, theirs = parameters(), parameters()
+    lr = torch.tensor(0.1, dtype=torch.float64)
+    own, other = bc.optim.AdamW(mine, lr=lr), torch.optim.AdamW(theirs, lr=0.1)
+    give(mine, 1)
+    give(theirs, 1)
+    assert own.step(lambda: 7.0) == 7.0
+    other.step()
+    same(mine, theirs)
+    own.zero_grad()
+    assert all(p.grad is None for p in mine)
+    give(mine, 2)
+    own.zero_grad(set_to_none=False)
+    assert not mine[0].grad.any()
+
+
+def test_bfloat16_keeps_its_dtype() -> None:
+    params = parameters(torch.bfloat16)
+    optimizer = bc.optim.AdamW(params, lr=0.1)
+    give(params, 1)
+    optimizer.step()
+    assert {params[0].dtype, optimizer.state[params[0]]["exp_avg"].dtype} == {torch.bfloat16}
+    version = params[0]._version
+    optimizer.step()
+    assert params[0]._version > version
+
+
+def test_what_steps_do_not_do_is_refused() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    p.grad = torch.ones(2)
+    with pytest.raises(NotImplementedError, match="AdamW: amsgrad: expected False, got True"):
+        bc.optim.AdamW([p], amsgrad=True).step()
+    p.grad = torch.ones(2).to_sparse()
+    with pytest.raises(NotImplementedError, match="SGD: expected a dense gradient"):
+        bc.optim.SGD([p]).step()
+
+
+def test_sharded_parameters_move_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+    from torch.distributed.tensor import Partial, Shard, distribute_tensor, init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        pytest.skip("a process group is there already")
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        whole = torch.randn(4, 3)
+        p = torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None))
+        part = torch.nn.Parameter(whole[:2].clone())
+        p.grad = distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)], src_data_rank=None)
+        part.grad = torch.ones(2, 3)
+        for q in (p, part):
+            bc.optim.AdamW([q], lr=0.1).step()
+        torch.testing.assert_close(p.detach().to_local(), part.detach())
+        assert Partial() not in p.placements
+    finally:
+        dist.destroy_process_group()
