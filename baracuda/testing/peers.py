@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from baracuda.calls.op import registry
 from baracuda.declaration.spec import OpSpec
 from baracuda.libraries import Array
-from baracuda.testing import optimiser_peers, row_peers
+from baracuda.testing import distillation_peers, optimiser_peers, row_peers
 
 Expression: TypeAlias = Callable[..., Any]
 
@@ -281,7 +281,7 @@ EXPRESSIONS: dict[str, Expression] = {
         lerp, lerp_backward, rope, rope_backward, rope_with_tables, rope_with_tables_backward,
         rope_qk, rope_qk_backward, rope_qk_with_tables, rope_qk_with_tables_backward, lp_pool2d,
         lp_pool2d_backward, gather, gather_backward, embedding, embedding_backward,
-        *row_peers.EXPRESSIONS,
+        *row_peers.EXPRESSIONS, *distillation_peers.EXPRESSIONS,
         qk_norm_rope, qk_norm_rope_backward, *optimiser_peers.EXPRESSIONS,
     )
 }  # fmt: skip
