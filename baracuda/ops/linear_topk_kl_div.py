@@ -229,8 +229,8 @@ def linear_topk_kl_div(
         Their probabilities, not below 0, at the teacher's own temperature: of the dtype of
         `hidden`, or float32 beside 16 bits. They need not sum up to 1. One of 0 costs 0.
     row_weight : array of shape [*b], optional
-        Weight of each row, 1 by default: of the dtype of `hidden`, or float32 beside 16 bits. Rows
-        of weight 0 cost exactly 0, also where their logits are NaN.
+        Weight of each row, 1 by default: dtype of `teacher_probs`. Rows of weight 0 cost exactly 0,
+        also where their logits are NaN.
     temperature : float
         Above 0: the student's logits are divided by it. A run-time value.
     reduction : {"mean", "sum", "none"}
@@ -317,7 +317,7 @@ def linear_topk_kl_div_backward(
         The teacher's classes, int32 or int64, and their probabilities, of the dtype of `hidden` or
         float32 beside 16 bits.
     row_weight : array of shape [*b], optional
-        Weight of each row: of the dtype of `hidden`, or float32 beside 16 bits.
+        Weight of each row: dtype of `teacher_probs`.
     temperature, reduction, chunk, mode, **dispatch
         As in `linear_topk_kl_div`.
 
@@ -383,7 +383,7 @@ def linear_topk_kl_div_with_gradient(
         The teacher's classes, int32 or int64, and their probabilities, of the dtype of `hidden` or
         float32 beside 16 bits.
     row_weight : array of shape [*b], optional
-        Weight of each row: of the dtype of `hidden`, or float32 beside 16 bits.
+        Weight of each row: dtype of `teacher_probs`.
     temperature, reduction, chunk, mode, **dispatch
         As in `linear_topk_kl_div`.
 
