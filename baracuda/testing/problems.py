@@ -140,6 +140,7 @@ def device_rows(dtype: str) -> list[Row]:
 OPTIMISERS: dict[str, dict[str, Any]] = {
     "adamw": {"step": 3}, "adam": {"step": 3}, "sgd": {"momentum": 0.9}, "lion": {},
     "ema": {"decay": 0.999}, "sum_of_squares": {}, "clip_scale": {"max_norm": 1.0},
+    "scale_by": {"factor": 0.5},
 }  # fmt: skip
 
 
