@@ -2,8 +2,9 @@
 
 `python tests/head_of_a_model.py` prints milliseconds and memory beside operands (GiB) of the loss
 with its gradients, by several chunks, of log-probabilities and of divergences, beside the bare
-matrix products, torch, torch.compile and Liger. `--only losses` (or log_probs, divergences) leaves
-out the others, `--tiny` takes small sizes.
+matrix products, torch, torch.compile and Liger; then how far results are from float64 of the same
+inputs. `--only losses` (or log_probs, divergences, accuracy) leaves out the others, `--tiny` takes
+small sizes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ import baracuda as bc
 SIZES = ((8192, 4096, 128256), (16384, 4096, 128256), (8192, 2048, 151936), (2048, 4096, 128256))
 TINY = ((64, 32, 100),)
 CHUNKS = (None, 1024, 4096)
-JSD_ROWS = (1024, 4096)
+JSD_ROWS = (1024, 4096, 8192)
+# Compared with float64, whose logits are four times as large.
+EXACT_ROWS = 512
+TEMPERATURES = (0.01, 0.1, 1.0, 10.0, 100.0)
 
 
 def timed(task: Callable[[], Any]) -> float:
@@ -182,11 +186,73 @@ def divergences(head: Head) -> None:
             "autograd": partial(bc.linear_kl_div, kind="jsd"),
             "torch": partial(_divergence, "jsd"), "torch.compile": compiled,
         }  # fmt: skip
+        try:
+            from liger_kernel.transformers.fused_linear_jsd import LigerFusedLinearJSD
+
+            ways["Liger"] = LigerFusedLinearJSD()
+        except ImportError:
+            pass
+        given = [a.detach() for a in arrays]
+        ahead = partial(bc.linear_kl_div_with_gradient, *given, kind="jsd")
+        line(f"divergence, jsd, {rows} rows, with gradients", ahead)
         for name, way in ways.items():
             line(f"divergence, jsd, {rows} rows, {name}", partial(head.pull, partial(way, *arrays)))
+        probs, ids = torch.softmax((taught[:rows] @ layer.T).float(), -1).topk(64)
+        likely = partial(bc.linear_topk_kl_div, *arrays[:2], ids, probs)
+        line(f"divergence, 64 classes, {rows} rows, autograd", partial(head.pull, likely))
+        del probs, ids, likely
 
 
-PARTS = {task.__name__: task for task in (losses, log_probs, divergences)}
+def _exact(
+    x: torch.Tensor, target: torch.Tensor, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and entropies of logits, in float64."""
+    log = torch.log_softmax(x.double() / temperature, -1)
+    chosen = torch.where(target < 0, 0, log.gather(-1, target.clamp(0)[:, None])[:, 0])
+    entropy = -torch.where(log == -torch.inf, 0, log.exp() * log).sum(-1)
+    return chosen, torch.where(target < 0, 0, entropy)
+
+
+def accuracy(head: Head) -> None:
+    """How far results of bfloat16 inputs are from float64 of the same inputs."""
+    x, w, target = (a[:EXACT_ROWS] if len(a) == len(head.hidden) else a for a in head.plain)
+    logits = x.double() @ w.double().T
+    rounded = logits.bfloat16()
+    # Half a unit in the last place of each row's largest logit.
+    half = 2.0 ** (logits.abs().amax(-1).log2().floor() - 8)
+    pulls = [torch.randn(len(x), device=x.device, dtype=torch.float64) for _ in range(2)]
+    for name, function in (("ours", partial(bc.linear_log_prob, entropy=True)),
+                           ("torch", _in_torch)):  # fmt: skip
+        chosen, _ = function(x, w, target)
+        off = (chosen.double() - _exact(logits, target)[0]).abs()
+        print(
+            f"  log-probabilities, {name}: off by {off.max():.2e} at most, "
+            f"{(off / (2e-3 + half)).max():.2f} of 2e-3 and half a unit of the largest logit"
+        )
+    leaves = [a.double().requires_grad_() for a in (x, w)]
+    found = _exact(leaves[0] @ leaves[1].T, target)
+    want = torch.autograd.grad(
+        sum((a * b).sum() for a, b in zip(found, pulls, strict=True)), leaves
+    )
+    own = bc.linear_log_prob_with_gradient(*[p.float() for p in pulls], x, w, target)[2:]
+    for name, a, b in zip(("hidden states", "weight"), own, want, strict=True):
+        print(f"  gradient of the {name}: off by {(a.double() - b).norm() / b.norm():.2e} of it")
+    del leaves, found, want, own
+    for temperature in TEMPERATURES:
+        got = bc.log_prob(rounded, target, temperature=temperature, entropy=True)
+        own = bc.linear_log_prob(x, w, target, temperature=temperature, entropy=True)
+        of_logits = _exact(rounded, target, temperature)
+        whole = _exact(logits, target, temperature)
+        log, entropy = ((a - b).abs().max() for a, b in zip(got, of_logits, strict=True))
+        all_in = (own[1] - whole[1]).abs().max()
+        print(
+            f"  temperature {temperature:6}: of given logits, log-probabilities off by {log:.2e}, "
+            f"entropies by {entropy:.2e} of up to {of_logits[1].max():.2e}; of the layer, "
+            f"entropies by {all_in:.2e}"
+        )
+
+
+PARTS = {task.__name__: task for task in (losses, log_probs, divergences, accuracy)}
 
 
 def main() -> None:

@@ -257,6 +257,7 @@ CASES = {
     "ema": ELEMENTWISE,
     "sum_of_squares": ELEMENTWISE,
     "clip_scale": ELEMENTWISE,
+    "scale_by": ELEMENTWISE,
     "optimiser": (*ELEMENTWISE, Case({"s": (7, 64)}, copy=True)),
     "prelu": PRELU,
 }

@@ -75,6 +75,18 @@ def test_gradients_are_scaled_backward_and_may_be_asked_for_twice(
             torch.testing.assert_close(x, y)
 
 
+@pytest.mark.parametrize(("factor", "passes"), [(1.0, 0), (-2.5, 2)])
+def test_a_cotangent_of_1_costs_no_pass(factor: float, passes: int) -> None:
+    given = drawn(True, True)
+    loss = bc.linear_cross_entropy(*given)
+    cotangent = torch.tensor(factor, dtype=loss.dtype)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        got = torch.autograd.grad(loss, floats(given), cotangent)
+    assert sum("aten::mul" in event.name for event in seen.events()) == passes
+    for x, y in zip(got, torch.autograd.grad(plain(*given) * factor, floats(given)), strict=True):
+        torch.testing.assert_close(x, y)
+
+
 @BIASED
 @pytest.mark.parametrize("metrics", [False, True])
 def test_there_are_three_products(

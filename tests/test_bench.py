@@ -65,6 +65,7 @@ def small(op: str) -> Row:
     elif spec.category == "cross_entropy":
         shapes = {"dloss": (), "logits": (3, 4), "hidden": (3, 5), "weight": (4, 5), "target": (3,)}
         shapes |= {"teacher_logits": (3, 4), "teacher_hidden": (3, 2), "teacher_weight": (4, 2)}
+        shapes |= dict.fromkeys(("teacher_ids", "teacher_probs"), (3, 2))
         if op.startswith("soft"):
             shapes["target"] = (3, 4)
         if op.endswith("with_gradient"):

@@ -352,3 +352,38 @@ def test_no_kernel_of_a_list_spills(device: StubDevice, name: str) -> None:
     for entry in entries:
         found = compiler.usage(entry, "sm_90")
         assert (found.stack, found.spilled) == (0, 0), entry.symbol
+
+
+@pytest.mark.parametrize("factor", [1.0, -0.75])
+def test_arrays_in_place_are_left_alone_where_their_factor_is_1(
+    device: StubDevice, factor: float
+) -> None:
+    quiet, loud = 0x7FC00001, 0x7F800001  # A product makes of this NaN the other one.
+    bits = torch.full((20000,), loud, dtype=torch.int32)
+    halves = torch.arange(-8, 8).bfloat16().reshape(2, 8)
+    arrays, by = [bits.view(torch.float32), halves.clone()], torch.tensor(factor)
+    plan = bc.scale_by.plan(arrays)
+    plan(arrays, out=arrays, factor=by)
+    assert len(device.launched) == len(plan.skus) == 2
+    assert (bits == (loud if factor == 1 else quiet)).all()
+    assert torch.equal(arrays[1], halves * factor)
+    # What lies elsewhere is written.
+    same([plan(arrays, factor=by)[1:]], [[halves * factor * factor]])
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.5])
+def test_gradients_that_were_made_forward_are_scaled_in_one_launch(
+    device: StubDevice, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    torch.manual_seed(0)
+    leaves = [torch.randn(n).requires_grad_() for n in ((6, 8), (16, 8))]
+    target = torch.arange(6)
+    loss = bc.linear_cross_entropy(*leaves, target)
+    before = len(device.launched)
+    with monkeypatch.context() as on_device:
+        on_device.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
+        got = torch.autograd.grad(loss, leaves, torch.tensor(factor))
+    assert [x.symbol.split("_lists")[0] for x in device.launched[before:]] == ["scale_by_f32"]
+    want = torch.nn.functional.cross_entropy(leaves[0] @ leaves[1].T, target) * factor
+    for x, y in zip(got, torch.autograd.grad(want, leaves), strict=True):
+        torch.testing.assert_close(x, y)

@@ -58,6 +58,13 @@ SUMS: dict[str, tuple[list[Any], dict[str, Any]]] = {
         {"reduction": "sum", "chunk": 40}),
     "linear_kl_div_with_gradient": (
         drawn((96, 16), (24, 16), (96, 8), (24, 8)), {"reduction": "sum", "chunk": 40}),
+    "linear_topk_kl_div_backward": (
+        [np.asarray(1.0), *drawn((96, 16), (24, 16)), RNG.integers(0, 24, (96, 3)),
+         RNG.random((96, 3))],
+        {"reduction": "sum", "chunk": 40}),
+    "linear_topk_kl_div_with_gradient": (
+        [*drawn((96, 16), (24, 16)), RNG.integers(0, 24, (96, 3)), RNG.random((96, 3))],
+        {"reduction": "sum", "chunk": 40}),
 }  # fmt: skip
 MADE = {"numpy": np.asarray, "torch": torch.asarray}
 

@@ -58,6 +58,8 @@ def problem() -> SimpleNamespace:
     x.by_token = x.advantage * torch.linspace(0.5, 1.5, TOKENS, dtype=torch.float64)
     x.reference = (now + 0.25 * drawn(BATCH, TOKENS)) * x.mask
     x.sums = x.reference.sum(-1)
+    x.probs, x.ids = every(x.teacher_hidden, x.teacher_weight).exp().topk(4)
+    x.probs = (x.probs / x.probs.sum(-1, keepdim=True)).bfloat16().double()
     return x
 
 
@@ -154,6 +156,12 @@ def distill(
     return beta * kl(mixture, teacher) + (1 - beta) * kl(mixture, student)
 
 
+def from_stored(x: SimpleNamespace, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    student = every(hidden, weight, 1.5)[x.mask]
+    teacher = torch.zeros_like(student).scatter(-1, x.ids[x.mask], x.probs[x.mask])
+    return F.kl_div(student, teacher, reduction="batchmean")
+
+
 def soft_and_hard(x: SimpleNamespace, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     hard = F.cross_entropy((hidden @ weight.T).flatten(0, 1), x.target.flatten())
     return 0.25 * 2.0**2 * distill(x, hidden, weight, temperature=2.0) + 0.75 * hard
@@ -199,6 +207,7 @@ RECIPES: list[tuple[str, str, dict[str, Any], Reference]] = [
             {"kind": "jsd", "beta": 0.3},
         )
     ),
+    ("distillation from_stored", "ids probs target", {"temperature": 1.5}, from_stored),
     ("distillation soft_and_hard", _TEACHER, {"alpha": 0.25}, soft_and_hard),
 ]  # fmt: skip
 

@@ -47,7 +47,12 @@ def test_the_declarations_say_what_a_region_does() -> None:
     assert WIDENED == ["logsumexp", "rms_norm", "layer_norm", "softmax", "log_softmax"]
     kinds = {name: op.spec.autocast for name, op in registry.items()}
     products = [name for name, kind in kinds.items() if kind == "region"]
-    assert products == ["linear_cross_entropy", "linear_kl_div", "linear_log_prob"]
+    assert products == [
+        "linear_cross_entropy",
+        "linear_kl_div",
+        "linear_log_prob",
+        "linear_topk_kl_div",
+    ]
     for name, op in registry.items():
         if op.spec.adjoint_of or op.spec.ahead_of:
             assert kinds[name] == ""

@@ -144,22 +144,38 @@ def test_parts_give_the_metrics(reduction: str, sizes: Sequence[int]) -> None:
         assert torch.equal(first, top)
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
-@pytest.mark.slow("four processes import torch.distributed")
-def test_dtensors_of_four_processes(tmp_path: Path) -> None:
-    program = [sys.executable, str(ROOT / "tests" / "vocabulary_devices.py"), str(tmp_path / "at")]
+def wrong(path: Path, ranks: int, kind: str) -> list[dict[str, list[str]]]:
+    """What each process over devices of a kind found wrong, by the name of the check."""
+    program = [sys.executable, str(ROOT / "tests" / "vocabulary_devices.py"), str(path), kind]
     started = [
         subprocess.Popen(
             program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-            env=environment(ROOT / "tests", OMP_NUM_THREADS="1", RANK=str(rank), WORLD_SIZE="4"),
+            env=environment(
+                ROOT / "tests", OMP_NUM_THREADS="1", RANK=str(rank), WORLD_SIZE=str(ranks)
+            ),
         )
-        for rank in range(4)
+        for rank in range(ranks)
     ]  # fmt: skip
     said = [process.communicate(timeout=240) for process in started]
-    assert [process.returncode for process in started] == [0] * 4, said[0][1][-3000:]
-    found = json.loads(said[0][0])
-    names = ("over_one_axis", "over_two_axes", "masked", "as_loss_parallel", "linear", "refused")
-    assert found == [{name: [] for name in names}] * 4
+    assert [process.returncode for process in started] == [0] * ranks, said[0][1][-3000:]
+    found: list[dict[str, list[str]]] = json.loads(said[0][0])
+    return found
+
+
+CHECKED = ("over_one_axis", "over_two_axes", "masked", "as_loss_parallel", "linear")
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+@pytest.mark.slow("four processes import torch.distributed")
+def test_dtensors_of_four_processes(tmp_path: Path) -> None:
+    assert wrong(tmp_path / "at", 4, "cpu") == [{name: [] for name in (*CHECKED, "refused")}] * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+@pytest.mark.slow("two processes import torch.distributed and compile kernels")
+def test_dtensors_of_two_gpus(tmp_path: Path) -> None:
+    assert wrong(tmp_path / "at", 2, "cuda") == [{name: [] for name in CHECKED}] * 2
 
 
 @pytest.mark.skipif(find_spec("jax") is None, reason="needs JAX")

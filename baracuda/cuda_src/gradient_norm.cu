@@ -1,4 +1,4 @@
-// The joint norm of gradients, and what a step divides them by to clip it.
+// The joint norm of gradients, what a step divides them by to clip it, and their multiples.
 #include "common/list_totals.cuh"
 #include "common/math.cuh"
 
@@ -21,6 +21,19 @@ template <class A> struct ClipScale {
     out[1] = A(grad_scale) * (finite && excess > 1 ? excess : A(1));
     out[2] = finite ? A(0) : A(1);
   }
+};
+
+template <class A> struct ScaleBy {
+  static constexpr int inputs = 1, outputs = 1;
+  f64 factor;
+
+  struct Ready {
+    A factor;
+    HD bool idle() const { return factor == 1; }
+    HD void operator()(const A (&x)[1], A (&y)[1]) const { y[0] = x[0] * factor; }
+  };
+
+  HD Ready ready() const { return {A(factor)}; }
 };
 
 }  // namespace baracuda

@@ -249,16 +249,16 @@ class Library:
         return None
 
     def put(self, x: Array, index: Array, values: Array, axis: int) -> Array:
-        """`x` with one value of each row at `index`, which has extent 1; may be written to `x`."""
-        n, device = x.shape[axis], self.device_of(index)
-        every = self.xp.arange(n, dtype=index.dtype, device=device)
-        every = self.xp.reshape(every, (n, *(1,) * (x.ndim - axis - 1)))
-        return self.xp.where(every == index, values, x)
+        """`x` with values of each row at `index`, alike where it repeats; may be written to `x`."""
+        every = self.xp.arange(x.shape[axis], dtype=index.dtype, device=self.device_of(index))
+        every, before = self.xp.reshape(every, (-1, *(1,) * (x.ndim - axis - 1))), (slice(None),)
+        for one in [(*before * axis, slice(k, k + 1), ...) for k in range(index.shape[axis])]:
+            x = self.xp.where(every == index[one], values[one], x)
+        return x
 
     def rounded(self, x: Array, dtype: str) -> Array:
         """The values of `x` in a narrower dtype, in the dtype of `x`."""
-        astype = self.xp.astype
-        return astype(astype(x, self.dtype(dtype)), x.dtype)
+        return self.xp.astype(self.xp.astype(x, self.dtype(dtype)), x.dtype)
 
     def product(self, a: Array, b: Array, bias: Array | None = None) -> Array:
         """The matrix product, with `bias` added to each row, in the dtype of all of them.

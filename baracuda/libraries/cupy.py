@@ -98,6 +98,10 @@ class CuPy(Library):
         begin, end = x.data.ptr, x.data.ptr + x.nbytes
         return not [y for y in others if y.data.ptr < end and begin < y.data.ptr + y.nbytes]
 
+    def put(self, x: Array, index: Array, values: Array, axis: int) -> Array:
+        cupy.put_along_axis(x, index, values, axis)
+        return x
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         out = cupy.zeros(shape, values.dtype)
         grid = list(cupy.ogrid[tuple(map(slice, index.shape))])

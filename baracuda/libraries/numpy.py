@@ -117,6 +117,10 @@ class NumPy(Library):
         # Every entry is in range; NumPy's own check would copy the result.
         return np.take(x[near(index.shape, axis)], line, axis=axis, mode="clip")
 
+    def put(self, x: Array, index: Array, values: Array, axis: int) -> Array:
+        np.put_along_axis(x, index, values, axis)
+        return x
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array | None:
         line = self._line(index, axis)
         if line is None:

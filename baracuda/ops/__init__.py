@@ -21,6 +21,7 @@ from baracuda.ops.l2_normalize import *
 from baracuda.ops.linear_cross_entropy import *
 from baracuda.ops.linear_kl_div import *
 from baracuda.ops.linear_log_prob import *
+from baracuda.ops.linear_topk_kl_div import *
 from baracuda.ops.log_prob import *
 from baracuda.ops.logsumexp import *
 from baracuda.ops.loss import *

@@ -1,4 +1,4 @@
-"""The joint norm of gradients, and what a step divides them by to clip it."""
+"""The joint norm of gradients, what a step divides them by to clip it, and their multiples."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from baracuda.calls.op import op
 from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
-from baracuda.declaration.values import positive
+from baracuda.declaration.values import positive, real
 from baracuda.libraries import A, Array, library_of
 
-__all__ = ["clip_scale", "sum_of_squares"]
+__all__ = ["clip_scale", "scale_by", "sum_of_squares"]
 
 _kernel = partial(Kernel, "gradient_norm.cu", lists=True)
 
@@ -132,3 +132,56 @@ def clip_scale(
     finite, excess = xp.isfinite(norm), (norm + eps) / max_norm
     scale = grad_scale * xp.where(finite & (excess > 1), excess, 1)
     return norm, scale, xp.astype(~finite, squares.dtype)
+
+
+@op(
+    "x[*s] -> y[*s]",
+    category="optimiser",
+    elementwise=True,
+    inplace=True,
+    scalars={"factor": real},
+    cases=(Case({"s": (4, 9)}, factor=-0.3), Case({"s": (33,)}, factor=1.0)),
+    kernel=_kernel("ScaleBy", schedule="elementwise"),
+)
+def scale_by(x: A, /, *, factor: float, **dispatch: Unpack[Dispatch]) -> A:
+    """Product of an array, or of all arrays of a list, with a number: ``factor * x``.
+
+    Parameters
+    ----------
+    x : array of any shape, or list of arrays
+        float16, bfloat16, float32 or float64, such as the gradients of a model. The arrays of a
+        list may differ in shape and dtype.
+    factor : float
+        A run-time value. An array of shape [] on the device is read by the kernel alone.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of the shape of `x`, or list of arrays
+        Of its dtype.
+
+    Raises
+    ------
+    TypeError
+        A dtype that is not floating; mixed libraries or devices.
+    ValueError
+        A factor that is not finite; a list of no arrays.
+
+    Notes
+    -----
+    In place by a plan: ``plan(grads, out=grads, factor=f)``. On an NVIDIA device a list takes one
+    launch for each dtype, which reads the factor first: where it is 1, gradients in place are
+    neither read nor written, and nothing waits for the host. Deterministic and bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.scale_by(np.asarray([1.0, -2.0]), factor=0.5)
+    array([ 0.5, -1. ])
+    >>> grads = [np.ones(2), np.ones((1, 3))]
+    >>> plan = bc.scale_by.plan(grads)
+    >>> plan(grads, out=grads, factor=np.asarray(2.0))[0]
+    array([2., 2.])
+    """
+    return x * factor

@@ -9,7 +9,7 @@ from baracuda.calls.op import op
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case, Kernel
-from baracuda.families.divergences import OPTIONS, SCALARS, WEIGHT
+from baracuda.families.divergences import OPTIONS, SCALARS, WEIGHT, log_softmax
 from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.families.numerics import has_slopes
 from baracuda.families.reductions import parts, reduced
@@ -48,13 +48,6 @@ class _Rows(NamedTuple):
     of_teacher: Array
 
 
-def _log_softmax(x: Array, temperature: float) -> Array:
-    library = library_of(x)
-    # The difference is divided: a quotient of the logits themselves may overflow.
-    x = library.less_largest(x, -1) / temperature
-    return x - library.xp.log(library.xp.sum(library.xp.exp(x), axis=-1, keepdims=True))
-
-
 def _rows(logits: Array, teacher: Array, row_weight: Array | None, temperature: float) -> _Rows:
     xp, counts = library_of(logits).xp, None
     if row_weight is not None:
@@ -62,7 +55,7 @@ def _rows(logits: Array, teacher: Array, row_weight: Array | None, temperature: 
         if has_slopes(logits):
             # NaN in rows that do not count is not to meet a slope of 0.
             logits, teacher = (xp.where(counts, x, 0) for x in (logits, teacher))
-    logs = [_log_softmax(x, temperature) for x in (logits, teacher)]
+    logs = [log_softmax(x, temperature) for x in (logits, teacher)]
     return _Rows(counts, *logs, *map(xp.exp, logs))
 
 

@@ -18,7 +18,7 @@ from baracuda.declaration.spec import Case
 from baracuda.declaration.values import optional, sizes
 from baracuda.families.chunks import Chunk, Rows, differentiated
 from baracuda.families.composites import run
-from baracuda.families.divergences import OPTIONS, SCALARS, WEIGHT
+from baracuda.families.divergences import OPTIONS, SCALARS, WEIGHT, number
 from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.libraries import A, Array
 
@@ -52,15 +52,6 @@ class _Pair:
         self.teacher = Rows(teacher_hidden, teacher_weight, None, None, self.rows.chunk)
         self.options = {**options, "reduction": "none"}
 
-    def number(self, reduction: str) -> Array | int | None:
-        """What the sum of all losses is divided by for their mean."""
-        rows, weight = self.rows, self.rows.numbers
-        if reduction != "mean":
-            return None
-        if weight is None:
-            return rows.count
-        return rows.xp.sum(rows.widened(weight))
-
     def losses(self, chunk: Chunk) -> Array:
         taught = self.teacher.at(chunk.first).logits
         return registry["kl_div_with_logits"](chunk.logits, taught, chunk.numbers, **self.options)
@@ -78,7 +69,8 @@ class _Pair:
 
     def gradients(self, dloss: Array | None, reduction: str) -> tuple[Array, ...]:
         """The loss, and the gradients for a cotangent, of 1 if there is none."""
-        return differentiated(self.rows, self.both, dloss, reduction, self.number(reduction))
+        count = number(self.rows, reduction)
+        return differentiated(self.rows, self.both, dloss, reduction, count)
 
 
 _ARRAYS = "hidden[*b d], weight[v d], teacher_hidden[*b e], teacher_weight[v e]"
@@ -159,7 +151,7 @@ def linear_kl_div(
     arrays = hidden, weight, teacher_hidden, teacher_weight, row_weight
     pair = _Pair(arrays, chunk, {"kind": kind, "beta": beta, "temperature": temperature})
     losses = [pair.losses(part) for part in pair.rows.chunks()]
-    return pair.rows.reduced(losses, reduction, pair.number(reduction))
+    return pair.rows.reduced(losses, reduction, number(pair.rows, reduction))
 
 
 @_linear(

@@ -56,4 +56,8 @@ def clip_scale(xp: Any, squares: Array, *, max_norm: float) -> tuple[Array, ...]
     return norm, xp.where(finite & (excess > 1), excess, 1.0), 1.0 - finite * 1.0
 
 
-EXPRESSIONS = (adamw, adam, sgd, lion, ema, sum_of_squares, clip_scale)
+def scale_by(xp: Any, x: Array, *, factor: float) -> Array:
+    return x * factor
+
+
+EXPRESSIONS = (adamw, adam, sgd, lion, ema, sum_of_squares, clip_scale, scale_by)

@@ -160,6 +160,7 @@ def device_rows(dtype: str) -> list[Row]:
 OPTIMISERS: dict[str, dict[str, Any]] = {
     "adamw": {"step": 3}, "adam": {"step": 3}, "sgd": {"momentum": 0.9}, "lion": {},
     "ema": {"decay": 0.999}, "sum_of_squares": {}, "clip_scale": {"max_norm": 1.0},
+    "scale_by": {"factor": 0.5},
 }  # fmt: skip
 
 
@@ -308,6 +309,8 @@ def _distillations(rows: int, v: int, d: int, e: int) -> list[Row]:
     logits: Shapes = ((rows, v), (rows, v))
     layers: Shapes = ((rows, d), (v, d), (rows, e), (v, e))
     label = f"[{rows}, {d}] x [{v}, {d}], teacher {e}"
+    likely: Shapes = ((rows, d), (v, d), (rows, 64), (rows, 64))
+    taught = f"[{rows}, {d}] x [{v}, {d}], 64 classes"
     return [
         Row("kl_div_with_logits", f"[{rows}, {v}]", logits, {}),
         Row("kl_div_with_logits_backward", f"[{rows}, {v}]", ((), *logits), {}),
@@ -315,6 +318,9 @@ def _distillations(rows: int, v: int, d: int, e: int) -> list[Row]:
         Row("linear_kl_div", label, layers, {}),
         Row("linear_kl_div_backward", label, ((), *layers), {}),
         Row("linear_kl_div_with_gradient", label, layers, {}),
+        Row("linear_topk_kl_div", taught, likely, {}),
+        Row("linear_topk_kl_div_backward", taught, ((), *likely), {}),
+        Row("linear_topk_kl_div_with_gradient", taught, likely, {}),
     ]
 
 

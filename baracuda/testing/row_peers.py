@@ -318,51 +318,6 @@ def linear_cross_entropy_with_gradient(
     return loss, d @ weight, d.T @ hidden, *(() if bias is None else (d.sum(0),))
 
 
-def kl_div_with_logits(xp: Any, logits: Array, teacher_logits: Array) -> Array:
-    student, teacher = (log_softmax(xp, x) for x in (logits, teacher_logits))
-    if hasattr(xp, "nn"):
-        how = {"reduction": "batchmean", "log_target": True}
-        return xp.nn.functional.kl_div(student, teacher, **how)
-    return xp.sum(xp.exp(teacher) * (teacher - student)) / logits.shape[0]
-
-
-def kl_div_with_logits_backward(
-    xp: Any, dloss: Array, logits: Array, teacher_logits: Array
-) -> Array:
-    return (softmax(xp, logits) - softmax(xp, teacher_logits)) * (dloss / logits.shape[0])
-
-
-def kl_div_with_logits_with_gradient(
-    xp: Any, logits: Array, teacher_logits: Array
-) -> tuple[Array, Array]:
-    one, both = xp.ones_like(logits[0, 0]), (logits, teacher_logits)
-    return kl_div_with_logits(xp, *both), kl_div_with_logits_backward(xp, one, *both)
-
-
-def linear_kl_div(xp: Any, hidden: Array, weight: Array, *teacher: Array) -> Array:
-    return kl_div_with_logits(xp, *_both(hidden, weight, *teacher))
-
-
-def linear_kl_div_backward(
-    xp: Any, dloss: Array, hidden: Array, weight: Array, *teacher: Array
-) -> tuple[Array, ...]:
-    d = kl_div_with_logits_backward(xp, dloss, *_both(hidden, weight, *teacher))
-    return d @ weight, d.T @ hidden
-
-
-def linear_kl_div_with_gradient(
-    xp: Any, hidden: Array, weight: Array, *teacher: Array
-) -> tuple[Array, ...]:
-    loss, d = kl_div_with_logits_with_gradient(xp, *_both(hidden, weight, *teacher))
-    return loss, d @ weight, d.T @ hidden
-
-
-def _both(*factors: Array) -> tuple[Array, Array]:
-    """The logits of a student and of its teacher."""
-    hidden, weight, teacher_hidden, teacher_weight = factors
-    return hidden @ weight.T, teacher_hidden @ teacher_weight.T
-
-
 def _linear(xp: Any, hidden: Array, weight: Array, bias: Array | None) -> Array:
     if bias is None:
         return hidden @ weight.T
@@ -423,6 +378,4 @@ EXPRESSIONS = (
     soft_target_cross_entropy_with_gradient, nll_loss, nll_loss_backward, linear_cross_entropy,
     linear_cross_entropy_backward, linear_cross_entropy_with_gradient, log_prob, log_prob_backward,
     linear_log_prob, linear_log_prob_backward, linear_log_prob_with_gradient,
-    kl_div_with_logits, kl_div_with_logits_backward, kl_div_with_logits_with_gradient,
-    linear_kl_div, linear_kl_div_backward, linear_kl_div_with_gradient,
 )  # fmt: skip

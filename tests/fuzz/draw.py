@@ -277,8 +277,8 @@ def _adjust(
         strides = [strides] * len(dims) if isinstance(strides, int) else strides
         for dim, k, s in zip(dims, sizes, strides, strict=True):
             axes["o" + dim] = windows(axes[dim], k, s, options.get("ceil_mode", False))
-    if spec.role("target").below == "v":
-        # A class for every target; the few problems without classes have no rows.
+    if any(spec.role(name).below == "v" for name in ("target", "teacher_ids")):
+        # A class for every index; the few problems without classes have no rows.
         rows = math.prod(axes["b"]) * math.prod(axes.get("c", ()))
         axes["v"] = max(axes["v"], 1) if rows else axes["v"]
 

@@ -261,6 +261,11 @@ def _divergence(x: Any, y: Any, t: Any, o: Any) -> Any:
         each = beta * kl(mixture, teacher) + (1 - beta) * kl(mixture, student)
     else:
         each = kl(student, teacher) if o["kind"] == "forward" else kl(teacher, student)
+    return _weighed(each, t, o)
+
+
+def _weighed(each: Any, t: Any, o: Any) -> Any:
+    """What becomes of the losses of rows, which may have weights."""
     if "row_weight" not in t:
         return reduced(each, o["reduction"])
     each = each * t["row_weight"]
@@ -284,6 +289,22 @@ def linear_kl_div(t: Any, o: Any) -> Any:
 
 
 formula("linear_kl_div_with_gradient")(_with_gradient(linear_kl_div, ("hidden", "weight")))
+
+
+@formula("linear_topk_kl_div")
+def linear_topk_kl_div(t: Any, o: Any) -> Any:
+    log = F.log_softmax(F.linear(t["hidden"], t["weight"]) / o["temperature"], -1)
+    ids, v = t["teacher_ids"], log.shape[-1]
+    valid = (ids >= 0) & (ids < v)
+    probs = torch.where(valid, t["teacher_probs"], 0)
+    own = log.gather(-1, torch.where(valid, ids, 0).long()) if v else torch.zeros_like(probs)
+    each = torch.where(probs == 0, 0, torch.xlogy(probs, probs) - probs * own).sum(-1)
+    return (_weighed(each, t, o),)
+
+
+formula("linear_topk_kl_div_with_gradient")(
+    _with_gradient(linear_topk_kl_div, ("hidden", "weight"))
+)
 
 
 @formula("nll_loss")

@@ -72,6 +72,11 @@ def clip_scale(t: Any, o: Any) -> tuple[Any, ...]:
     return norm, factor * o["grad_scale"], (~finite).to(norm.dtype)
 
 
+@formula("scale_by")
+def scale_by(t: Any, o: Any) -> tuple[Any, ...]:
+    return (t["x"] * o["factor"],)
+
+
 @formula("ema")
 def ema(t: Any, o: Any) -> tuple[Any, ...]:
     return (t["average"] + (1 - o["decay"]) * (t["value"] - t["average"]),)

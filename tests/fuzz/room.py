@@ -203,7 +203,7 @@ def _divergence(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     """Differences of logarithms of probabilities, which may cancel, times these."""
     options = drawn.options
     pairs = [(f"{of}hidden", f"{of}weight") for of in ("", "teacher_")]
-    logits = [t[x] @ t[w].T for x, w in pairs] if "hidden" in t else (
+    logits = [t[x] @ t[w].T for x, w in pairs if x in t] if "hidden" in t else (
         [t["logits"], t["teacher_logits"]]
     )  # fmt: skip
     size = 1 + sum(map(_finite, logits)) / options.get("temperature", 1.0)
@@ -382,7 +382,9 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     "linear_log_prob_with_gradient": _pulled,
     **dict.fromkeys(("kl_div_with_logits", "kl_div_with_logits_backward",
                      "kl_div_with_logits_with_gradient", "linear_kl_div", "linear_kl_div_backward",
-                     "linear_kl_div_with_gradient"), _divergence),
+                     "linear_kl_div_with_gradient", "linear_topk_kl_div",
+                     "linear_topk_kl_div_backward", "linear_topk_kl_div_with_gradient"),
+                    _divergence),
     "rms_norm_add": _residual,
     "rms_norm_add_backward": _norm,
     **{f"{name}_norm_backward": _norm for name in (

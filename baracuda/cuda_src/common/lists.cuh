@@ -3,12 +3,16 @@
 // A table in device memory has a row for each set of arrays: the addresses of the inputs and
 // outputs, then their number of elements. Behind the rows stands, for each chunk of at most
 // `elements` elements, its row (low half) and its place among the chunks of that row (high half).
-// A block takes one chunk, or every gridDim.x-th one.
+// A block takes one chunk, or every gridDim.x-th one. Where a functor, readied, is `idle`, its first
+// output has the value of its first input: chunks in place are left alone.
 #pragma once
 #include "elementwise.cuh"
 #ifdef __CUDACC__
 
 namespace baracuda {
+
+template <class F> DEVICE auto idle(const F& f, int) -> decltype(f.idle()) { return f.idle(); }
+template <class F> DEVICE bool idle(const F&, long) { return false; }
 
 struct Table {
   const u64* table;
@@ -45,6 +49,7 @@ template <template <class> class F, class T, int V, int WIDE = 0> struct Lists {
     ROLLED for (i32 chunk = blockIdx.x; chunk < args.chunks; chunk += gridDim.x) {
       const u64 place = map[chunk];
       const u64* const row = args.table + i64(u32(place)) * (ALL + 1);
+      if (OUT == 1 && idle(f, 0) && row[0] == row[IN]) continue;
       const i64 begin = i64(place >> 32) * args.elements, left = i64(row[ALL]) - begin;
       const i32 count = left < args.elements ? i32(left) : args.elements;
       typename One::Args own;

@@ -229,13 +229,14 @@ class Early:
         How many results there are before the gradients.
     """
 
-    __slots__ = ("_count", "_run", "apply", "link", "places", "results")
+    __slots__ = ("_count", "_run", "_scale", "apply", "link", "places", "results")
 
     def __init__(
-        self, link: Link, run: Planned, places: tuple[int | None, ...], results: int
-    ) -> None:
+        self, link: Link, run: Planned, places: tuple[int | None, ...], results: int,
+        choices: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         self.link, self.places, self.apply, self._run = link, places, _apply_early, run
-        self.results = results
+        self.results, self._scale = results, partial(registry["scale_by"].plan, **choices)
         # A plan is for calls that write None for a missing array, and for those that do not.
         self._count = max(link.inputs) + 1
 
@@ -248,6 +249,14 @@ class Early:
         """The results, and the gradients for a cotangent of 1."""
         return self._run(arrays[: self._count], scalars)
 
+    def scaled(self, made: Sequence[Array], dloss: Array) -> Sequence[Array]:
+        """The gradients times the cotangent, in their place; they are left alone where it is 1."""
+        if dloss.is_cuda:
+            self._scale(made)(made, out=made, factor=dloss)
+        elif dloss.device.type != "cpu" or dloss.item() != 1:
+            made = [x.mul_(dloss) for x in made]
+        return made
+
 
 def _early(problem: Problem, link: Link) -> Early | None:
     spec = adjoint.ahead(problem)
@@ -257,8 +266,9 @@ def _early(problem: Problem, link: Link) -> Early | None:
     results = adjoint.made_ahead(spec, problem)
     names = [None if x is None else adjoint.dual(problem.spec, x.name) for x in problem.inputs]
     places = tuple([results.index(n) if n in results else None for n in names])
-    run = Planned(registry[spec.name], {**problem.options, **_choices(problem)})
-    return Early(link, run, places, len(problem.outputs))
+    choices = _choices(problem)
+    run = Planned(registry[spec.name], {**problem.options, **choices})
+    return Early(link, run, places, len(problem.outputs), choices)
 
 
 class FusedEarly(torch.autograd.Function):
@@ -285,7 +295,7 @@ class FusedEarly(torch.autograd.Function):
         else:
             # Asked for again, they are made again: the same bits.
             made = early(arrays, scalars)[early.results :] if made is None else made
-            scaled = [x.mul_(dloss) for x in made]
+            scaled = early.scaled(made, dloss)
             found = [None if k is None else scaled[k] for k in early.places]
         return None, None, *found[: len(ctx.needs_input_grad) - 2]
 

@@ -28,6 +28,9 @@ PRODUCTS = {
     "linear_kl_div": (1, 1),
     "linear_kl_div_backward": (3, 1),
     "linear_kl_div_with_gradient": (3, 1),
+    "linear_topk_kl_div": (1,),
+    "linear_topk_kl_div_backward": (3,),
+    "linear_topk_kl_div_with_gradient": (3,),
 }
 
 
