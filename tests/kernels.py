@@ -6,7 +6,7 @@ powers and sizes of windows) has a `Case`, a layout or an alignment below that l
 have too many combinations for any run: unless ``BARACUDA_ALL_KERNELS=1``, norms other than the
 Euclidean go without the alignments between the ends, and without 64-bit offsets in strips, as do
 losses; and variants that only `autotune` asks for are planned for fully aligned arrays alone.
-Outside of the full lane nothing is planned for alignments between the ends.
+Outside of the full lane nothing is planned for alignments between the ends, and float16 is dense.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ def cases(spec: OpSpec) -> tuple[Case, ...]:
 
 def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
     """Every form of an op, at all sizes and in all layouts; with the layout of given outputs."""
-    for (case, form), layout in product(tried(spec, cases(spec)), LAYOUTS):
+    for (case, form), layout in product(tried(spec, cases(spec)), layouts_of(spec, dtype)):
         options = options_of(spec, case)
         if (
             "rotary_dim" in spec.options
@@ -358,6 +358,15 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
             for more in results(spec, dtype):
                 given = {**options, **more}
                 yield check.problem(spec, list(arrays.values()), given, DEFAULT), layout[2]
+
+
+def layouts_of(spec: OpSpec, dtype: str) -> tuple[tuple[str, ...], ...]:
+    """In which layouts a dtype is planned: outside of the full lane float16 is dense.
+
+    It is as wide as bfloat16, so that its kernels differ by the dtype alone.
+    """
+    alike = dtype == "float16" and "bfloat16" in spec.dtypes and not spec.moves
+    return LAYOUTS[:1] if alike and not FULL else LAYOUTS
 
 
 def mixtures(spec: OpSpec, form: Signature, dtype: str) -> tuple[tuple[Wide, ...], ...]:

@@ -50,11 +50,13 @@ def exact(one: Trial) -> Trial:
 
 def made(op: str, dtype: str, mixed: Mixed) -> Iterator[Trial]:
     form = registry[op].spec.signatures[-1]
-    for n in LENGTHS:
+    sums = registry[op].spec.accumulates
+    # What reads the longest rows again adds up as `streamed_trials` has it, of fewer columns.
+    for n in LENGTHS if lanes.FULL or not sums else LENGTHS[:-1]:
         shapes = {p.name: p.shape({"b": (3, 5) if n < 100 else (2,), "n": n}) for p in form.inputs}
         for how in ("dense", "odd", "stepped") if n == 64 else ("dense",):
             yield trial(op, shapes, dtype, how, mixed=mixed, **CAST)
-    if registry[op].spec.accumulates:
+    if sums:
         yield from kept_trials(op, dtype, mixed, **CAST)
         yield from streamed_trials(op, dtype, mixed, **CAST)
 
