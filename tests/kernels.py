@@ -245,6 +245,11 @@ CASES = {
     "lp_pool2d": POOL_2D,
     "indexing": INDEXING,
     "embedding": EMBEDDING,
+    "index_select": (
+        Case({"b": (), "n": 90, "c": (8, 8), "k": 300}, axis=0),
+        Case({"b": (3,), "n": 9, "c": (7,), "k": 30}, axis=1),
+        Case({"b": (3,), "n": 9000, "c": (), "k": 300}, axis=-1),
+    ),
     "segment_sum": SEGMENTS,
     "segment_mean": SEGMENTS,
     "segment_max": SEGMENTS,

@@ -46,6 +46,9 @@ def small(op: str) -> Row:
         shapes, options = dict.fromkeys(("src", "index", "dout"), (4, 5)), {"axis": 1}
         if op == "gather_backward":
             options["src_shape"] = (4, 5)
+        if op.startswith("index_select"):
+            shapes = {"src": (4, 5), "index": (6,), "dout": (4, 6)}
+            options |= {"src_shape": (4, 5)} if op.endswith("backward") else {}
         if "ids" in spec.arrays:
             shapes = {"ids": (3, 2), "weight": (4, 5), "dy": (3, 2, 5)}
             options = {"weight_shape": (4, 5)} if op.endswith("backward") else {}

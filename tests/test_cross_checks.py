@@ -133,6 +133,10 @@ def rows():
         yield f"gather {axis}", "gather", [normal(*shape), index(shape[axis], *at)], (
             {"axis": axis}
         ), lambda src, i, axis=axis: torch.gather(src, axis, i)  # fmt: skip
+    for shape, axis in [((7, 5), 0), ((4, 6, 3), 1), ((4, 6), -1)]:
+        yield f"index_select {axis}", "index_select", [normal(*shape), index(shape[axis], 9)], (
+            {"axis": axis}
+        ), lambda src, i, axis=axis: torch.index_select(src, axis, i)  # fmt: skip
     for name, scale, padding in [("", 1.0, None), (" scaled", -1.75, None), (" padded", 1.0, 2)]:
         options = {"scale": scale, "padding_idx": padding}
         yield f"embedding{name}", "embedding", [index(5, 4, 6), normal(5, 3)], options, (
@@ -324,7 +328,7 @@ def forward(op, *arrays, **options):
 def backward(op, dy, arrays, options):
     """The gradients by the explicit function, one for each floating input."""
     call = getattr(bc, f"{op}_backward")
-    if op == "gather":
+    if op in ("gather", "index_select"):
         src, at = arrays
         return (call(dy, at, src_shape=tuple(src.shape), **options),)
     if op == "embedding":

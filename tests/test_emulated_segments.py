@@ -223,3 +223,26 @@ def test_the_place_of_an_id_out_of_range_is_reported(ascending: bool) -> None:
     emulator.run(entries("float32"), steps, [data, ids, out], 1, ())
     text = index_errors._explain(record.ticket, record.value, record.position)
     assert text == "segment_sum: segment_ids: expected 0 <= i < 23, got 25 at position (299,)"
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((23, 16), 0), ((3, 7, 5), 1), ((2, 9), -1)])
+def test_slices_are_taken_and_added_along_any_axis(shape: tuple[int, ...], axis: int) -> None:
+    rng, many = np.random.default_rng(4), 150
+    index = rng.integers(-1, shape[axis] + 1, many)
+    good = (index >= 0) & (index < shape[axis])
+    src = rng.standard_normal(shape).astype(np.float32)
+    rows = np.moveaxis(src, axis, 0)[np.where(good, index, 0)]
+    taken = np.moveaxis(rows * good.reshape(-1, *[1] * (len(shape) - 1)), 0, axis)
+    dout = rng.standard_normal(taken.shape).astype(np.float32)
+    sums = np.zeros(np.moveaxis(src, axis, 0).shape)
+    np.add.at(sums, index[good], np.moveaxis(dout, axis, 0)[good].astype(np.float64))
+    options = {"axis": axis, "src_shape": shape}
+    for op, arrays, want in (
+        ("index_select", [src, index], taken),
+        ("index_select_backward", [dout, index], np.moveaxis(sums, 0, axis)),
+    ):
+        given = options if op.endswith("backward") else {"axis": axis}
+        steps = plan(call_of(op, arrays, **given))
+        out = emulator.empty(want.shape, "float32")
+        emulator.run(tuple(s.entry for s in steps.kernels), steps, [*arrays, out], 1, ())
+        np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5 if steps.workspaces else 0)

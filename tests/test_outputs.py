@@ -41,6 +41,8 @@ SUMS: dict[str, tuple[list[Any], dict[str, Any]]] = {
         drawn(*[(24, 4, 3, 16), (24, 4, 1, 16)] * 2, (16,), (16,)), {}),
     "gather_backward": (
         [*drawn((96, 8)), RNG.integers(0, 7, (96, 8))], {"axis": 0, "src_shape": (7, 8)}),
+    "index_select_backward": (
+        [*drawn((96, 8)), RNG.integers(0, 7, 96)], {"axis": 0, "src_shape": (7, 8)}),
     "embedding_backward": (
         [*drawn((96, 8)), RNG.integers(0, 7, 96)], {"weight_shape": (7, 8)}),
     "segment_sum": ([*drawn((96, 8)), RNG.integers(0, 7, 96)], {"num_segments": 7}),

@@ -56,6 +56,12 @@ def indexed(problem: Problem) -> Indexed:
     return Indexed(name, whole.name, asked.name, axis, run)
 
 
+def of_elements(problem: Problem) -> bool:
+    """Whether the op has an index for each element: it points along an axis that is an option."""
+    index = next(p for p in problem.signature.inputs if p.name == problem.spec.indices[0])
+    return bool(index.groups)
+
+
 @cache
 def grouping(spec: OpSpec) -> frozenset[str]:
     """The indices that put their entries in groups: they point along an axis of no array."""

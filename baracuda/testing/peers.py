@@ -274,6 +274,22 @@ def embedding_backward(
     return out * scale
 
 
+def index_select(xp: Any, src: Array, index: Array, *, axis: int) -> Array:
+    if hasattr(xp, "index_select"):
+        return xp.index_select(src, axis, index)
+    return xp.take(src, index, axis=axis)
+
+
+def index_select_backward(
+    xp: Any, dout: Array, index: Array, *, axis: int, src_shape: tuple[int, ...]
+) -> Array:
+    if hasattr(xp, "index_select"):
+        return dout.new_zeros(src_shape).index_add_(axis, index, dout)
+    rows = xp.moveaxis(dout, axis, 0)
+    n = src_shape[axis]
+    return xp.moveaxis(_reduced(xp, rows, index, n, "sum", 0.0), 0, axis)
+
+
 def _beside(ids: Array, x: Array) -> Array:
     """One id for each element of a row, as `scatter_reduce` takes them."""
     return ids[(slice(None), *[None] * (x.ndim - 1))].expand_as(x)
@@ -362,6 +378,7 @@ EXPRESSIONS: dict[str, Expression] = {
         lerp, lerp_backward, rope, rope_backward, rope_with_tables, rope_with_tables_backward,
         rope_qk, rope_qk_backward, rope_qk_with_tables, rope_qk_with_tables_backward, lp_pool2d,
         lp_pool2d_backward, gather, gather_backward, embedding, embedding_backward,
+        index_select, index_select_backward,
         segment_sum, segment_sum_backward, segment_mean, segment_mean_backward,
         segment_max, segment_max_backward, segment_softmax, segment_softmax_backward,
         *row_peers.EXPRESSIONS, *distillation_peers.EXPRESSIONS,

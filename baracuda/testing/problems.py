@@ -56,6 +56,7 @@ def host_rows(n: int) -> list[Row]:
         )
     )
     rows += _embeddings((n,), (4 * n, n), ("uniform",))
+    rows += _selections((4 * n, n), n)
     rows += _segments(4 * n, n, n // 8, ("uniform",))
     return rows + _others(rows, f"[{n}, {n}]", square)
 
@@ -82,6 +83,16 @@ def _embeddings(ids: Shape, table: Shape, drawn: Sequence[str]) -> list[Row]:
     dy = (*ids, table[1])
     rows += [Row("embedding_backward", f"{label}, {how}", (dy, ids), options, how) for how in drawn]
     return rows
+
+
+def _selections(src: Shape, many: int) -> list[Row]:
+    """Rows of an array, and its gradient."""
+    label, out = f"{list(src)}, {many} rows", (many, src[1])
+    options: dict[str, Any] = {"axis": 0}
+    return [
+        Row("index_select", label, (src, (many,)), options),
+        Row("index_select_backward", label, (out, (many,)), {**options, "src_shape": src}),
+    ]
 
 
 def _segments(e: int, n: int, d: int, drawn: Sequence[str]) -> list[Row]:
@@ -149,6 +160,7 @@ def device_rows(dtype: str) -> list[Row]:
     # The vocabulary of Llama 3, for one sequence and for a batch.
     for ids in (8192, 65536):
         rows += _embeddings((ids,), (128256, 4096), ("uniform", "zipf", "equal"))
+    rows += _selections((2**17, 1024), 2**18)
     rows += _segments(2**21, 2**17, 128, ("uniform", "zipf", "equal"))
     for row in _scatters():
         rows.append(row)

@@ -63,7 +63,8 @@ class Row:
     @property
     def broadcast(self) -> Shape:
         """The shape that an index gets: in a gradient it has an entry for each element."""
-        return self.shapes[0] if "src_shape" in self.options else self.own
+        beside = "src_shape" in self.options and len(self.own) == len(self.shapes[0])
+        return self.shapes[0] if beside else self.own
 
     @property
     def extent(self) -> int:
@@ -120,7 +121,7 @@ class Row:
 # Inputs of which an element is read for each index alone.
 PICKED = {"nll_loss": "x"}
 # Inputs of which as much is read as the result has.
-LOOKED_UP = {"embedding": "weight"}
+LOOKED_UP = {"embedding": "weight", "index_select": "src"}
 
 
 def ideal_bytes(problem: Problem) -> int:

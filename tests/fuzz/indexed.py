@@ -50,6 +50,14 @@ def _looked_up(x: Any, ids: Any) -> Any:
     return out
 
 
+@formula("index_select_backward")
+def index_select_backward(t: Any, o: Any) -> Any:
+    axis, shape = o["axis"], np.moveaxis(np.empty(o["src_shape"]), o["axis"], 0).shape
+    dout, index = np.moveaxis(t["dout"].numpy(), axis, 0), t["index"].numpy()
+    sums = _sums(dout, index, shape, _valid(index, shape[0])).astype(np.float64)
+    return (np.moveaxis(sums, 0, axis),)
+
+
 @formula("segment_sum")
 def reduced(t: Any, o: Any) -> Any:
     data, ids, n = t["data"].numpy(), t["segment_ids"].numpy(), o["num_segments"]

@@ -28,6 +28,13 @@ def gather(src: Any, index: Any, axis: int) -> Any:
     return out
 
 
+def index_select(src: Any, index: Any, axis: int) -> Any:
+    """The same for whole slices."""
+    lines = index.reshape([-1 if i == axis % src.ndim else 1 for i in range(src.ndim)])
+    shape = [len(index) if i == axis % src.ndim else n for i, n in enumerate(src.shape)]
+    return gather(src, np.broadcast_to(lines, shape), axis)
+
+
 @formula("gather_backward")
 def gather_backward(t: Any, o: Any) -> Any:
     dout, index = t["dout"].numpy(), t["index"].numpy()

@@ -68,8 +68,9 @@ def _moved(drawn: Drawn, truth: Any, eps: float, seed: int) -> tuple[Any, Any]:
 def reference(drawn: Drawn, truth: Any) -> tuple[list[Any], list[Any]]:
     """What the formula says of these inputs, and how far each result may be from it."""
     spec, store = drawn.spec, named(drawn.dtype)
-    if drawn.op == "gather":
-        return [moves.gather(truth["src"], truth["index"], drawn.options["axis"])], [np.zeros(())]
+    if spec.moves:
+        moved = getattr(moves, drawn.op)
+        return [moved(truth["src"], truth["index"], drawn.options["axis"])], [np.zeros(())]
     compute = store if spec.composite else named(store.accumulate)
     wide = {n: x if x.dtype.kind in "iub" else x.astype(np.float64) for n, x in truth.items()}
     with np.errstate(all="ignore"):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from baracuda.backends.numpy import blocks, indexed
 from baracuda.declaration.backend import Prepared
+from baracuda.declaration.indexed import of_elements
 from baracuda.declaration.spec import OpSpec, Problem
 
 # By the schedules of kernels, of those without a functor.
@@ -36,9 +37,10 @@ class NumPyBackend:
         kernel = problem.spec.kernel
         if kernel is None or kernel.schedule not in _INDEXED:
             return blocks.prepare(problem)
-        # What has no axis has an index for each row.
-        whole = kernel.functor or "axis" not in problem.options
-        return indexed.rows(problem) if whole else _INDEXED[kernel.schedule](problem)
+        # Those of its own take an index for each element.
+        if kernel.functor or not of_elements(problem):
+            return indexed.rows(problem)
+        return _INDEXED[kernel.schedule](problem)
 
 
 BACKEND = NumPyBackend()

@@ -6,7 +6,6 @@ gets its sums by way of a workspace.
 
 from __future__ import annotations
 
-import dataclasses
 from math import prod
 
 from baracuda import layouts
@@ -27,8 +26,11 @@ _NAME = "lists"
 
 def plan(call: Call) -> Steps:
     """Invert the index, then sum the lists."""
-    of, framed, out = indexed(call.problem), frame(call), call.out()
-    if not prod(out.shape):
+    framed, given = frame(call), call.view(indexed(call.problem).index)
+    # The entries first, and the axis that they stand for.
+    values, index = (_first(x, framed.axis, framed.run) for x in (framed.asked, framed.index))
+    run, target = framed.run, _first(framed.whole, framed.axis, 1)
+    if not prod(target.shape):
         return Steps((), variant=_NAME)
     steps: list[Step | Zero] = []
     more: list[tuple[Shape, str]] = []
@@ -38,20 +40,18 @@ def plan(call: Call) -> Steps:
         slot = call.workspace(lists.WORKSPACES + len(more) - 1)
         return View(slot, 0, shape, layouts.contiguous(shape))
 
-    values, index, target = framed.asked, framed.index, out
-    if not prod(values.shape):
+    out, adding = target, call
+    flat = (prod(values.shape[:run]), *values.shape[run:])
+    if not prod(flat):
         # Lists of nothing.
-        flat = (0, *out.shape[1:])
+        run, flat = 1, (0, *out.shape[1:])
         values, index = (View(x.slot, 0, flat, layouts.contiguous(flat)) for x in (values, index))
-        framed = dataclasses.replace(framed, asked=values, index=index, run=1)
-    flat, adding = values.shape if framed.run == 1 else of.flat(values.shape), call
-    if framed.run != 1 or not near(index):
-        given = call.view(of.index)
+    if run != 1 or not near(index):
         dtype = call.problem.index_dtype or ""
         line = room((prod(given.shape),), dtype)
         steps.append(packed(call, given, line, named(dtype).itemsize))
         index = View(line.slot, 0, flat, (1, *(0,) * (len(flat) - 1)))
-    if framed.run != 1 or not _lies(values):
+    if run != 1 or not _lies(values):
         side = room(flat, call.problem.dtype)
         steps.append(packed(call, values, side, call.itemsize))
         values = side
@@ -69,6 +69,13 @@ def plan(call: Call) -> Steps:
     if adding is not call:
         steps.append(settle(call, target, out))
     return Steps(tuple(steps), (*made.workspaces, *more), variant=_NAME)
+
+
+def _first(view: View, axis: int, run: int) -> View:
+    """With some axes, from one on, before all others."""
+    cut = slice(axis, axis + run)
+    shape, strides = ((*x[cut], *x[:axis], *x[axis + run :]) for x in (view.shape, view.strides))
+    return View(view.slot, view.offset, shape, strides)
 
 
 def near(view: View) -> bool:
