@@ -131,7 +131,7 @@ def tried(mutants: Sequence[Mutant], jobs: int, folder: Path) -> int:
     start, first = time.monotonic(), copied(ROOT, folder / "0", _LEFT_OUT)
     tests = sorted({test for one in mutants for test in one.tests})
     # What is red anyway kills nothing.
-    status = ended(started(first, tests, folder / "output", last=False))
+    status = ended(started(first, tests, folder / "output", "-n", str(jobs), last=False))
     print(f"{time.monotonic() - start:.0f} s for the tests as they are", flush=True)
     if status != 0:
         print((folder / "output").read_text(), "the tests fail without a mutant", sep="\n")
