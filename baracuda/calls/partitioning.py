@@ -26,7 +26,8 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     for which the whole extent counts. Groups are batches, or what `OpSpec.batches` says. Of single
     axes, those along which
     positions are given, those of which every index is looked up on its own, and those of
-    elementwise ops where no array holds two halves. None, where elements are numbered.
+    elementwise ops where no array holds two halves. None that an index points along, and none
+    where elements are numbered.
     """
     if spec.numbered:
         return frozenset()
@@ -40,13 +41,14 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
         for t in p.terms
         if not t.group
     }
+    pointed = {spec.role(name).below for name in given}
     shared = frozenset.intersection(*[p.reached for p in form.outputs], *_cotangents(spec, form))
     return shared & frozenset(
         t.name
         for p in form.outputs
         for t in p.terms
         if spec.batch(t)
-        or t.name in counted | looked_up
+        or t.name in (counted | looked_up) - pointed
         or (spec.elementwise and t.name not in packed)
     )
 

@@ -17,22 +17,30 @@ from baracuda.declaration.spec import Case
 from baracuda.declaration.values import flag, optional, sizes
 from baracuda.families.chunks import Chunk, Gradients, Rows
 from baracuda.families.composites import run
+from baracuda.families.indexing import added, taken
 from baracuda.families.log_probs import COTANGENTS, OPTIONS, RESULTS, SCALARS, TARGET
 from baracuda.families.numerics import are_narrow
-from baracuda.libraries import A, Array
+from baracuda.libraries import A, Array, library_of
 
 __all__ = ["linear_log_prob", "linear_log_prob_backward", "linear_log_prob_with_gradient"]
 
 _OPTIONS = {**OPTIONS, "chunk": optional(lambda op, name, value: sizes(1)(op, name, value)[0])}
-_SUMMED = {**TARGET, **COTANGENTS, "dweight": roles.total(), "dbias": roles.total()}
+_INDICES = {**TARGET, "rows": roles.index("n")}
+_SUMMED = {**_INDICES, **COTANGENTS, "dweight": roles.total(), "dbias": roles.total()}
 
 _linear = partial(
     op, category="log_prob", dtypes=FLOATS, scalars=SCALARS, products=True, composite=True
 )
 _CASES = (
-    Case({"b": (5,), "d": 4, "v": 9}, chunk=3, temperature=2.0, softcap=2.0),
-    Case({"b": (2, 3), "d": 3, "v": 7}),
+    Case({"b": (5,), "n": 6, "m": 4, "d": 4, "v": 9}, chunk=3, temperature=2.0, softcap=2.0),
+    Case({"b": (2, 3), "n": 3, "m": 2, "d": 3, "v": 7}),
 )
+
+
+def _forms(*forms: str) -> tuple[str, ...]:
+    """These, and those of them that list rows of [n, d]."""
+    listed = [form.replace("*b", "n").replace(" ->", ", rows[m] ->", 1) for form in forms]
+    return (*forms, *listed)
 
 
 class _Pull(NamedTuple):
@@ -105,21 +113,95 @@ def _add(
     gradients.add(chunk, slopes, pull.live[chunk.rows, ...])
 
 
+class _Listed:
+    """The rows that an index lists, along the first axis of arrays, and sums of them there."""
+
+    def __init__(self, at: Array, hidden: Array, mode: str) -> None:
+        self._at, self._n, self._library = at, hidden.shape[0], library_of(hidden)
+        self._options = {"padding_idx": None, "scale": 1.0, "mode": mode}
+
+    def _plain(self, x: Array) -> bool:
+        state = self._library.state((x, self._at))
+        return self._library.writable and not (state and state[0])
+
+    def of(self, x: Array) -> Array:
+        """Those of an array; zeros for what is out of range."""
+        if x.ndim == 2 and self._plain(x):
+            # The error of a row out of range is that of a kernel.
+            return run("embedding", (self._at, x), None, self._options)
+        return taken(x, self._at, 0)
+
+    def targets(self, target: Array, ignore_index: int) -> Array:
+        """Their targets; what is out of range is ignored."""
+        valid = (self._at >= 0) & (self._at < self._n)
+        return self._library.xp.where(valid, taken(target, self._at, 0), ignore_index)
+
+    def back(self, x: Array) -> Array:
+        """An array of all rows, from what there is of those that are listed."""
+        if not self._plain(x):
+            return added(x, self._at, 0, self._n)
+        xp = self._library.xp
+        width = x.shape[1] if x.ndim > 1 else 1
+        options = {**self._options, "weight_shape": (self._n, width)}
+        flat = xp.reshape(x, (x.shape[0], width))
+        every = run("embedding_backward", (flat, self._at), None, options)
+        return xp.reshape(every, (self._n, *x.shape[1:]))
+
+
+def _gradients(
+    pulls: tuple[Array, Array | None],
+    given: tuple[Array, Array, Array, Array | None],
+    at: Array | None,
+    chunk: int | None,
+    options: dict[str, Any],
+    results: bool,
+) -> tuple[Array, ...]:
+    """Of the rows at an index, or of all: the results where these are asked for, and gradients."""
+    (dlog_prob, dentropy), (hidden, weight, target, bias) = pulls, given
+    listed = None if at is None else _Listed(at, hidden, options["mode"])
+    if listed is not None:
+        hidden, target = listed.of(hidden), listed.targets(target, options["ignore_index"])
+        dlog_prob, dentropy = (None if x is None else listed.of(x) for x in pulls)
+    rows = Rows(hidden, weight, target, bias, chunk, gradients=True)
+    pull = _pull(rows, dlog_prob, dentropy, options["temperature"])
+    gradients = Gradients(rows, pull.units, pull.scale, are_narrow())
+    parts, asked = list[tuple[Array, ...]](), {**options, "entropy": dentropy is not None}
+    for part in rows.chunks():
+        if results:
+            parts.append(_found(rows, part, asked))
+        _add(gradients, rows, part, pull, options)
+        # Before there are logits of another.
+        del part
+    found = _joined(rows, parts) if results else []
+    back, *others = gradients.found()
+    if listed is not None:
+        found, back = [*map(listed.back, found)], listed.back(back)
+    return *found, back, *others
+
+
 def _joined(rows: Rows, parts: list[tuple[Array, ...]]) -> list[Array]:
     """Each result, of all chunks."""
     return [rows.reduced(list(x), "none") for x in zip(*parts, strict=True)]
 
 
 @_linear(
-    "hidden[*b d], weight[v d], target[*b] -> log_prob[*b] if entropy=False",
-    "hidden[*b d], weight[v d], target[*b], bias[v] -> log_prob[*b] if entropy=False",
-    "hidden[*b d], weight[v d], target[*b] -> log_prob[*b], entropy[*b] if entropy=True",
-    "hidden[*b d], weight[v d], target[*b], bias[v] -> log_prob[*b], entropy[*b] if entropy=True",
+    *_forms(
+        "hidden[*b d], weight[v d], target[*b] -> log_prob[*b] if entropy=False",
+        "hidden[*b d], weight[v d], target[*b], bias[v] -> log_prob[*b] if entropy=False",
+        "hidden[*b d], weight[v d], target[*b] -> log_prob[*b], entropy[*b] if entropy=True",
+        "hidden[*b d], weight[v d], target[*b], bias[v]"
+        " -> log_prob[*b], entropy[*b] if entropy=True",
+    ),
     options={**_OPTIONS, "entropy": flag},
-    roles={**TARGET, **RESULTS},
+    roles={**_INDICES, **RESULTS},
     cases=(
-        Case({"b": (5,), "d": 4, "v": 9}, temperature=0.7, softcap=2.0, entropy=True),
-        Case({"b": (2, 3), "d": 3, "v": 7}),
+        Case(
+            {"b": (5,), "n": 6, "m": 4, "d": 4, "v": 9},
+            temperature=0.7,
+            softcap=2.0,
+            entropy=True,
+        ),
+        Case({"b": (2, 3), "n": 3, "m": 2, "d": 3, "v": 7}),
     ),
 )
 def linear_log_prob(
@@ -127,6 +209,7 @@ def linear_log_prob(
     weight: Array,
     target: Array,
     bias: Array | None = None,
+    rows: Array | None = None,
     /,
     *,
     temperature: float = 1.0,
@@ -149,8 +232,14 @@ def linear_log_prob(
         The token of each row: int32 or int64, ``0 <= target < v``.
     bias : array of shape [v], optional
         Added to the logits of each row, 0 by default: dtype of `hidden`.
-    temperature, softcap, ignore_index, entropy, mode
+    rows : array of shape [m], optional
+        The rows that are computed, all by default, where `hidden` has the shape [n, d]: int32 or
+        int64, ``0 <= rows < n``. Others take no time and count as ignored. What is listed twice
+        counts twice.
+    temperature, softcap, ignore_index, entropy
         As in `log_prob`.
+    mode : {"raise", "drop"}
+        What a target or a row out of range does: raise, or count as ignored.
     chunk : int, optional
         Rows per chunk. Default: as many rows as give 2**28 logits.
     **dispatch
@@ -165,7 +254,7 @@ def linear_log_prob(
     ------
     IndexError, TypeError, ValueError
         As `log_prob`. On a GPU the late error of a target names `log_prob`, and counts its
-        position from the first row of the chunk.
+        position from the first row of the chunk; that of a row names `embedding`.
 
     Notes
     -----
@@ -181,28 +270,34 @@ def linear_log_prob(
     >>> bc.linear_log_prob(hidden, weight, np.asarray([0, 1]), entropy=True)
     (array([-1.38629436, -0.28768207]), array([0.56233514, 0.56233514]))
     """
-    rows = Rows(hidden, weight, target, bias, chunk)
     options = {
         "temperature": temperature, "softcap": softcap, "ignore_index": ignore_index,
         "entropy": entropy, "mode": mode,
     }  # fmt: skip
+    listed = None if rows is None else _Listed(rows, hidden, mode)
+    if listed is not None:
+        hidden, target = listed.of(hidden), listed.targets(target, ignore_index)
+    some = Rows(hidden, weight, target, bias, chunk)
     parts = []
-    for part in rows.chunks():
-        parts.append(_found(rows, part, options))
+    for part in some.chunks():
+        parts.append(_found(some, part, options))
         # Before there are logits of another.
         del part
-    first, *more = _joined(rows, parts)
+    found = _joined(some, parts)
+    first, *more = found if listed is None else map(listed.back, found)
     return (first, more[0]) if more else first
 
 
 @_linear(
-    "dlog_prob[*b], hidden[*b d], weight[v d], target[*b] -> dhidden[*b d], dweight[v d]",
-    "dlog_prob[*b], dentropy[*b], hidden[*b d], weight[v d], target[*b]"
-    " -> dhidden[*b d], dweight[v d]",
-    "dlog_prob[*b], hidden[*b d], weight[v d], target[*b], bias[v]"
-    " -> dhidden[*b d], dweight[v d], dbias[v]",
-    "dlog_prob[*b], dentropy[*b], hidden[*b d], weight[v d], target[*b], bias[v]"
-    " -> dhidden[*b d], dweight[v d], dbias[v]",
+    *_forms(
+        "dlog_prob[*b], hidden[*b d], weight[v d], target[*b] -> dhidden[*b d], dweight[v d]",
+        "dlog_prob[*b], dentropy[*b], hidden[*b d], weight[v d], target[*b]"
+        " -> dhidden[*b d], dweight[v d]",
+        "dlog_prob[*b], hidden[*b d], weight[v d], target[*b], bias[v]"
+        " -> dhidden[*b d], dweight[v d], dbias[v]",
+        "dlog_prob[*b], dentropy[*b], hidden[*b d], weight[v d], target[*b], bias[v]"
+        " -> dhidden[*b d], dweight[v d], dbias[v]",
+    ),
     adjoint_of="linear_log_prob",
     options=_OPTIONS,
     roles=_SUMMED,
@@ -215,6 +310,7 @@ def linear_log_prob_backward(
     weight: Array,
     target: Array,
     bias: Array | None = None,
+    rows: Array | None = None,
     /,
     *,
     temperature: float = 1.0,
@@ -232,7 +328,7 @@ def linear_log_prob_backward(
         Gradient of the log-probabilities: dtype of `hidden`, or float32 beside 16 bits.
     dentropy : array of shape [*b] or None
         Gradient of the entropies: dtype of `dlog_prob`. None counts as zeros.
-    hidden, weight, target, bias, temperature, softcap, ignore_index, chunk, mode, **dispatch
+    hidden, weight, target, bias, rows, temperature, softcap, ignore_index, chunk, mode, **dispatch
         As in `linear_log_prob`.
 
     Returns
@@ -262,28 +358,24 @@ def linear_log_prob_backward(
     (array([[0.27465307]]), array([[-0.25],
            [ 0.25]]))
     """
-    rows = Rows(hidden, weight, target, bias, chunk, gradients=True)
-    pull = _pull(rows, dlog_prob, dentropy, temperature)
-    gradients = Gradients(rows, pull.units, pull.scale, are_narrow())
     options = {
         "temperature": temperature, "softcap": softcap, "ignore_index": ignore_index, "mode": mode,
     }  # fmt: skip
-    for part in rows.chunks():
-        _add(gradients, rows, part, pull, options)
-        # Before there are logits of another.
-        del part
-    return gradients.found()
+    pulls, given = (dlog_prob, dentropy), (hidden, weight, target, bias)
+    return _gradients(pulls, given, rows, chunk, options, results=False)
 
 
 @_linear(
-    "dlog_prob[*b], hidden[*b d], weight[v d], target[*b]"
-    " -> log_prob[*b], dhidden[*b d], dweight[v d]",
-    "dlog_prob[*b], dentropy[*b], hidden[*b d], weight[v d], target[*b]"
-    " -> log_prob[*b], entropy[*b], dhidden[*b d], dweight[v d]",
-    "dlog_prob[*b], hidden[*b d], weight[v d], target[*b], bias[v]"
-    " -> log_prob[*b], dhidden[*b d], dweight[v d], dbias[v]",
-    "dlog_prob[*b], dentropy[*b], hidden[*b d], weight[v d], target[*b], bias[v]"
-    " -> log_prob[*b], entropy[*b], dhidden[*b d], dweight[v d], dbias[v]",
+    *_forms(
+        "dlog_prob[*b], hidden[*b d], weight[v d], target[*b]"
+        " -> log_prob[*b], dhidden[*b d], dweight[v d]",
+        "dlog_prob[*b], dentropy[*b], hidden[*b d], weight[v d], target[*b]"
+        " -> log_prob[*b], entropy[*b], dhidden[*b d], dweight[v d]",
+        "dlog_prob[*b], hidden[*b d], weight[v d], target[*b], bias[v]"
+        " -> log_prob[*b], dhidden[*b d], dweight[v d], dbias[v]",
+        "dlog_prob[*b], dentropy[*b], hidden[*b d], weight[v d], target[*b], bias[v]"
+        " -> log_prob[*b], entropy[*b], dhidden[*b d], dweight[v d], dbias[v]",
+    ),
     options=_OPTIONS,
     roles={**_SUMMED, **RESULTS},
     cases=_CASES,
@@ -295,6 +387,7 @@ def linear_log_prob_with_gradient(
     weight: Array,
     target: Array,
     bias: Array | None = None,
+    rows: Array | None = None,
     /,
     *,
     temperature: float = 1.0,
@@ -313,7 +406,7 @@ def linear_log_prob_with_gradient(
         gradient: dtype of `hidden`, or float32 beside 16 bits.
     dentropy : array of shape [*b] or None
         Gradient of the entropies: dtype of `dlog_prob`. None asks for no entropies.
-    hidden, weight, target, bias, temperature, softcap, ignore_index, chunk, mode, **dispatch
+    hidden, weight, target, bias, rows, temperature, softcap, ignore_index, chunk, mode, **dispatch
         As in `linear_log_prob`.
 
     Returns
@@ -344,16 +437,8 @@ def linear_log_prob_with_gradient(
     (array([-0.28768207]), array([[-0.5],
            [ 0.5]]))
     """
-    rows = Rows(hidden, weight, target, bias, chunk, gradients=True)
-    pull = _pull(rows, dlog_prob, dentropy, temperature)
-    gradients = Gradients(rows, pull.units, pull.scale, are_narrow())
     options = {
         "temperature": temperature, "softcap": softcap, "ignore_index": ignore_index, "mode": mode,
     }  # fmt: skip
-    parts = []
-    for part in rows.chunks():
-        parts.append(_found(rows, part, {**options, "entropy": dentropy is not None}))
-        _add(gradients, rows, part, pull, options)
-        # Before there are logits of another.
-        del part
-    return *_joined(rows, parts), *gradients.found()
+    pulls, given = (dlog_prob, dentropy), (hidden, weight, target, bias)
+    return _gradients(pulls, given, rows, chunk, options, results=True)

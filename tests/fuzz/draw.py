@@ -143,6 +143,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "weight_decay": (0.01, 0.1, 0), "momentum": (0.9, 0.5, 0), "dampening": (0.0, 0.0, 0.1),
     "nesterov": (False, True), "grad_scale": (1.0, 128.0, 0.3), "found_inf": (0.0, 0.0, 0.0, 1.0),
     "copy": (False, True), "decay": (0.9, 0.999, 0.5), "max_norm": (1.0, 0.5, 30.0),
+    "factor": (0.5, 1.0, -3.0),
     "padding_idx": (None, 0, 0),
     "kind": ("forward", "reverse", "jsd"), "grad_dtype": ("accumulate", "accumulate", "weight"),
     "metrics": (False, True),
@@ -279,8 +280,11 @@ def _adjust(
             axes["o" + dim] = windows(axes[dim], k, s, options.get("ceil_mode", False))
     if any(spec.role(name).below == "v" for name in ("target", "teacher_ids")):
         # A class for every index; the few problems without classes have no rows.
-        rows = math.prod(axes["b"]) * math.prod(axes.get("c", ()))
+        rows = math.prod(axes.get("b", (axes.get("n"),))) * math.prod(axes.get("c", ()))
         axes["v"] = max(axes["v"], 1) if rows else axes["v"]
+    if "rows" in spec.indices and not axes.get("n", 1):
+        # There is no row to list.
+        axes["m"] = 0
 
 
 def windows(extent: int, size: int, stride: int, ceil: bool) -> int:

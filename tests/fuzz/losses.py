@@ -201,6 +201,14 @@ def log_prob(t: Any, o: Any) -> Any:
 
 @formula("linear_log_prob")
 def linear_log_prob(t: Any, o: Any) -> Any:
+    if "rows" in t:
+        n, at = len(t["hidden"]), t["rows"].long()
+        at = at[(at >= 0) & (at < n)]
+        some = {name: x[at] if name in ("hidden", "target") else x for name, x in t.items()}
+        del some["rows"]
+        return tuple([
+            torch.zeros(n, dtype=x.dtype).index_add(0, at, x) for x in linear_log_prob(some, o)
+        ])  # fmt: skip
     logits = F.linear(t["hidden"], t["weight"], t.get("bias"))
     return log_prob({**t, "logits": logits}, o)
 
@@ -297,7 +305,9 @@ def linear_topk_kl_div(t: Any, o: Any) -> Any:
     ids, v = t["teacher_ids"], log.shape[-1]
     valid = (ids >= 0) & (ids < v)
     probs = torch.where(valid, t["teacher_probs"], 0)
-    own = log.gather(-1, torch.where(valid, ids, 0).long()) if v else torch.zeros_like(probs)
+    # Of no classes the sum is 0, and the derivatives are there.
+    of_none = log.sum(-1, keepdim=True).expand(probs.shape)
+    own = log.gather(-1, torch.where(valid, ids, 0).long()) if v else of_none
     each = torch.where(probs == 0, 0, torch.xlogy(probs, probs) - probs * own).sum(-1)
     return (_weighed(each, t, o),)
 

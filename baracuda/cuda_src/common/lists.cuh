@@ -3,7 +3,7 @@
 // A table in device memory has a row for each set of arrays: the addresses of the inputs and
 // outputs, then their number of elements. Behind the rows stands, for each chunk of at most
 // `elements` elements, its row (low half) and its place among the chunks of that row (high half).
-// A block takes one chunk, or every gridDim.x-th one. Where a functor, readied, is `idle`, its first
+// A block takes one chunk, or every gridDim.x-th one. Where a functor, readied, is `idle`, its
 // output has the value of its first input: chunks in place are left alone.
 #pragma once
 #include "elementwise.cuh"

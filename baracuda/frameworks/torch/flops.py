@@ -5,6 +5,7 @@ As it counts no other elementwise or row-wise work, ops without products have no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -34,18 +35,21 @@ PRODUCTS = {
 }
 
 
-def _formula(products: tuple[int, ...], first: int, *shapes: Any, **_: Any) -> int:
-    """Two for each multiplication and addition; from the place `first` on stand both factors of
-    each layer.
-    """
+def _formula(products: tuple[int, ...], arrays: Sequence[str], *shapes: Any, **_: Any) -> int:
+    """Two for each multiplication and addition; both factors of each layer stand side by side."""
+    # Cotangents come before them.
+    first, given = arrays.index("hidden"), dict(zip(arrays, shapes, strict=False))
     factors = zip(products, shapes[first::2], shapes[first + 1 :: 2], strict=False)
-    return sum(2 * many * prod(hidden) * int(weight[0]) for many, hidden, weight in factors)
+    listed = given.get("rows")
+    return sum(
+        2 * many * (prod(hidden[:-1]) if listed is None else listed[0]) * prod(weight)
+        for many, hidden, weight in factors
+    )
 
 
 for _name, _products in PRODUCTS.items():
     flop_counter.register_flop_formula(getattr(torch.ops.baracuda, _name))(
-        # Cotangents come before them.
-        partial(_formula, _products, registry[_name].spec.arrays.index("hidden"))
+        partial(_formula, _products, registry[_name].spec.arrays)
     )
 
 
