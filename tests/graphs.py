@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from baracuda.calls import check
 from baracuda.calls.op import registry
 from baracuda.frameworks.torch import operators
 from baracuda.testing.cases import Call, Subject
@@ -25,6 +26,14 @@ def calls(
 def floats(arrays: list[Any]) -> list[torch.Tensor]:
     """Those that may have gradients."""
     return [x for x in arrays if x is not None and x.is_floating_point()]
+
+
+def options_of(call: Call) -> dict[str, Any]:
+    """All options of a call as its operator takes them: integers have a sign."""
+    spec = registry[call.subject.op].spec
+    options = check.arguments(spec, {**spec.options, **spec.scalars}, call.options)
+    bits = {name for name, code in zip(spec.scalars, spec.codes, strict=True) if code == "Q"}
+    return {k: v - (v >> 63 << 64) if k in bits else v for k, v in options.items()}
 
 
 def overload(call: Call) -> Any:

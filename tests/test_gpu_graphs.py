@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from device import MARKS
-from graphs import calls, floats, overload
+from graphs import calls, floats, options_of, overload
 from torch._dynamo.utils import counters
 
 import baracuda as bc
-from baracuda.calls import adjoint, check
+from baracuda.calls import adjoint
 from baracuda.calls.op import registry
 from baracuda.testing.cases import Call
 
@@ -47,9 +47,7 @@ def results(call: Call, function: Any, arrays: list[Any]) -> tuple[torch.Tensor,
 @each_op
 def test_operators_keep_their_promises(op: str) -> None:
     for call in calls(op, "float32", "cuda", "cuda"):
-        spec = registry[op].spec
-        options = check.arguments(spec, {**spec.options, **spec.scalars}, call.options)
-        torch.library.opcheck(overload(call), tuple(watched(call)), options)
+        torch.library.opcheck(overload(call), tuple(watched(call)), options_of(call))
 
 
 @pytest.mark.filterwarnings("ignore:\\s*Online softmax is disabled:UserWarning")

@@ -12,12 +12,12 @@ import lanes
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from graphs import calls, floats, overload
+from graphs import calls, floats, options_of, overload
 from kinds import USUAL, runs_both_ways
 from torch._dynamo.backends.common import aot_autograd
 
 import baracuda as bc
-from baracuda.calls import adjoint, check
+from baracuda.calls import adjoint
 from baracuda.calls.op import registry
 from baracuda.frameworks.torch import operators
 from baracuda.testing.cases import Call
@@ -58,12 +58,8 @@ def test_operators_keep_their_promises(op: str, promises: str) -> None:
         arrays = call.given()
         for x in floats(arrays):
             x.requires_grad_()
-        spec = registry[op].spec
-        options = check.arguments(spec, {**spec.options, **spec.scalars}, call.options)
-        bits = {name for name, code in zip(spec.scalars, spec.codes, strict=True) if code == "Q"}
-        options = {k: v - (v >> 63 << 64) if k in bits else v for k, v in options.items()}
         known = PROMISES[promises]
-        torch.library.opcheck(overload(call), tuple(arrays), options, test_utils=known)
+        torch.library.opcheck(overload(call), tuple(arrays), options_of(call), test_utils=known)
 
 
 def test_no_promise_is_left_out() -> None:

@@ -50,7 +50,8 @@ def taken_by(spec: OpSpec) -> bool:
 
 def are(arrays: Sequence[Any]) -> bool:
     """Whether these are sequences of arrays."""
-    return bool(arrays) and type(arrays[0]) in (list, tuple)
+    # Not `bool`, which not every torch.compile reads of a tuple.
+    return len(arrays) > 0 and type(arrays[0]) in (list, tuple)
 
 
 def watched(arrays: Lists) -> bool:

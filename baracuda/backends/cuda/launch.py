@@ -22,7 +22,7 @@ from baracuda.backends.cuda.launch_plan import DeviceFacts, Step
 from baracuda.forks import Guard
 
 OK = driver.CUresult.CUDA_SUCCESS
-_NO_CONTEXT = (
+NO_CONTEXT = (
     driver.CUresult.CUDA_ERROR_INVALID_CONTEXT,
     driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
 )
@@ -190,7 +190,7 @@ class Launch:
         self.pack(room[0], 0, *words)
         status = launch_kernel(self.function, *self.fixed, stream, room[1], 0)[0]
         if status != OK:
-            if status in _NO_CONTEXT:
+            if status in NO_CONTEXT:
                 # A thread that has not used its current device yet: now it has a context there, as
                 # after any call of the CUDA runtime.
                 Device(self._ordinal).set_current()

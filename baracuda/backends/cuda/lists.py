@@ -72,9 +72,13 @@ def at_once(words: NDArray[np.uint64]) -> int:
     return int(address)
 
 
-def capturing(stream: Any) -> bool:
-    """Whether a graph is being captured from a stream."""
-    return bool(checked(driver.cuStreamIsCapturing(stream)) == _CAPTURING)
+def capturing(stream: Any, ordinal: int) -> bool:
+    """Whether a graph is being captured from a stream; the thread has a context afterwards."""
+    found = driver.cuStreamIsCapturing(stream)
+    if found[0] in NO_CONTEXT:
+        Device(ordinal).set_current()
+        found = driver.cuStreamIsCapturing(stream)
+    return bool(checked(found) == _CAPTURING)
 
 
 class Table:
@@ -233,7 +237,7 @@ class ListRunner:
 
     def _table(self, key: tuple[list[int], list[int]], handle: int, stream: Any) -> int:
         """The device address of a table of these addresses."""
-        table, captured = self._tables.get(handle), capturing(stream)
+        table, captured = self._tables.get(handle), capturing(stream, self._facts.ordinal)
         if table is None or table.written != key:
             table = self._written(key, stream, table, captured)
             self._tables[handle] = table
