@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -21,6 +21,7 @@ from baracuda.backends.cuda.compiler import INCLUDE, beside
 from baracuda.calls.op import registry
 
 ROOT = Path(__file__).parents[1]
+T = TypeVar("T")
 LANE = os.environ.get("BARACUDA_LANE", "test")
 FULL = LANE == "full"
 # What every op goes through: a change here touches all of them.
@@ -128,3 +129,20 @@ def cases(values: Iterable[Any], usual: Callable[[Any], bool]) -> list[Any]:
         for v in values
         if FULL or usual(v)
     ]
+
+
+def ends(values: Iterable[T]) -> list[T]:
+    """The first and the last of an op's forms, without and with what is optional; or all of them.
+
+    For what compiles each form anew, where another test has all forms without compiling them.
+    """
+    every = list(values)
+    return every if FULL else every[:1] + every[1:][-1:]
+
+
+def thinned(usual: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """`usual`, for tests of which the full lane has more: there all are marked, as `cases` does.
+
+    So `make test-touched`, which runs what is marked, tries the whole of what changed.
+    """
+    return lambda value: usual(value) and not FULL
