@@ -161,7 +161,7 @@ def device(monkeypatch: pytest.MonkeyPatch, memory: Memory) -> Iterator[StubDevi
 
     monkeypatch.setattr(lists, "Staging", Staging)
     monkeypatch.setattr(lists, "at_once", at_once)
-    monkeypatch.setattr(lists, "capturing", lambda stream: memory.capturing)
+    monkeypatch.setattr(lists, "capturing", lambda stream, ordinal: memory.capturing)
     for module in (launch, fast_call):
         monkeypatch.setattr(module, "launch_kernel", run)
     fast_call._binder.cache_clear()

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
+from cuda.core import Device
 from numpy.typing import NDArray
 
 from baracuda.backends.cuda.launch import (
+    NO_CONTEXT,
     Launch,
     as_before,
     checked,
