@@ -298,4 +298,7 @@ def test_a_value_is_refused_or_means_the_same_on_a_gpu(op):
             with pytest.raises(IndexError):
                 bc.check_errors()
             continue
+        if option == "sorted" and not isinstance(want, Exception):
+            # A promise that the ids of this call do not keep.
+            continue
         assert_alike(got, want, f"{op}: {option}={shown(value)}")

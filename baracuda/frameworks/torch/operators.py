@@ -278,6 +278,8 @@ graphs["torch"] = called
 
 
 def _define(op: Op[Any, Any]) -> None:
+    # Dynamo guards what a declaration keeps: nothing is added to it while a program is read.
+    _ = op.spec.discrete
     every = overloads(op)
     if len(every) > 1:
         _several[op.spec.name] = [
