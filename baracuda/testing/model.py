@@ -1,7 +1,8 @@
 """A language model of transformers, trained as it is and with other kernels: time, memory, losses.
 
 Random weights, a text that ships with Python, no network. The variants differ in what is patched,
-in whether torch.compile has the model, and in whether attention is told that it is causal.
+in whether torch.compile has the model, in whether attention is told that it is causal, and in the
+optimiser.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 
+from baracuda import optim
 from baracuda.examples.charlm import python_reference
 from baracuda.libraries import Array
 from baracuda.testing import block
@@ -70,6 +72,7 @@ class Variant:
     compiled: bool = False
     causal: bool = False
     """Attention gets no mask, and is causal by its kernel; an eager model does so by itself."""
+    optimiser: Callable[..., Any] = torch.optim.AdamW
 
 
 def liger(model: Any) -> None:
@@ -88,6 +91,7 @@ VARIANTS = (
     Variant("torch.compile", compiled=True),
     Variant("torch.compile, causal kernel", compiled=True, causal=True),
     Variant("baracuda", patched),
+    Variant("baracuda, bc.optim.AdamW", patched, optimiser=optim.AdamW),
     Variant("baracuda, torch.compile", patched, compiled=True),
     Variant("baracuda, torch.compile, causal kernel", patched, compiled=True, causal=True),
     # The last, as it replaces functions of transformers in the whole process.
@@ -153,7 +157,7 @@ def train(variant: Variant, name: str, sizes: Sizes, device: str) -> tuple[Outco
 
 def _train(variant: Variant, model: Any, sizes: Sizes, device: str) -> tuple[Outcome, list[Array]]:
     on_gpu = device == "cuda"
-    optimiser = torch.optim.AdamW(model.parameters(), lr=sizes.rate, fused=on_gpu)
+    optimiser = variant.optimiser(model.parameters(), lr=sizes.rate, fused=on_gpu)
     task = torch.compile(model, fullgraph=True, dynamic=False) if variant.compiled else model
     text = batches(sizes, device)
     losses: list[Array] = []
