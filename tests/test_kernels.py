@@ -78,7 +78,6 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "16_rows_v8_d2_i32_wide5": (32, "the same"),
     "_lists_v8": (8, "sm_86 and sm_89: one register of the longest lists"),
     "embedding_backward_bf16_lists_v8": (52, "rows in flight outweigh a few registers of a scale"),
-    "segment_mean_f16_lists_v8": (24, "rows in flight outweigh a few registers of a count"),
 }
 
 KINDS = [
