@@ -244,6 +244,7 @@ def test_kernels_are_found_whatever_arrays_are_called(name: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.slow("every kernel of every op is planned")
 def test_allowances_are_for_kernels_that_exist() -> None:
     names = [e.symbol for kind in KINDS for e in kernels.entries(*map(str, kind.values))]
     for part, (_, reason) in ALLOWED.items():
