@@ -38,7 +38,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from philox import dropped
+from fuzz.philox import dropped
 
 import baracuda as bc
 

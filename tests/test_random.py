@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from philox import dropped, masks
-from philox import philox as reference
+from fuzz.philox import dropped, masks
+from fuzz.philox import philox as reference
 
 import baracuda as bc
 from baracuda.families.philox import philox

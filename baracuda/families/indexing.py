@@ -50,6 +50,9 @@ def segments(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
     n: int = options["num_segments"]
     if n < 0:
         raise value_error(op, "num_segments", "an integer >= 0", n)
+    # Kernels hold a size in 32 bits.
+    if n >= 1 << 31:
+        raise value_error(op, "num_segments", "an integer < 2**31", n)
     return {"n": n}
 
 

@@ -24,11 +24,11 @@ __all__ = [
 ]
 
 IDS = {"segment_ids": roles.index("n")}
-OPTIONS = {"num_segments": integer, "mode": choice("raise", "drop")}
 
 _segment = partial(
     op,
     category="indexing",
+    options={"num_segments": integer, "sorted": flag, "mode": choice("raise", "drop")},
     resolve=indexing.segments,
     derived=("n",),
     cases=(
@@ -37,11 +37,7 @@ _segment = partial(
         Case({"e": 6, "d": (), "n": 8}, num_segments=8),
     ),
 )
-_forward = partial(
-    _segment,
-    "data[e *d], segment_ids[e] -> out[n *d]",
-    options={**OPTIONS, "sorted": flag},
-)
+_forward = partial(_segment, "data[e *d], segment_ids[e] -> out[n *d]")
 
 
 @_forward(
@@ -91,7 +87,7 @@ def segment_sum(
     TypeError
         `data` not floating, `segment_ids` neither int32 nor int64; mixed libraries or devices.
     ValueError
-        `segment_ids` not as long as `data`, `num_segments` below 0.
+        `segment_ids` not as long as `data`, `num_segments` not in [0, 2**31).
 
     Notes
     -----
@@ -115,7 +111,6 @@ def segment_sum(
 @_segment(
     "dout[n *d], segment_ids[e] -> ddata[e *d]",
     adjoint_of="segment_sum",
-    options=OPTIONS,
     roles=IDS,
     kernel=Kernel("indexing.cu", "", schedule="gather"),
 )
@@ -125,6 +120,7 @@ def segment_sum_backward(
     /,
     *,
     num_segments: int,
+    sorted: bool = False,
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
 ) -> A:
@@ -138,6 +134,8 @@ def segment_sum_backward(
         int32 or int64: the segment of each row.
     num_segments : int
         The number of segments, n.
+    sorted : bool
+        Promises that `segment_ids` ascend, as in `segment_sum`; without effect here.
     mode : {"raise", "drop"}
         What an id out of range does: raise, or give a row of 0.
     **dispatch
@@ -210,7 +208,7 @@ def segment_mean(
     TypeError
         `data` not floating, `segment_ids` neither int32 nor int64; mixed libraries or devices.
     ValueError
-        `segment_ids` not as long as `data`, `num_segments` below 0.
+        `segment_ids` not as long as `data`, `num_segments` not in [0, 2**31).
 
     Notes
     -----
@@ -232,7 +230,6 @@ def segment_mean(
 @_segment(
     "dout[n *d], segment_ids[e] -> ddata[e *d]",
     adjoint_of="segment_mean",
-    options=OPTIONS,
     roles=IDS,
     kernel=Kernel("indexing.cu", "Evenly", schedule="segments"),
 )
@@ -242,6 +239,7 @@ def segment_mean_backward(
     /,
     *,
     num_segments: int,
+    sorted: bool = False,
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
 ) -> A:
@@ -255,6 +253,8 @@ def segment_mean_backward(
         int32 or int64: the segment of each row.
     num_segments : int
         The number of segments, n.
+    sorted : bool
+        Promises that `segment_ids` ascend, as in `segment_sum`.
     mode : {"raise", "drop"}
         What an id out of range does: raise, or give a row of 0.
     **dispatch
@@ -329,7 +329,7 @@ def segment_max(
     TypeError
         `data` not floating, `segment_ids` neither int32 nor int64; mixed libraries or devices.
     ValueError
-        `segment_ids` not as long as `data`, `num_segments` below 0.
+        `segment_ids` not as long as `data`, `num_segments` not in [0, 2**31).
 
     Notes
     -----
@@ -347,7 +347,6 @@ def segment_max(
 @_segment(
     "dout[n *d], data[e *d], out[n *d], segment_ids[e] -> ddata[e *d]",
     adjoint_of="segment_max",
-    options=OPTIONS,
     roles=IDS,
     kernel=Kernel("indexing.cu", "Shared", schedule="segments"),
 )
@@ -359,6 +358,7 @@ def segment_max_backward(
     /,
     *,
     num_segments: int,
+    sorted: bool = False,
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
 ) -> A:
@@ -376,6 +376,8 @@ def segment_max_backward(
         int32 or int64: the segment of each row.
     num_segments : int
         The number of segments, n.
+    sorted : bool
+        Promises that `segment_ids` ascend, as in `segment_sum`.
     mode : {"raise", "drop"}
         What an id out of range does: raise, or give a row of 0.
     **dispatch

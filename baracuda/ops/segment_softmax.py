@@ -77,7 +77,7 @@ def segment_softmax(
     TypeError
         `data` not floating, `segment_ids` neither int32 nor int64; mixed libraries or devices.
     ValueError
-        `segment_ids` not as long as `data`, `num_segments` below 0.
+        `segment_ids` not as long as `data`, `num_segments` not in [0, 2**31).
 
     Notes
     -----
@@ -148,7 +148,7 @@ def segment_softmax_backward(
     TypeError
         `y` not floating, `segment_ids` neither int32 nor int64; mixed libraries or devices.
     ValueError
-        `dy` not of the shape of `y`, `segment_ids` not as long, `num_segments` below 0.
+        `dy` not of the shape of `y`, `segment_ids` not as long, `num_segments` not in [0, 2**31).
 
     Notes
     -----

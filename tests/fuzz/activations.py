@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from philox import masks
 from scipy import special
 
 from .formulas import FORMULAS, Formula, formula
+from .philox import masks
 
 SQRT = math.sqrt(2 / math.pi)
 SELU, SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946

@@ -2,7 +2,8 @@
 //
 // A thread fills V units that lie side by side in the output. When SHARED they have one index in
 // common (an index broadcast along trailing axes) and are one vector of the source as well; else
-// each has its own, read XI at a time. F is what becomes of an element on its way.
+// each has its own, read XI at a time. F is what becomes of an element on its way,
+// and ADD adds it to what the output holds.
 #pragma once
 #include "tiles.cuh"
 #ifdef __CUDACC__
@@ -19,7 +20,8 @@ template <class T, class P> struct GatherArrays {
   T* out;
 };
 
-template <class T, class P, bool SHARED, int V, int XI, int DEPTH, class I, class F = Unchanged>
+template <class T, class P, bool SHARED, int V, int XI, int DEPTH, class I, class F = Unchanged,
+          bool ADD = false>
 struct Gather {
   static constexpr int RESIDENT = 4;
 
@@ -46,7 +48,13 @@ struct Gather {
     UNROLL for (int d = 0; d < DEPTH; ++d) {
       if (first + d * I(blockDim.x) >= args.items) return;
       args.apply(out[d]);
-      store<V>(args.out + at[d][2], out[d]);
+      if constexpr (ADD) {
+        Acc<T> x[V];
+        widen(out[d], x);
+        put<ADD>(args.out + at[d][2], x);
+      } else {
+        store<V>(args.out + at[d][2], out[d]);
+      }
     }
   }
 

@@ -75,8 +75,8 @@ TUNINGS = {"sm_90": SM_90}
 
 
 def plan(call: Call) -> Steps:
-    """The named variant; by default over the chip, where that pays."""
-    cut = None if call.variant == STRAIGHT or call.functor else _cut(call)
+    """The named variant; by default over the chip, where that pays; straight where it adds."""
+    cut = None if call.variant == STRAIGHT else _cut(call)
     if cut is None or not (call.variant or _pays(call, *cut)):
         return _straight(call)
     return _tiles(call, *cut)
@@ -84,7 +84,7 @@ def plan(call: Call) -> Steps:
 
 def variants(call: Call) -> tuple[str, ...]:
     """Those that take the problem, that of the rule first."""
-    cut = None if call.functor else _cut(call)
+    cut = _cut(call)
     if cut is None:
         return (STRAIGHT,)
     return (TILES, STRAIGHT) if _pays(call, *cut) else (STRAIGHT, TILES)
@@ -131,12 +131,16 @@ def _straight(call: Call) -> Steps:
     packer.indices(items, along, inner.strides[0], inner.strides[1]).walk(split(dims, width), 3)
     arguments = packer.done()
     unit, kind = UNITS[call.itemsize], named(call.problem.index_dtype or "").short
-    unit, change = (call.type, f", {call.functor}") if call.functor else (unit, "")
+    change = ""
+    if call.functor or call.add:
+        unit = call.type
+        change = f", {call.functor or 'Unchanged'}" + ", true" * call.add
     schedule = (
         f"Gather<{unit}, {kind}, {flag(shared)}, {width}, {together}, {depth}, {packer.type}"
         f"{change}>"
     )
-    symbol = ("runs" if shared else "cells", kind, f"v{width}", f"a{together}", packer.type)
+    way = "runs" if shared else "cells"
+    symbol = (way, kind, f"v{width}", f"a{together}", packer.type, *["add"] * call.add)
     entry = call.entry(schedule, len(arguments), *symbol)
     front = [(src.slot, 0), (index.slot, 0), (out.slot, 0)]
     step = Step(entry, (blocks(items, depth), 1), arguments, front, scalars)
@@ -145,6 +149,8 @@ def _straight(call: Call) -> Steps:
 
 def _cut(call: Call) -> tuple[Lanes, Tiling] | None:
     """Lanes and their tiles, where the problem has any that pay."""
+    if call.functor or call.add:
+        return None
     src, index, out = call.of_kind("value"), call.of_kind("index"), call.out()
     if 0 in index.shape or 0 in src.shape or len(index.shape) < len(out.shape):
         return None

@@ -71,7 +71,7 @@ SM_90 = Tuning(
     rows=4,
     elements={2: 6, 4: 7, 8: 7},
     elements_adding=4,
-    elements_finished=6,
+    elements_finished=5,
     rows_of_block=64,
     # About as many as multiprocessors. Two blocks fit one: else not all clusters would start at
     # once.
