@@ -193,9 +193,11 @@ def deep(op, rank):
     """A call of an op, the largest array that has groups of this rank, by axes of 1."""
     case, form = next(tried(op.spec, op.spec.cases))
     groups = {name: x for name, x in case.axes.items() if isinstance(x, tuple)}
-    # Those in front; gather's index has axes of its own, and its axis is the first. Of q and k the
-    # same axes, and of what their angles come from.
-    wide = ("c", "j") if op.spec.category == "indexing" and "j" in groups else (next(iter(groups)),)
+    # Those in front; where an index points along an axis it is the first, and gather's has axes of
+    # its own. Of q and k the same axes, and of what their angles come from.
+    wide = (next(iter(groups)),)
+    if op.spec.category == "indexing" and "axis" in case.options:
+        wide = ("c", "j") if "j" in groups else ("c",)
     if op.spec.category == "rope" and "c" in groups:
         wide = ("b", "c", "i", "u")
     arrays = called(op, case, form).arrays
