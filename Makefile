@@ -30,8 +30,9 @@ test-full: $(VENV)/.test lint  ## everything: every architecture, every dtype on
 	BARACUDA_LANE=full $(PYTEST) --durations 10 --durations-min 1
 
 test-touched: $(VENV)/.test  ## what `test-full` adds, for what changed since SINCE, in 25 minutes
+	@# pytest exits with 5 where no test is left, as after a change of the docs alone.
 	BARACUDA_LANE=full BARACUDA_OPS=touched BARACUDA_SINCE=$(SINCE) \
-	$(PYTEST) -m full --budget 1440
+	$(PYTEST) -m full --budget 1440 || [ $$? -eq 5 ]
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
