@@ -192,6 +192,17 @@ def problems() -> Iterator[str]:
     if kinds != {"all-reduce"}:
         yield f"gradients over devices: {kinds}"
 
+    state = page.same.init(cut)
+    program = jax.jit(page.same.apply).lower(cut, cut, state).compile()
+    if (text := program.as_text()) and COLLECTIVE.search(text):
+        yield "a step over devices sends something"
+    stepped = program(cut, cut, state)
+    alone = jax.jit(page.same.apply)(params, params, page.same.init(params))
+    if (most := apart(stepped, alone)) > 2e-5:
+        yield f"a step over devices: apart {most}"
+    if stepped[0]["head"].sharding != cut["head"].sharding:
+        yield f"a step over devices leaves the head {stepped[0]['head'].sharding}"
+
     # What is compared would be seen to differ.
     wrong = eqx.tree_at(lambda tied: tied.blocks[0].norms, page.tied, replace_fn=lambda x: 1.01 * x)
     if apart(tied(wrong, *batch), cases["equinox"][1]) < 1e-3:
