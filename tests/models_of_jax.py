@@ -203,6 +203,11 @@ def problems() -> Iterator[str]:
     if stepped[0]["head"].sharding != cut["head"].sharding:
         yield f"a step over devices leaves the head {stepped[0]['head'].sharding}"
 
+    table = jnp.asarray(np.asarray(page.table))
+    right = jax.grad(lambda x: loss_of(x[page.ids], x, page.target))(table)
+    if (most := apart(page.slopes, right)) > 2e-5:
+        yield f"along explicit axes: apart {most}"
+
     # What is compared would be seen to differ.
     wrong = eqx.tree_at(lambda tied: tied.blocks[0].norms, page.tied, replace_fn=lambda x: 1.01 * x)
     if apart(tied(wrong, *batch), cases["equinox"][1]) < 1e-3:
