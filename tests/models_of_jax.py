@@ -1,7 +1,8 @@
 """A program of its own, since JAX counts its devices once: docs/jax_models.md beside plain models.
 
 It runs the code of the page on 4 devices of the host, computes the same models in plain
-`jax.numpy`, and prints what differs, as JSON.
+`jax.numpy`, and prints what differs, as JSON. Over devices kernels run as well, or what stands for
+them.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax_stand_in
 import numpy as np
+import pytest
 from documents import defined
 from flax import nnx
+
+import baracuda as bc
 
 # The flags of the page, which compile for longer, come too late.
 assert len(jax.devices()) == 4
@@ -139,12 +144,34 @@ def of_nnx(model: Any) -> tuple[Callable[..., Array], Any]:
     return function, nnx.to_pure_dict(state)
 
 
-def sent(program: Any) -> tuple[set[str], int]:
-    """The kinds of collectives of a compiled program, and the extent of the largest result."""
-    found = COLLECTIVE.findall(program.as_text())
-    shapes = [shape for results, _ in found for shape in SHAPE.findall(results)]
-    sizes = [int(np.prod([int(n) for n in shape.split(",") if n])) for shape in shapes]
-    return {kind for _, kind in found}, max(sizes)
+def sent(program: Any) -> dict[str, int]:
+    """The extent of the largest result of each kind of collective of a compiled program."""
+    most: dict[str, int] = {}
+    for results, kind in COLLECTIVE.findall(program.as_text()):
+        shapes = SHAPE.findall(results)
+        sizes = [int(np.prod([int(n) for n in shape.split(",") if n])) for shape in shapes]
+        most[kind] = max(most.get(kind, 0), *sizes)
+    return most
+
+
+def over_devices(label: str, model: Any, want: Any) -> Iterator[str]:
+    """What is sent for a model over devices, and what it gives."""
+    spread, params = of_nnx(model)
+    batch = [jax.device_put(x, page.batch[0].sharding) for x in (page.ids, page.target)]
+    forward = sent(jax.jit(spread).lower(params, *batch).compile())
+    program = both(spread).lower(params, *batch).compile()
+    if (most := apart(program(params, *batch), want)) > 2e-5:
+        yield f"{label} over devices: apart {most}"
+    # Kernels have the three numbers of a row gathered, which XLA adds up.
+    numbers = forward.pop("all-gather", 0), sent(program).pop("all-gather", 0)
+    if (0 < max(numbers) <= 3 * ROWS * TOKENS) != (label == "kernels"):
+        yield f"{label} over devices: {numbers} numbers are gathered"
+    if forward.keys() != {"all-reduce"} or max(forward.values()) > ROWS // 2 * TOKENS * WIDTH:
+        yield f"{label} over devices: {forward}"
+    if not sent(program).keys() <= {"all-reduce", "all-gather"}:
+        yield f"{label} over devices, gradients: {sent(program)}"
+    if ("baracuda_" in program.as_text()) != (label == "kernels"):
+        yield f"{label} over devices: what runs"
 
 
 def problems() -> Iterator[str]:
@@ -180,18 +207,10 @@ def problems() -> Iterator[str]:
         if (most := apart(got, right)) > 1e-11:
             yield f"float64: apart {most}"
 
+    fresh = page.Model(rngs=nnx.Rngs(3), turn=page.turn, look_up=page.look_up)
     nnx.update(fresh, jax.tree_util.tree_map_with_path(page.placed, nnx.state(fresh)))
-    spread, cut = of_nnx(fresh)
-    given = [jax.device_put(x, page.batch[0].sharding) for x in batch]
-    if (most := apart(both(spread)(cut, *given), want)) > 2e-5:
-        yield f"over devices: apart {most}"
-    kinds, most = sent(jax.jit(spread).lower(cut, *given).compile())
-    if kinds != {"all-reduce"} or most > ROWS // 2 * TOKENS * WIDTH:
-        yield f"over devices: {kinds}, {most} numbers at once"
-    kinds, _ = sent(both(spread).lower(cut, *given).compile())
-    if kinds != {"all-reduce"}:
-        yield f"gradients over devices: {kinds}"
-
+    yield from over_devices("host", fresh, want)
+    cut = of_nnx(fresh)[1]
     state = page.same.init(cut)
     program = jax.jit(page.same.apply).lower(cut, cut, state).compile()
     if (text := program.as_text()) and COLLECTIVE.search(text):
@@ -212,6 +231,11 @@ def problems() -> Iterator[str]:
     wrong = eqx.tree_at(lambda tied: tied.blocks[0].norms, page.tied, replace_fn=lambda x: 1.01 * x)
     if apart(tied(wrong, *batch), cases["equinox"][1]) < 1e-3:
         yield "what is wrong is not seen"
+
+    jax.clear_caches()
+    bc.plan_cache.clear()
+    jax_stand_in.install(pytest.MonkeyPatch())
+    yield from over_devices("kernels", fresh, want)
 
 
 if __name__ == "__main__":
