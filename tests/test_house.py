@@ -65,8 +65,10 @@ HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 HEAVY = {"torch": "torch", "cupy": "cupy", "cupyx": "cupy", "jax": "jax", "jaxlib": "jax",
          "cuda": "cuda", "transformers": "transformers"}  # fmt: skip
 DEMONSTRATE = {"testing", "tools"}
-# Floors that are torch's own, whatever their files are called.
-NAMESAKES = {("nn", "torch"), ("optim", "torch"), ("integrations", "torch")}
+# Floors that are a framework's own, whatever their files are called.
+NAMESAKES = {
+    ("nn", "torch"), ("optim", "torch"), ("integrations", "torch"), ("integrations", "jax"),
+}  # fmt: skip
 # Packages whose modules import each other, besides their own __init__.
 ROOMS = [
     ("backends", "numpy"), ("backends", "torch"), ("backends", "cuda"), ("frameworks", "torch"),

@@ -411,6 +411,26 @@ def test_control_flow_and_recomputation_keep_the_gradient() -> None:
     close((value, slope), (unrolled(x), want), "value_and_grad", 1e-5)
 
 
+def test_policies_of_checkpoint_save_by_name() -> None:
+    x, weight, target = jnp.ones((6, 4)), jnp.ones((9, 4)), jnp.arange(6)
+
+    def loss(x: Any, weight: Any) -> Any:
+        return bc.linear_cross_entropy(bc.rms_norm(jnp.sin(x)), weight, target)
+
+    def made(name: str, *saved: str) -> int:
+        """How often an op is in the program of a gradient: by its own name once, and its call's."""
+        policy = jax.checkpoint_policies.save_only_these_names(*saved)
+        slopes = jax.grad(jax.checkpoint(loss, policy=policy), (0, 1))
+        close(slopes(x, weight), jax.grad(loss, (0, 1))(x, weight), saved, 1e-6)
+        return str(jax.make_jaxpr(slopes)(x, weight)).count(f"name={name}\n")
+
+    head = ["linear_cross_entropy.dhidden", "linear_cross_entropy.dweight"]
+    op = "linear_cross_entropy_with_gradient"
+    assert made(op) == 2 * made(op, *head) > 0
+    assert made(op, *head[:1]) == made(op)
+    assert made("rms_norm") > made("rms_norm", "rms_norm.y") > 0
+
+
 # arguments
 
 

@@ -114,21 +114,11 @@ PLAIN = Ops(
 # -- with baracuda's ops -------------------------------------------------------------------------
 
 
-def _embed(weight: Array, ids: Array) -> Array:
-    index = jnp.broadcast_to(ids.reshape(-1, 1), (ids.size, weight.shape[1]))
-    return bc.gather(weight, index, axis=0).reshape(*ids.shape, -1)
-
-
-def _rotated(q: Array, k: Array) -> tuple[Array, Array]:
-    q, k = (bc.rope(x, base=BASE, interleaved=False, seq_axis=1) for x in (q, k))
-    return q, k
-
-
 FUSED = Ops(
-    _embed,
+    lambda weight, ids: bc.embedding(ids, weight),
     lambda x, weight: bc.rms_norm(x, weight, eps=EPS),
     lambda x, residual, weight: bc.add_rms_norm(x, residual, weight, eps=EPS),
-    _rotated,
+    lambda q, k: bc.rope_qk(q, k, base=BASE, interleaved=False, seq_axis=1),
     bc.swiglu,
     bc.linear_cross_entropy,
 )

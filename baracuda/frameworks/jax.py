@@ -9,6 +9,7 @@ An op is a `jax.custom_jvp` whose tangents are one linear call that transposes i
 - Where the backward takes no floating input but cotangents, the forward is linear; then each of
   the two transposes into the other.
 - Tangents of other ops are those of the body, and so are second derivatives through a backward.
+- What a gradient may need of a call has a name for policies of `jax.checkpoint`: ``rms_norm.y``.
 
 Batching and partitioning are left to JAX and XLA where what they see is the body; a kernel comes
 with rules of its own (`backends.cuda.jax`).
@@ -25,6 +26,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -305,7 +307,7 @@ def _differentiable(
         return tuple(found[dual(names[i])].astype(dtypes[i]) for i in floats)
 
     def by_partner(primals: Sequence[Array], tangents: Sequence[Array]) -> Any:
-        out = function(*primals)
+        out = _named(spec, results, function(*primals))
         known = dict(zip([*names, *results], [*primals, *out], strict=True))
         residuals, along = [known[n] for n in kept], [tangents[i] for i in floats]
         moved = linear_p.bind(*residuals, *along, linear=Linear(len(kept), forward, transpose))
@@ -344,6 +346,7 @@ def _by_early(
     options = {**plan.problem.options, **scalars, **dispatch}
     found = registry[early.name](*arrays, **options)
     out, made = found[: len(plan.problem.outputs)], found[len(plan.problem.outputs) :]
+    made = _named(plan.problem.spec, adjoint.made_ahead(early, plan.problem), made)
 
     def forward(*args: Array) -> tuple[Array, ...]:
         pairs = zip(args[: len(made)], args[len(made) :], strict=True)
@@ -357,6 +360,12 @@ def _by_early(
     rule = Linear(len(made), forward, transpose)
     moved = linear_p.bind(*made, *[tangents[i] for i in floats], linear=rule)
     return out, _along(out, (0,), moved)
+
+
+def _named(spec: OpSpec, names: Sequence[str], arrays: Sequence[Array]) -> tuple[Array, ...]:
+    """Arrays under the names by which a policy of `jax.checkpoint` may save them."""
+    both = zip(names, arrays, strict=True)
+    return tuple([checkpoint_name(x, f"{spec.name}.{name}") for name, x in both])
 
 
 def _along(

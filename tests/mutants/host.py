@@ -911,6 +911,26 @@ _FRAMEWORKS = (
         "front[i] = jnp.broadcast_to(args[i], (size, *args[i].shape))", "pass",
         "test_jax.py::test_gradients_batch_and_nest[add_rms_norm]",
     ),
+    mutant(
+        "what JAX's gradients need has a name", "frameworks/jax.py",
+        'checkpoint_name(x, f"{spec.name}.{name}")', "x",
+        "test_jax.py::test_policies_of_checkpoint_save_by_name",
+    ),
+    mutant(
+        "a skipped step of optax does not count", "integrations/optax.py",
+        "count if skipped is None else jnp.where(skipped, part.count, count)", "count",
+        "test_jax_optax.py::test_gradients_are_clipped_and_steps_skipped_within_the_pass",
+    ),
+    mutant(
+        "parameters of a skipped step do not decay", "integrations/optax.py",
+        "lost = jnp.where(skipped, 0, lost)", "pass",
+        "test_jax_optax.py::test_gradients_are_clipped_and_steps_skipped_within_the_pass",
+    ),
+    mutant(
+        "masks of optax keep parameters from decay", "integrations/optax.py",
+        "if decays and _some(lost):", "if _some(lost):",
+        "test_jax_optax.py::test_a_hundred_steps_are_those_of_optax[adamw-mask]",
+    ),
 )  # fmt: skip
 
 _MODULES = (
