@@ -177,6 +177,8 @@ SEGMENTS = tuple(
     for d, n in (((8, 8), 90), ((33,), 9000), ((), 9))
     for ascending in (False, True)
 )
+# The same, and rows for more than a block.
+PERMUTED = tuple(Case({"t": 30, "k": 3, "d": d, "n": 128}) for d in ((8, 8), (33,), (), (4096,)))
 # Rows for some lanes, for a block near, for one that is left over, for one far, for clusters of two
 # to eight, and for more than a block.
 NORM = tuple(
@@ -250,6 +252,8 @@ CASES = {
         Case({"b": (3,), "n": 9, "c": (7,), "k": 30}, axis=1),
         Case({"b": (3,), "n": 9000, "c": (), "k": 300}, axis=-1),
     ),
+    "permute_rows": tuple(Case({**case.axes}, num_rows=case.axes["n"]) for case in PERMUTED),
+    "unpermute_rows": PERMUTED,
     "segment_sum": SEGMENTS,
     "segment_mean": SEGMENTS,
     "segment_max": SEGMENTS,

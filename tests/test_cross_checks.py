@@ -156,6 +156,17 @@ def rows():
             for s in set(ids.tolist())
         ), torch.zeros_like(data))
     )  # fmt: skip
+    for name, n in (("", 14), (" meeting", 3)):
+        entries = torch.tensor(RNG.permutation(14)) if n == 14 else index(3, 14)
+        at, probs = entries.reshape(7, 2), normal(7, 2)
+        yield f"permute_rows{name}", "permute_rows", [normal(7, 3), at], {"num_rows": n}, (
+            lambda x, at, n=n: x.new_zeros(n, 3).index_add(
+                0, at.reshape(-1), x.repeat_interleave(2, 0)
+            )
+        )  # fmt: skip
+        yield f"unpermute_rows{name}", "unpermute_rows", [normal(n, 3), at, probs], {}, (
+            lambda y, at, probs: (y[at] * probs[..., None]).sum(1)
+        )  # fmt: skip
     for p, k, s in [(2, 3, None), (2, 3, 1), (4, 2, 3), (6, 3, 2)]:
         options = {"norm_type": p, "kernel_size": k, "stride": s}
         yield f"lp_pool1d even {p} {k} {s}", "lp_pool1d", [normal(2, 3, 11)], options, (
@@ -334,8 +345,10 @@ def backward(op, dy, arrays, options):
     if op == "embedding":
         ids, weight = arrays
         return (call(dy, ids, weight_shape=tuple(weight.shape), **options),)
-    if op in ("segment_sum", "segment_mean"):
+    if op in ("segment_sum", "segment_mean", "permute_rows"):
         return (call(dy, arrays[1], **options),)
+    if op == "unpermute_rows":
+        return many(call(dy, *arrays, **options))
     if op == "segment_softmax":
         return (call(dy, forward(op, *arrays, **options), arrays[1], **options),)
     if op == "segment_max":

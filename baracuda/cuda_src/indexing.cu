@@ -6,6 +6,7 @@
 #include "indexed/fixed.cuh"
 #include "indexed/gather.cuh"
 #include "indexed/lists.cuh"
+#include "indexed/permute.cuh"
 #include "indexed/scatter.cuh"
 #include "indexed/transposed_scatter.cuh"
 #include "indexed/units.cuh"

@@ -47,13 +47,23 @@ def added(values: Array, index: Array, axis: int, extent: int) -> Array:
 
 def segments(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
     """The extent n that the option `num_segments` gives."""
-    n: int = options["num_segments"]
+    return {"n": _extent(op, "num_segments", options["num_segments"])}
+
+
+def destinations(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
+    """The extent n that the option `num_rows` gives: one row for each entry of a map by default."""
+    rows = options["num_rows"]
+    entries: Any = prod([axes[name] for name in "tk"])
+    return {"n": entries if rows is None else _extent(op, "num_rows", rows)}
+
+
+def _extent(op: str, option: str, n: int) -> int:
     if n < 0:
-        raise value_error(op, "num_segments", "an integer >= 0", n)
+        raise value_error(op, option, "an integer >= 0", n)
     # Kernels hold a size in 32 bits.
     if n >= 1 << 31:
-        raise value_error(op, "num_segments", "an integer < 2**31", n)
-    return {"n": n}
+        raise value_error(op, option, "an integer < 2**31", n)
+    return n
 
 
 def inside(index: Array, n: int) -> Array:
@@ -63,7 +73,7 @@ def inside(index: Array, n: int) -> Array:
 
 def of_rows(each: Array, x: Array) -> Array:
     """One entry for each row of `x`, beside its trailing axes."""
-    return library_of(each).xp.reshape(each, (*each.shape, *(1,) * (x.ndim - 1)))
+    return library_of(each).xp.reshape(each, (*each.shape, *(1,) * (x.ndim - each.ndim)))
 
 
 def highest(values: Array, index: Array, extent: int) -> Array:

@@ -28,6 +28,7 @@ from baracuda.ops.loss import *
 from baracuda.ops.nll_loss import *
 from baracuda.ops.norm import *
 from baracuda.ops.optimisers import *
+from baracuda.ops.permute import *
 from baracuda.ops.pooling import *
 from baracuda.ops.prelu import *
 from baracuda.ops.qk_norm_rope import *

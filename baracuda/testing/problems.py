@@ -58,6 +58,7 @@ def host_rows(n: int) -> list[Row]:
     rows += _embeddings((n,), (4 * n, n), ("uniform",))
     rows += _selections((4 * n, n), n)
     rows += _segments(4 * n, n, n // 8, ("uniform",))
+    rows += _experts(n, 2, n // 2)
     return rows + _others(rows, f"[{n}, {n}]", square)
 
 
@@ -113,6 +114,21 @@ def _segments(e: int, n: int, d: int, drawn: Sequence[str]) -> list[Row]:
     return rows
 
 
+def _experts(tokens: int, choices: int, d: int) -> list[Row]:
+    """Rows of tokens sent to experts in groups, and taken back."""
+    label, at, n = f"[{tokens}, {d}] to {choices} experts each", (tokens, choices), tokens * choices
+    one, each = (tokens, d), (n, d)
+    return [
+        Row(op, label, shapes, {}, "once")
+        for op, shapes in (
+            ("permute_rows", (one, at)),
+            ("permute_rows_backward", (each, at)),
+            ("unpermute_rows", (each, at, at)),
+            ("unpermute_rows_backward", (one, each, at, at)),
+        )
+    ]
+
+
 def device_rows(dtype: str) -> list[Row]:
     """Problems for a GPU: a large language model's step, a vision model's first layers."""
     n = 14336 if dtype == "bfloat16" else 7168
@@ -162,6 +178,8 @@ def device_rows(dtype: str) -> list[Row]:
         rows += _embeddings((ids,), (128256, 4096), ("uniform", "zipf", "equal"))
     rows += _selections((2**17, 1024), 2**18)
     rows += _segments(2**21, 2**17, 128, ("uniform", "zipf", "equal"))
+    # As Mixtral 8x7B has them, and DeepSeek-V3.
+    rows += _experts(16384, 2, 4096) + _experts(8192, 8, 7168)
     for row in _scatters():
         rows.append(row)
         label = f"{row.label}, deterministic"

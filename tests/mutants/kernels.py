@@ -18,6 +18,7 @@ _TURNS = "test_functors.py::test_pairs_turn"
 
 _NUMBERS = "test_random.py::test_a_kernel_numbers_elements_as_they_lie_in_the_whole"
 _STATES = "test_optimisers.py::test_a_kernel_reads_and_writes_states_as_they_are"
+_SENT = "test_emulated_permute.py::test_rows_are_sent_and_taken_back"
 
 MUTANTS = (
     mutant(
@@ -353,5 +354,15 @@ MUTANTS = (
         "only the largest cell of a window has its gradient", "cuda_src/pooling.cu",
         "return size == y ? sign * (dy / ties) : A(0);", "return sign * dy;",
         "test_functors.py::test_pooling",
+    ),
+    mutant(
+        "rows without a token are zeros", "cuda_src/indexed/permute.cuh",
+        "__ballot_sync(~0u, entries != 1)", "__ballot_sync(~0u, entries > 1)",
+        _SENT + "[padded-float32]",
+    ),
+    mutant(
+        "each choice of a token has its own weight", "cuda_src/indexed/permute.cuh",
+        "order[i] - token * args.choices.size;", "0;",
+        _SENT + "[some rows often-float32]",
     ),
 )  # fmt: skip

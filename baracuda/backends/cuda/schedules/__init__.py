@@ -22,7 +22,7 @@ from baracuda.backends.cuda.schedules import (
     rows,
     window,
 )
-from baracuda.backends.cuda.schedules.indexed import add_rows, gather, scatter, segments
+from baracuda.backends.cuda.schedules.indexed import add_rows, gather, permute, scatter, segments
 from baracuda.declaration.backend import Refusal
 
 PLANNERS: dict[str, Planner] = {
@@ -37,6 +37,8 @@ PLANNERS: dict[str, Planner] = {
     "add_rows": add_rows.plan,
     "scatter": scatter.plan,
     "segments": segments.plan,
+    "join_rows": permute.join,
+    "spread_rows": permute.spread,
     "rows": rows.plan,
     "channels": channels.plan,
     "nll_loss": nll_loss.plan,
