@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from math import prod
 from typing import Literal, Unpack
 
 from baracuda.calls.op import op
@@ -320,6 +319,6 @@ def unpermute_rows_backward(
     xp, rows = library_of(y).xp, taken(y, row_map, 0)
     there, copies = of_rows(inside(row_map, y.shape[0]), rows), xp.expand_dims(dout, axis=1)
     shares = xp.where(there, copies * of_rows(probs, rows), 0)
-    products = xp.where(there, copies * rows, 0)
-    products = xp.reshape(products, (*row_map.shape, prod(y.shape[1:])))
-    return added(shares, row_map, 0, y.shape[0]), xp.sum(products, axis=-1)
+    products, rest = xp.where(there, copies * rows, 0), tuple(range(2, rows.ndim))
+    dprobs = xp.sum(products, axis=rest) if rest else products
+    return added(shares, row_map, 0, y.shape[0]), dprobs

@@ -43,7 +43,7 @@ DEVICE void keep_unit(O* p, i64 row, u32 column, u32 columns, const A (&x)[V]) {
 // The row of each token is the sum of those that it was sent to, in the order of its choices, each
 // times its weight where WEIGHTED.
 template <class T, class P, class O, int N, bool WEIGHTED> struct JoinRows {
-  static constexpr int RESIDENT = 4, V = 16 / sizeof(T), MANY = 4;
+  static constexpr int V = 16 / sizeof(T), MANY = 4, RESIDENT = N == V ? 4 : 2;
   using A = Acc<T>;
 
   struct Args {
@@ -96,7 +96,7 @@ template <class T, class P, class O, int N, bool WEIGHTED> struct JoinRows {
 // weight where WEIGHTED: then also the product of each token and its rows. Blocks take a token
 // each, and bring it to the rows that have no other; the warps of further blocks see to the rest.
 template <class T, class P, class O, int N, bool WEIGHTED> struct SpreadRows {
-  static constexpr int RESIDENT = WEIGHTED ? 2 : 4, V = 16 / sizeof(T), MANY = 8;
+  static constexpr int V = 16 / sizeof(T), MANY = 8, RESIDENT = (WEIGHTED ? 1 : 2) * (1 + (N == V));
   static constexpr u32 ROWS = 8;
   using A = Acc<T>;
   using Room = Several<A, 32 * MANY>;
