@@ -171,6 +171,11 @@ EMBEDDING = (
     Case({"i": (300,), "n": 9000, "d": 33}),
     Case({"i": (300,), "n": 9, "d": 1}),
 )
+SLICES = (
+    Case({"b": (), "n": 90, "c": (8, 8), "k": 300}, axis=0),
+    Case({"b": (3,), "n": 9, "c": (7,), "k": 30}, axis=1),
+    Case({"b": (3,), "n": 9000, "c": (), "k": 300}, axis=-1),
+)
 # Rows for vectors, odd ones and single numbers, of ids in any order and in order.
 SEGMENTS = tuple(
     Case({"e": 300, "d": d, "n": n}, num_segments=n, sorted=ascending)
@@ -247,11 +252,8 @@ CASES = {
     "lp_pool2d": POOL_2D,
     "indexing": INDEXING,
     "embedding": EMBEDDING,
-    "index_select": (
-        Case({"b": (), "n": 90, "c": (8, 8), "k": 300}, axis=0),
-        Case({"b": (3,), "n": 9, "c": (7,), "k": 30}, axis=1),
-        Case({"b": (3,), "n": 9000, "c": (), "k": 300}, axis=-1),
-    ),
+    "index_select": SLICES,
+    "index_add": SLICES,
     "permute_rows": tuple(Case({**case.axes}, num_rows=case.axes["n"]) for case in PERMUTED),
     "unpermute_rows": PERMUTED,
     "segment_sum": SEGMENTS,

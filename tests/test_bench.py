@@ -49,6 +49,10 @@ def small(op: str) -> Row:
         if op.startswith("index_select"):
             shapes = {"src": (4, 5), "index": (6,), "dout": (4, 6)}
             options |= {"src_shape": (4, 5)} if op.endswith("backward") else {}
+        if op.startswith(("index_add", "scatter_add")):
+            shapes = dict.fromkeys(("x", "dout"), (4, 5)) | {"source": (4, 6), "index": (6,)}
+            if op.startswith("scatter"):
+                shapes |= dict.fromkeys(("src", "index"), (4, 6))
         if "ids" in spec.arrays:
             shapes = {"ids": (3, 2), "weight": (4, 5), "dy": (3, 2, 5)}
             options = {"weight_shape": (4, 5)} if op.endswith("backward") else {}

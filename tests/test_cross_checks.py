@@ -137,6 +137,19 @@ def rows():
         yield f"index_select {axis}", "index_select", [normal(*shape), index(shape[axis], 9)], (
             {"axis": axis}
         ), lambda src, i, axis=axis: torch.index_select(src, axis, i)  # fmt: skip
+    for shape, axis, alpha in [((7, 5), 0, 1.0), ((4, 6, 3), 1, -1.5), ((4, 6), -1, 0.25)]:
+        source = normal(*[9 if i == axis % len(shape) else n for i, n in enumerate(shape)])
+        arrays = [normal(*shape), index(shape[axis], 9), source]
+        yield f"index_add {axis}", "index_add", arrays, {"axis": axis, "alpha": alpha}, (
+            lambda x, i, source, axis=axis, alpha=alpha: torch.index_add(
+                x, axis, i, source, alpha=alpha
+            )
+        )  # fmt: skip
+    for shape, at, axis in [((7, 5), (9, 5), 0), ((4, 6, 3), (2, 8, 3), 1), ((4, 6), (4, 6), -1)]:
+        arrays = [normal(*shape), index(shape[axis], *at), normal(*at)]
+        yield f"scatter_add {axis}", "scatter_add", arrays, {"axis": axis}, (
+            lambda x, i, src, axis=axis: torch.scatter_add(x, axis, i, src)
+        )  # fmt: skip
     for name, scale, padding in [("", 1.0, None), (" scaled", -1.75, None), (" padded", 1.0, 2)]:
         options = {"scale": scale, "padding_idx": padding}
         yield f"embedding{name}", "embedding", [index(5, 4, 6), normal(5, 3)], options, (
@@ -347,6 +360,8 @@ def backward(op, dy, arrays, options):
         return (call(dy, ids, weight_shape=tuple(weight.shape), **options),)
     if op in ("segment_sum", "segment_mean", "permute_rows"):
         return (call(dy, arrays[1], **options),)
+    if op in ("index_add", "scatter_add"):
+        return dy, call(dy, arrays[1], **options)
     if op == "unpermute_rows":
         return many(call(dy, *arrays, **options))
     if op == "segment_softmax":

@@ -31,6 +31,7 @@ SHAPES = {
     "numbers": ((30, 2), (), 64),
     "some rows often": ((40, 3), (16,), 7),
     "no tokens": ((0, 2), (8,), 5),
+    "no columns": ((4, 2), (0,), 9),
     "no choices": ((5, 0), (8,), 5),
 }
 OPS = ("permute_rows", "permute_rows_backward", "unpermute_rows", "unpermute_rows_backward")

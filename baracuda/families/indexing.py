@@ -12,6 +12,22 @@ from baracuda.families.numerics import joined, scatter_add
 from baracuda.libraries import Array, library_of
 
 
+def looked_up(x: Array, index: Array, axis: int, checked: bool) -> Array:
+    """Elements of `x` along an axis, an index for each; 0 for an entry out of range.
+
+    `checked`: where it can be read, its range was looked at before.
+    """
+    library = library_of(x)
+    xp, n = library.xp, x.shape[axis]
+    if n == 0:
+        return xp.zeros(index.shape, dtype=x.dtype, device=library.device_of(x))
+    if checked and library.readable(index):
+        return library.take(x, index, axis)
+    valid = inside(index, n)
+    out = library.take(x, xp.where(valid, index, 0), axis)
+    return xp.where(valid, out, xp.zeros_like(out))
+
+
 def taken(x: Array, index: Array, axis: int, in_range: bool = False) -> Array:
     """`x` with the axes of `index` in the place of `axis`; zeros for an entry out of range.
 

@@ -15,6 +15,7 @@ from baracuda.ops.embedding import *
 from baracuda.ops.exponential_units import *
 from baracuda.ops.gated import *
 from baracuda.ops.gradient_norm import *
+from baracuda.ops.index_add import *
 from baracuda.ops.indexing import *
 from baracuda.ops.kl_div_with_logits import *
 from baracuda.ops.l2_normalize import *

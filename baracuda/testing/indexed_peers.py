@@ -1,7 +1,8 @@
-"""What rows of tokens that are sent and taken back are compared with: indexing, in any library."""
+"""What rows of tokens, and what adds to an array, are compared with: indexing, in any library."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from baracuda.libraries import Array
@@ -45,4 +46,46 @@ def unpermute_rows_backward(
     return dy, (dout[:, None] * y[row_map]).sum(-1)
 
 
-EXPRESSIONS = (permute_rows, permute_rows_backward, unpermute_rows, unpermute_rows_backward)
+def index_add(
+    xp: Any, x: Array, index: Array, source: Array, *, axis: int, alpha: float = 1.0
+) -> Array:
+    if hasattr(xp, "index_add"):
+        return xp.index_add(x, axis, index, source, alpha=alpha)
+    return _added(xp, x, (*[slice(None)] * (axis % x.ndim), index), alpha * source)
+
+
+def index_add_backward(
+    xp: Any, dout: Array, index: Array, *, axis: int, alpha: float = 1.0
+) -> Array:
+    rows = dout.index_select(axis, index) if hasattr(dout, "index_select") else None
+    rows = xp.take(dout, index, axis=axis) if rows is None else rows
+    return rows if alpha == 1 else alpha * rows
+
+
+def scatter_add(xp: Any, x: Array, index: Array, src: Array, *, axis: int) -> Array:
+    if hasattr(xp, "scatter_add"):
+        return xp.scatter_add(x, axis, index, src)
+    places = [xp.arange(n).reshape(-1, *[1] * (x.ndim - i - 1)) for i, n in enumerate(index.shape)]
+    places[axis] = index
+    return _added(xp, x, tuple(places), src)
+
+
+def scatter_add_backward(xp: Any, dout: Array, index: Array, *, axis: int) -> Array:
+    if hasattr(xp, "take_along_axis"):
+        return xp.take_along_axis(dout, index, axis)
+    return xp.gather(dout, axis, index)
+
+
+def _added(xp: Any, x: Array, at: Any, values: Array) -> Array:
+    if hasattr(x, "at"):
+        return x.at[at].add(values)
+    out = x.copy()
+    add_at = import_module("cupyx").scatter_add if xp.__name__ == "cupy" else xp.add.at
+    add_at(out, at, values)
+    return out
+
+
+EXPRESSIONS = (
+    permute_rows, permute_rows_backward, unpermute_rows, unpermute_rows_backward,
+    index_add, index_add_backward, scatter_add, scatter_add_backward,
+)  # fmt: skip

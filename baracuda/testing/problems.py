@@ -44,6 +44,8 @@ def host_rows(n: int) -> list[Row]:
     for axis in (1, 0):
         label = f"[{n}, {n}] uniform, axis {axis}"
         rows.append(Row("gather", label, (square, square), {"axis": axis}))
+        rows.append(Row("scatter_add", label, (square,) * 3, {"axis": axis}))
+        rows.append(Row("scatter_add_backward", label, (square,) * 2, {"axis": axis}))
         rows.append(
             Row("gather_backward", label, (square,) * 2, {"axis": axis, "src_shape": square})
         )
@@ -93,6 +95,8 @@ def _selections(src: Shape, many: int) -> list[Row]:
     return [
         Row("index_select", label, (src, (many,)), options),
         Row("index_select_backward", label, (out, (many,)), {**options, "src_shape": src}),
+        Row("index_add", label, (src, (many,), out), options),
+        Row("index_add_backward", label, (src, (many,)), options),
     ]
 
 
@@ -155,6 +159,8 @@ def device_rows(dtype: str) -> list[Row]:
     for axis in (1, 0):
         label = f"[8192, 8192] uniform, axis {axis}"
         rows.append(Row("gather", label, (square,) * 2, {"axis": axis}))
+        rows.append(Row("scatter_add", label, (square,) * 3, {"axis": axis}))
+        rows.append(Row("scatter_add_backward", label, (square,) * 2, {"axis": axis}))
     for n in (1024, 4096, 8192, 16384):
         rows += _norms((8192, n)) + _softmaxes((8192, n))
     rows += _softmaxes(square, 0, ("softmax", "softmax_backward"))

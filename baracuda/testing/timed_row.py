@@ -125,7 +125,7 @@ class Row:
 # Inputs of which an element is read for each index alone.
 PICKED = {"nll_loss": "x"}
 # Inputs of which as much is read as the result has.
-LOOKED_UP = {"embedding": "weight", "index_select": "src"}
+LOOKED_UP = {"embedding": "weight", "index_select": "src", "index_add_backward": "dout"}
 
 
 def ideal_bytes(problem: Problem) -> int:

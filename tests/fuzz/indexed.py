@@ -171,3 +171,18 @@ def unpermute_rows_backward(t: Any, o: Any) -> Any:
         each = (dout * _looked_up(y, at[:, choice])).reshape(len(at), math.prod(y.shape[1:]))
         products[:, choice] = np.where(_valid(at[:, choice], len(y)), each.sum(-1), 0)
     return _sent(dout, at, len(y), probs), products
+
+
+@formula("index_add")
+def index_add(t: Any, o: Any) -> Any:
+    axis = o["axis"]
+    x, source = (np.moveaxis(t[name].numpy(), axis, 0) for name in ("x", "source"))
+    at = t["index"].numpy()
+    sums = _sums(source, at, x.shape, _valid(at, len(x)))
+    return (np.moveaxis((x + o["alpha"] * sums).astype(np.float64), 0, axis),)
+
+
+@formula("index_add_backward")
+def index_add_backward(t: Any, o: Any) -> Any:
+    rows = np.moveaxis(t["dout"].numpy(), o["axis"], 0)
+    return (np.moveaxis(o["alpha"] * _looked_up(rows, t["index"].numpy()), 0, o["axis"]),)

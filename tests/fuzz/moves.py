@@ -38,11 +38,25 @@ def index_select(src: Any, index: Any, axis: int) -> Any:
 @formula("gather_backward")
 def gather_backward(t: Any, o: Any) -> Any:
     dout, index = t["dout"].numpy(), t["index"].numpy()
-    at, valid = _places(index, o["src_shape"], o["axis"] % dout.ndim)
+    return (_scattered(np.zeros(o["src_shape"]), index, dout, o["axis"]),)
+
+
+def _scattered(x: Any, index: Any, src: Any, axis: int) -> Any:
+    at, valid = _places(index, x.shape, axis % x.ndim)
     # Many roundings of equal terms go the same way.
-    out = np.zeros(o["src_shape"], np.longdouble)
-    np.add.at(out, at, dout[valid])
-    return (out.astype(np.float64),)
+    out = x.astype(np.longdouble)
+    np.add.at(out, at, src[valid])
+    return out.astype(np.float64)
+
+
+@formula("scatter_add")
+def scatter_add(t: Any, o: Any) -> Any:
+    return (_scattered(*[t[name].numpy() for name in ("x", "index", "src")], o["axis"]),)
+
+
+@formula("scatter_add_backward")
+def scatter_add_backward(t: Any, o: Any) -> Any:
+    return (gather(t["dout"].numpy(), t["index"].numpy(), o["axis"]),)
 
 
 def _roped(x: Any, positions: Any, o: Any, sign: int) -> Any:

@@ -8,7 +8,8 @@ from baracuda import layouts
 from baracuda.backends.cuda.geometry import View, merged
 from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero
 from baracuda.backends.cuda.schedules.indexed import lists
-from baracuda.backends.cuda.schedules.indexed.add_rows import near, packed
+from baracuda.backends.cuda.schedules.indexed.add_rows import near
+from baracuda.backends.cuda.schedules.indexed.copies import packed
 from baracuda.backends.cuda.schedules.indexed.scatter import settle
 from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
 from baracuda.declaration.backend import Refusal
@@ -43,6 +44,8 @@ class Work:
         dims = merged(view.shape, (view.strides,))
         flat = (prod(view.shape),)
         line = View(view.slot, view.offset, flat, dims[0].strides if dims else (1,))
+        if not flat[0]:
+            return line._replace(strides=(1,))
         if len(dims) <= 1 and near(line):
             return line
         made = self._packed(view, self.call.problem.index_dtype or "")
@@ -73,7 +76,7 @@ class Work:
 
     def deliver(self, made: View, out: View, add: bool) -> None:
         """Bring a result from where it was made to where it belongs."""
-        if made is not out:
+        if made is not out and prod(out.shape):
             self.steps.append(settle(self.call._replace(add=add), made, out))
 
     def done(self, variant: str) -> Steps:
