@@ -49,7 +49,7 @@ def small(op: str) -> Row:
         if op.startswith("index_select"):
             shapes = {"src": (4, 5), "index": (6,), "dout": (4, 6)}
             options |= {"src_shape": (4, 5)} if op.endswith("backward") else {}
-        if op.startswith(("index_add", "scatter_add")):
+        if op.startswith(("index_add", "scatter")):
             shapes = dict.fromkeys(("x", "dout"), (4, 5)) | {"source": (4, 6), "index": (6,)}
             if op.startswith("scatter"):
                 shapes |= dict.fromkeys(("src", "index"), (4, 6))
@@ -106,6 +106,8 @@ def small(op: str) -> Row:
     else:
         shapes, options = dict.fromkeys(("a", "b", "dy"), (3, 4)), {"weight": 0.3}
     drawn = "once" if "row_map" in shapes else "uniform"
+    if op in ("scatter", "scatter_backward"):
+        shapes, drawn = dict.fromkeys(shapes, (1, 5)), "once"
     return Row(op, "small", tuple(shapes[n] for n in spec.arrays if n in shapes), options, drawn)
 
 

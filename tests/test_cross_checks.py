@@ -150,6 +150,11 @@ def rows():
         yield f"scatter_add {axis}", "scatter_add", arrays, {"axis": axis}, (
             lambda x, i, src, axis=axis: torch.scatter_add(x, axis, i, src)
         )  # fmt: skip
+    for shape, k, axis in [((7, 5), 4, 0), ((4, 6, 3), 5, 1), ((4, 6), 6, -1)]:
+        at = torch.tensor(np.argsort(RNG.random(shape), axis)).narrow(axis, 0, k)
+        yield f"scatter {axis}", "scatter", [normal(*shape), at, normal(*at.shape)], (
+            {"axis": axis}
+        ), lambda x, i, src, axis=axis: torch.scatter(x, axis, i, src)  # fmt: skip
     for name, scale, padding in [("", 1.0, None), (" scaled", -1.75, None), (" padded", 1.0, 2)]:
         options = {"scale": scale, "padding_idx": padding}
         yield f"embedding{name}", "embedding", [index(5, 4, 6), normal(5, 3)], options, (
@@ -362,6 +367,8 @@ def backward(op, dy, arrays, options):
         return (call(dy, arrays[1], **options),)
     if op in ("index_add", "scatter_add"):
         return dy, call(dy, arrays[1], **options)
+    if op == "scatter":
+        return call(dy, arrays[1], **options)
     if op == "unpermute_rows":
         return many(call(dy, *arrays, **options))
     if op == "segment_softmax":

@@ -1,7 +1,8 @@
-"""Slices and elements added to an array, without a GPU: every form, any layout, and in place."""
+"""Slices and elements added or written to an array, without a GPU: every form, and in place."""
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from test_emulated_embedding import call_of
 from test_emulated_segments import close
 
+from baracuda.backends.cuda import index_errors
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.launch_plan import Call
 from baracuda.backends.cuda.schedules import plan, variants
@@ -94,6 +96,12 @@ def entries(kind: str) -> tuple[Entry, ...]:
     return tuple(found.values())
 
 
+def run(call: Call, arrays: list[Array], seed: int) -> None:
+    steps = plan(call)
+    kernels = tuple(dict.fromkeys(s.entry for s in steps.kernels))
+    emulator.run(kernels, steps, arrays, seed, ())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", list(SCATTERS))
 def test_every_form_adds_elements_to_an_array(name: str, kind: str) -> None:
@@ -116,9 +124,7 @@ def test_an_array_is_added_to_in_place(turned: bool) -> None:
     want, size = scattered(*arrays, axis)
     if turned:
         arrays[0] = np.asfortranarray(arrays[0])
-    steps = plan(call_of("scatter_add", arrays, arrays[0], axis=axis))
-    kernels = tuple(dict.fromkeys(s.entry for s in steps.kernels))
-    emulator.run(kernels, steps, [*arrays, arrays[0]], 1, ())
+    run(call_of("scatter_add", arrays, arrays[0], axis=axis), [*arrays, arrays[0]], 1)
     close(arrays[0], want, size, "bfloat16")
 
 
@@ -132,3 +138,50 @@ def test_slices_are_added_along_any_axis(name: str, kind: str) -> None:
         emulator.run(entries(kind), steps, [*arrays, out], 1, (0.5,))
         close(out, want, size, kind)
         assert steps.deterministic
+
+
+def written(x: Array, at: Array, src: Array, axis: int) -> tuple[Array, Array]:
+    """Element by element; and the number of the element that each place has, -1 for none."""
+    out, which = x.copy(), np.full(x.shape, -1)
+    for number, (place, to) in enumerate(np.ndenumerate(at)):
+        if 0 <= to < x.shape[axis]:
+            there = list(place)
+            there[axis] = to
+            out[tuple(there)], which[tuple(there)] = src[place], number
+    return out, which
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", list(SCATTERS))
+def test_the_last_of_several_elements_stays(name: str, kind: str) -> None:
+    """Whatever the order of threads; into the array itself, and as gradients that are added."""
+    (x, at, src), axis = drawn(name, kind)
+    want, which = written(x, at, src, axis)
+    dsrc = np.zeros(src.shape, x.dtype).reshape(-1)
+    dsrc[which[which >= 0]] = x[which >= 0]
+    dx = np.where(which < 0, x, np.zeros_like(x))
+    forward = call_of("scatter", [x, at, src], axis=axis)
+    backward = call_of("scatter_backward", [x, at], axis=axis)
+    for seed in (1, 2):
+        out, given = emulator.empty(x.shape, kind), x.copy()
+        run(forward, [x, at, src, out], seed)
+        run(forward, [given, at, src, given], seed)
+        assert np.array_equal(out, want)
+        assert np.array_equal(given, want)
+        for add in (0, 1):
+            outs = [np.full(s.shape, add, x.dtype) for s in (x, src)]
+            run(backward._replace(add=bool(add)), [x, at, *outs], seed)
+            for got, right in zip(outs, (dx, dsrc.reshape(src.shape)), strict=True):
+                assert np.array_equal(got, (right.astype(np.float32) + add).astype(x.dtype))
+
+
+def test_the_place_of_an_entry_out_of_range_is_reported() -> None:
+    (x, at, src), axis = drawn("rows", "float32")
+    at[...] = 3
+    at[4, 7] = 30
+    call = call_of("scatter", [x, at, src], axis=axis, mode="raise")
+    ticket, record = index_errors.Ticket(call.problem), index_errors.Record()
+    call = call._replace(listener=ctypes.addressof(record), ticket=ticket.number)
+    run(call, [x, at, src, emulator.empty(x.shape, "float32")], 1)
+    text = index_errors._explain(record.ticket, record.value, record.position)
+    assert text == "scatter: index: expected 0 <= i < 30, got 30 at position (4, 7)"

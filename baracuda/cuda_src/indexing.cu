@@ -5,6 +5,7 @@
 #include "indexed/by_row.cuh"
 #include "indexed/fixed.cuh"
 #include "indexed/gather.cuh"
+#include "indexed/last_write.cuh"
 #include "indexed/lists.cuh"
 #include "indexed/permute.cuh"
 #include "indexed/scatter.cuh"

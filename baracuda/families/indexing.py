@@ -61,6 +61,23 @@ def added(values: Array, index: Array, axis: int, extent: int) -> Array:
     return scatter_add(values, _beside(index, lead, rest), axis, (*lead, extent, *rest))
 
 
+def lasting(index: Array, axis: int, extent: int) -> Array:
+    """Which entries are in range, and the last of their line along an axis to point there."""
+    xp = library_of(index).xp
+    if not index.shape[axis]:
+        return inside(index, extent)
+    before = (slice(None),) * axis
+    first, rest, but_last = (
+        (*before, cut, ...) for cut in (slice(1), slice(1, None), slice(None, -1))
+    )  # fmt: skip
+    order = xp.argsort(index, axis=axis, stable=True)
+    keys = xp.take_along_axis(index, order, axis=axis)
+    ends = xp.astype(keys[rest] != keys[but_last], index.dtype)
+    ends = xp.concat([ends, xp.ones_like(keys[first])], axis=axis)
+    last = xp.take_along_axis(ends, xp.argsort(order, axis=axis), axis=axis)
+    return inside(index, extent) & (last > 0)
+
+
 def segments(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
     """The extent n that the option `num_segments` gives."""
     return {"n": _extent(op, "num_segments", options["num_segments"])}

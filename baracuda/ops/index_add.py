@@ -240,7 +240,7 @@ def scatter_add(
 
 
 @_elements(
-    "dout[*b n@axis *c], index[*i<=b k *j<=c] -> dsrc[*i k *j]",
+    "dout[*b n@axis *c], index[*i<=b k *j<=c] -> dsrc[*i<=b k *j<=c]",
     adjoint_of="scatter_add",
     roles=INDEX,
     kernel=Kernel("indexing.cu", "", schedule="gather"),

@@ -65,15 +65,36 @@ def index_add_backward(
 def scatter_add(xp: Any, x: Array, index: Array, src: Array, *, axis: int) -> Array:
     if hasattr(xp, "scatter_add"):
         return xp.scatter_add(x, axis, index, src)
-    places = [xp.arange(n).reshape(-1, *[1] * (x.ndim - i - 1)) for i, n in enumerate(index.shape)]
-    places[axis] = index
-    return _added(xp, x, tuple(places), src)
+    return _added(xp, x, _places(xp, index, axis), src)
 
 
 def scatter_add_backward(xp: Any, dout: Array, index: Array, *, axis: int) -> Array:
     if hasattr(xp, "take_along_axis"):
         return xp.take_along_axis(dout, index, axis)
     return xp.gather(dout, axis, index)
+
+
+def scatter(xp: Any, x: Array, index: Array, src: Array, *, axis: int) -> Array:
+    if hasattr(xp, "scatter"):
+        return xp.scatter(x, axis, index, src)
+    if hasattr(x, "at"):
+        return x.at[_places(xp, index, axis)].set(src)
+    out = x.copy()
+    xp.put_along_axis(out, index, src, axis)
+    return out
+
+
+def scatter_backward(xp: Any, dout: Array, index: Array, *, axis: int) -> tuple[Array, Array]:
+    dsrc = scatter_add_backward(xp, dout, index, axis=axis)
+    return scatter(xp, dout, index, 0 * dsrc, axis=axis), dsrc
+
+
+def _places(xp: Any, index: Array, axis: int) -> tuple[Array, ...]:
+    """The places of elements that an index points to along an axis, for other libraries."""
+    shape = index.shape
+    places = [xp.arange(n).reshape(-1, *[1] * (len(shape) - i - 1)) for i, n in enumerate(shape)]
+    places[axis] = index
+    return tuple(places)
 
 
 def _added(xp: Any, x: Array, at: Any, values: Array) -> Array:
@@ -87,5 +108,5 @@ def _added(xp: Any, x: Array, at: Any, values: Array) -> Array:
 
 EXPRESSIONS = (
     permute_rows, permute_rows_backward, unpermute_rows, unpermute_rows_backward,
-    index_add, index_add_backward, scatter_add, scatter_add_backward,
+    index_add, index_add_backward, scatter_add, scatter_add_backward, scatter, scatter_backward,
 )  # fmt: skip

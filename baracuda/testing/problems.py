@@ -44,8 +44,7 @@ def host_rows(n: int) -> list[Row]:
     for axis in (1, 0):
         label = f"[{n}, {n}] uniform, axis {axis}"
         rows.append(Row("gather", label, (square, square), {"axis": axis}))
-        rows.append(Row("scatter_add", label, (square,) * 3, {"axis": axis}))
-        rows.append(Row("scatter_add_backward", label, (square,) * 2, {"axis": axis}))
+        rows += _writes(square, label, axis)
         rows.append(
             Row("gather_backward", label, (square,) * 2, {"axis": axis, "src_shape": square})
         )
@@ -98,6 +97,16 @@ def _selections(src: Shape, many: int) -> list[Row]:
         Row("index_add", label, (src, (many,), out), options),
         Row("index_add_backward", label, (src, (many,)), options),
     ]
+
+
+def _writes(x: Shape, label: str, axis: int) -> list[Row]:
+    """Elements added or written to an array, as many as it has."""
+    return [
+        Row(op, label, (x,) * many, {"axis": axis})
+        for op, many in (
+            ("scatter_add", 3), ("scatter_add_backward", 2), ("scatter", 3), ("scatter_backward", 2)
+        )
+    ]  # fmt: skip
 
 
 def _segments(e: int, n: int, d: int, drawn: Sequence[str]) -> list[Row]:
@@ -159,8 +168,7 @@ def device_rows(dtype: str) -> list[Row]:
     for axis in (1, 0):
         label = f"[8192, 8192] uniform, axis {axis}"
         rows.append(Row("gather", label, (square,) * 2, {"axis": axis}))
-        rows.append(Row("scatter_add", label, (square,) * 3, {"axis": axis}))
-        rows.append(Row("scatter_add_backward", label, (square,) * 2, {"axis": axis}))
+        rows += _writes(square, label, axis)
     for n in (1024, 4096, 8192, 16384):
         rows += _norms((8192, n)) + _softmaxes((8192, n))
     rows += _softmaxes(square, 0, ("softmax", "softmax_backward"))

@@ -247,3 +247,30 @@ for _dims_of in (1, 2):
     _forward, _backward = _pool(_dims_of)
     formula(f"lp_pool{_dims_of}d")(_forward)
     formula(f"lp_pool{_dims_of}d_backward")(_backward)
+
+
+def _written(x: Any, index: Any, src: Any, axis: int) -> Any:
+    """One after the other along the axis, the last one last; and which places are written."""
+    out, held = x.copy(), np.zeros(x.shape, bool)
+    axis %= x.ndim
+    for k in range(index.shape[axis]):
+        part = [slice(None)] * x.ndim
+        part[axis] = slice(k, k + 1)
+        at, valid = _places(index[tuple(part)], x.shape, axis)
+        out[at], held[at] = src[tuple(part)][valid], True
+    return out, held
+
+
+@formula("scatter")
+def scatter(t: Any, o: Any) -> Any:
+    return (_written(*[t[name].numpy() for name in ("x", "index", "src")], o["axis"])[0],)
+
+
+@formula("scatter_backward")
+def scatter_backward(t: Any, o: Any) -> Any:
+    dout, index = t["dout"].numpy(), t["index"].numpy()
+    numbers = np.arange(index.size).reshape(index.shape)
+    which, held = _written(np.full(dout.shape, -1), index, numbers, o["axis"])
+    dsrc = np.zeros(index.size)
+    dsrc[which[held]] = dout[held]
+    return np.where(held, 0, dout), dsrc.reshape(index.shape)

@@ -76,7 +76,7 @@ class Work:
 
     def deliver(self, made: View, out: View, add: bool) -> None:
         """Bring a result from where it was made to where it belongs."""
-        if made is not out and prod(out.shape):
+        if made is not out and 0 not in out.shape:
             self.steps.append(settle(self.call._replace(add=add), made, out))
 
     def done(self, variant: str) -> Steps:
