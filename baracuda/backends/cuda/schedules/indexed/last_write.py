@@ -43,7 +43,7 @@ def backward(call: Call) -> Steps:
         packer = _packer(dims, 0)
         packer.pointers(4).indices(count(dims), 0).walk(dims, 4)
         kind = f"{call.type}, {packer.type}, true, {flag(adds[0])}"
-        step = _step(call, "TakeLast", packer, kind, count(dims), *["add"] * adds[0])
+        step = _step(call, "TakeLast", packer, kind, count(dims), add=adds[0])
         front = [(v.slot, 0) for v in (dout, last, dout, dx)]
         steps.append(step._replace(front=front))
     if 0 not in dsrc.shape:
@@ -55,7 +55,7 @@ def backward(call: Call) -> Steps:
         packer.indices(dout.strides[axis], 0).walk(dims, 5)
         integer = named(call.problem.index_dtype or "").short
         kind = f"{call.type}, {integer}, {packer.type}, {flag(adds[1])}"
-        step = _step(call, "GiveLast", packer, kind, count(dims), integer, *["add"] * adds[1])
+        step = _step(call, "GiveLast", packer, kind, count(dims), integer, add=adds[1])
         front = [(v.slot, 0) for v in (index, last, dout, dsrc)]
         steps.append(step._replace(front=front))
     return Steps(tuple(steps), ((dout.shape, "int32"),), variant=_NAME)
@@ -95,7 +95,10 @@ def _packer(dims: Sequence[Dim], *far: int) -> Packer:
     return Packer(wide(count(dims), reach(dims) + sum(map(abs, far))))
 
 
-def _step(call: Call, name: str, packer: Packer, kind: str, items: int, *tags: str) -> Step:
+def _step(
+    call: Call, name: str, packer: Packer, kind: str, items: int, *tags: str, add: bool = False
+) -> Step:
     arguments = packer.done()
-    entry = call.entry(f"{name}<{kind}>", len(arguments), name.lower(), *tags, packer.type)
+    tags = (*tags, packer.type, *["add"] * add)
+    entry = call.entry(f"{name}<{kind}>", len(arguments), name.lower(), *tags)
     return Step(entry, (blocks(items), 1), arguments, ())
