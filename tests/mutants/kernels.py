@@ -367,8 +367,8 @@ MUTANTS = (
     ),
     mutant(
         "the last of several elements stays", "cuda_src/indexed/last_write.cuh",
-        "atomicMax(args.last + at[1] + I(i) * args.axis, u32(at[2]) + 1);",
-        "args.last[at[1] + I(i) * args.axis] = u32(at[2]) + 1;",
+        "atomicMax(args.last + at[d][1] + I(index[d]) * args.axis, u32(at[d][2]) + 1);",
+        "args.last[at[d][1] + I(index[d]) * args.axis] = u32(at[d][2]) + 1;",
         "test_emulated_index_add.py::test_the_last_of_several_elements_stays[numbers-float32]",
     ),
 )  # fmt: skip

@@ -19,7 +19,8 @@ template <bool ADD, class T> DEVICE void leave(T* p, T x) {
   }
 }
 
-template <class P, class I> struct FindLast {
+// A thread has DEPTH entries or places under way.
+template <class P, int DEPTH, class I> struct FindLast {
   static constexpr int RESIDENT = 4;
 
   struct Args {
@@ -33,18 +34,26 @@ template <class P, class I> struct FindLast {
   };
 
   static DEVICE void run(const Args& args) {
-    const I item = I(blockIdx.x) * I(blockDim.x) + I(threadIdx.x);
-    if (item >= args.items) return;
-    I at[3];
-    args.walk.template offsets<1>(item, at);
-    const P i = args.index[at[0]];
-    if (!valid(i, args.extent, args.listener, args.ticket, i64(item))) return;
-    atomicMax(args.last + at[1] + I(i) * args.axis, u32(at[2]) + 1);
+    const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
+    I at[DEPTH][3];
+    P index[DEPTH];
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      const I item = first + d * I(blockDim.x);
+      if (item >= args.items) break;
+      args.walk.template offsets<1>(item, at[d]);
+      index[d] = args.index[at[d][0]];
+    }
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      const I item = first + d * I(blockDim.x);
+      if (item >= args.items) return;
+      if (!valid(index[d], args.extent, args.listener, args.ticket, i64(item))) continue;
+      atomicMax(args.last + at[d][1] + I(index[d]) * args.axis, u32(at[d][2]) + 1);
+    }
   }
 };
 
 // Each place: its last element, or what it begins with. HELD places get 0 instead, in a gradient.
-template <class T, class I, bool HELD, bool ADD> struct TakeLast {
+template <class T, int DEPTH, class I, bool HELD, bool ADD> struct TakeLast {
   static constexpr int RESIDENT = 4;
 
   struct Args {
@@ -57,20 +66,28 @@ template <class T, class I, bool HELD, bool ADD> struct TakeLast {
   };
 
   static DEVICE void run(const Args& args) {
-    const I item = I(blockIdx.x) * I(blockDim.x) + I(threadIdx.x);
-    if (item >= args.items) return;
-    I at[4];
-    args.walk.template offsets<1>(item, at);
-    const u32 last = args.last[at[1]];
-    T x{};
-    if (!last) x = args.from[at[0]];
-    else if (!HELD) x = args.src[at[2] + I(last - 1) * args.axis];
-    leave<ADD>(args.out + at[3], x);
+    const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
+    I to[DEPTH];
+    T x[DEPTH];
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      const I item = first + d * I(blockDim.x);
+      if (item >= args.items) break;
+      I at[4];
+      args.walk.template offsets<1>(item, at);
+      to[d] = at[3];
+      const u32 last = args.last[at[1]];
+      x[d] = T{};
+      if (!last) x[d] = args.from[at[0]];
+      else if (!HELD) x[d] = args.src[at[2] + I(last - 1) * args.axis];
+    }
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      if (first + d * I(blockDim.x) < args.items) leave<ADD>(args.out + to[d], x[d]);
+    }
   }
 };
 
 // The gradient of each entry: that of its place, where it was the last.
-template <class T, class P, class I, bool ADD> struct GiveLast {
+template <class T, class P, int DEPTH, class I, bool ADD> struct GiveLast {
   static constexpr int RESIDENT = 4;
 
   struct Args {
@@ -84,17 +101,24 @@ template <class T, class P, class I, bool ADD> struct GiveLast {
   };
 
   static DEVICE void run(const Args& args) {
-    const I item = I(blockIdx.x) * I(blockDim.x) + I(threadIdx.x);
-    if (item >= args.items) return;
-    I at[5];
-    args.walk.template offsets<1>(item, at);
-    const P i = args.index[at[0]];
-    T x{};
-    if (u64(i64(i)) < u64(args.extent)) {
+    const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
+    I to[DEPTH];
+    T x[DEPTH];
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      const I item = first + d * I(blockDim.x);
+      if (item >= args.items) break;
+      I at[5];
+      args.walk.template offsets<1>(item, at);
+      to[d] = at[4];
+      const P i = args.index[at[0]];
+      x[d] = T{};
+      if (u64(i64(i)) >= u64(args.extent)) continue;
       const u32 last = args.last[at[1] + I(i) * args.axis];
-      if (last == u32(at[3]) + 1) x = args.dout[at[2] + I(i) * args.axis_dout];
+      if (last == u32(at[3]) + 1) x[d] = args.dout[at[2] + I(i) * args.axis_dout];
     }
-    leave<ADD>(args.out + at[4], x);
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      if (first + d * I(blockDim.x) < args.items) leave<ADD>(args.out + to[d], x[d]);
+    }
   }
 };
 

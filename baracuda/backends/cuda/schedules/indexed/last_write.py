@@ -15,6 +15,8 @@ from baracuda.declaration.indexed import indexed
 from baracuda.layouts import Shape
 
 _NAME = "last"
+# Entries or places of a thread that are under way together.
+_DEPTH = 4
 
 
 def plan(call: Call) -> Steps:
@@ -28,7 +30,9 @@ def plan(call: Call) -> Steps:
     dims = merged(out.shape, strides)
     packer = _packer(dims, src.strides[axis] * src.shape[axis])
     packer.pointers(4).indices(count(dims), src.strides[axis]).walk(dims, 4)
-    step = _step(call, "TakeLast", packer, f"{call.type}, {packer.type}, false, false", count(dims))
+    step = _step(
+        call, "TakeLast", packer, f"{call.type}, {_DEPTH}, {packer.type}, false, false", count(dims)
+    )
     step = step._replace(front=[(v.slot, 0) for v in (x, last, src, out)])
     return Steps((*steps, step), ((out.shape, "int32"),), variant=_NAME)
 
@@ -42,7 +46,7 @@ def backward(call: Call) -> Steps:
         dims = merged(dx.shape, (dout.strides, last.strides, dx.strides, dx.strides))
         packer = _packer(dims, 0)
         packer.pointers(4).indices(count(dims), 0).walk(dims, 4)
-        kind = f"{call.type}, {packer.type}, true, {flag(adds[0])}"
+        kind = f"{call.type}, {_DEPTH}, {packer.type}, true, {flag(adds[0])}"
         step = _step(call, "TakeLast", packer, kind, count(dims), add=adds[0])
         front = [(v.slot, 0) for v in (dout, last, dout, dx)]
         steps.append(step._replace(front=front))
@@ -54,7 +58,7 @@ def backward(call: Call) -> Steps:
         packer.pointers(4).add("q", dout.shape[axis]).indices(count(dims), last.strides[axis])
         packer.indices(dout.strides[axis], 0).walk(dims, 5)
         integer = named(call.problem.index_dtype or "").short
-        kind = f"{call.type}, {integer}, {packer.type}, {flag(adds[1])}"
+        kind = f"{call.type}, {integer}, {_DEPTH}, {packer.type}, {flag(adds[1])}"
         step = _step(call, "GiveLast", packer, kind, count(dims), integer, add=adds[1])
         front = [(v.slot, 0) for v in (index, last, dout, dsrc)]
         steps.append(step._replace(front=front))
@@ -77,7 +81,9 @@ def _found(call: Call) -> tuple[Frame, View, tuple[Step | Zero, ...]]:
     packer = _packer(dims, many).pointers(2).add("Q", call.listener).add("q", shape[axis])
     packer.add("I", call.ticket, 0).indices(count(dims), last.strides[axis]).walk(dims, 3)
     integer = named(call.problem.index_dtype or "").short
-    step = _step(call, "FindLast", packer, f"{integer}, {packer.type}", count(dims), integer)
+    step = _step(
+        call, "FindLast", packer, f"{integer}, {_DEPTH}, {packer.type}", count(dims), integer
+    )
     return framed, last, (zero, step._replace(front=[(index.slot, 0), (last.slot, 0)]))
 
 
@@ -101,4 +107,4 @@ def _step(
     arguments = packer.done()
     tags = (*tags, packer.type, *["add"] * add)
     entry = call.entry(f"{name}<{kind}>", len(arguments), name.lower(), *tags)
-    return Step(entry, (blocks(items), 1), arguments, ())
+    return Step(entry, (blocks(items, _DEPTH), 1), arguments, ())
