@@ -95,10 +95,11 @@ def permute_rows(
 
     Notes
     -----
-    The map is that of TransformerEngine's ``moe_permute`` with ``map_type="index"``, which has an
-    axis of choices before that of tokens, and of ``inv_perm`` in vLLM. Where ``experts[t, k]`` are
-    the experts of each token, the ranks ``argsort(argsort(experts.flatten(), stable=True))`` in the
-    shape [t, k] sort rows by experts. Add to the ranks of each expert the padding of those before.
+    The map is the ``row_id_map`` of TransformerEngine's ``moe_permute`` with ``map_type="index"``,
+    but that has choices before tokens: pass ``row_id_map.view(k, t).T``. Where ``experts[t, k]``
+    are the experts of each token, the ranks ``argsort(argsort(experts.flatten(), stable=True))`` in
+    the shape [t, k] sort rows by experts. Add to the ranks of each expert the padding of those
+    before, as the recipe of a mixture of experts does.
 
     Linear in `x`. A map names a row at most once as a rule. A row that it names more often is the
     sum of its tokens, in the order of the map, kept in float32 (float64 for float64) and rounded
