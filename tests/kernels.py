@@ -171,12 +171,19 @@ EMBEDDING = (
     Case({"i": (300,), "n": 9000, "d": 33}),
     Case({"i": (300,), "n": 9, "d": 1}),
 )
+SLICES = (
+    Case({"b": (), "n": 90, "c": (8, 8), "k": 300}, axis=0),
+    Case({"b": (3,), "n": 9, "c": (7,), "k": 30}, axis=1),
+    Case({"b": (3,), "n": 9000, "c": (), "k": 300}, axis=-1),
+)
 # Rows for vectors, odd ones and single numbers, of ids in any order and in order.
 SEGMENTS = tuple(
     Case({"e": 300, "d": d, "n": n}, num_segments=n, sorted=ascending)
     for d, n in (((8, 8), 90), ((33,), 9000), ((), 9))
     for ascending in (False, True)
 )
+# The same, and rows for more than a block.
+PERMUTED = tuple(Case({"t": 30, "k": 3, "d": d, "n": 128}) for d in ((8, 8), (33,), (), (4096,)))
 # Rows for some lanes, for a block near, for one that is left over, for one far, for clusters of two
 # to eight, and for more than a block.
 NORM = tuple(
@@ -245,11 +252,10 @@ CASES = {
     "lp_pool2d": POOL_2D,
     "indexing": INDEXING,
     "embedding": EMBEDDING,
-    "index_select": (
-        Case({"b": (), "n": 90, "c": (8, 8), "k": 300}, axis=0),
-        Case({"b": (3,), "n": 9, "c": (7,), "k": 30}, axis=1),
-        Case({"b": (3,), "n": 9000, "c": (), "k": 300}, axis=-1),
-    ),
+    "index_select": SLICES,
+    "index_add": SLICES,
+    "permute_rows": tuple(Case({**case.axes}, num_rows=case.axes["n"]) for case in PERMUTED),
+    "unpermute_rows": PERMUTED,
     "segment_sum": SEGMENTS,
     "segment_mean": SEGMENTS,
     "segment_max": SEGMENTS,

@@ -49,6 +49,10 @@ def small(op: str) -> Row:
         if op.startswith("index_select"):
             shapes = {"src": (4, 5), "index": (6,), "dout": (4, 6)}
             options |= {"src_shape": (4, 5)} if op.endswith("backward") else {}
+        if op.startswith(("index_add", "scatter")):
+            shapes = dict.fromkeys(("x", "dout"), (4, 5)) | {"source": (4, 6), "index": (6,)}
+            if op.startswith("scatter"):
+                shapes |= dict.fromkeys(("src", "index"), (4, 6))
         if "ids" in spec.arrays:
             shapes = {"ids": (3, 2), "weight": (4, 5), "dy": (3, 2, 5)}
             options = {"weight_shape": (4, 5)} if op.endswith("backward") else {}
@@ -56,6 +60,10 @@ def small(op: str) -> Row:
             shapes = {"data": (9, 5), "segment_ids": (9,), **dict.fromkeys(("dout", "out"), (4, 5))}
             shapes |= dict.fromkeys(("dy", "y"), (9, 5))
             options = {"num_segments": 4}
+        if "row_map" in spec.arrays:
+            shapes = {**dict.fromkeys(("row_map", "probs"), (4, 2)), "x": (4, 5), "y": (8, 5)}
+            shapes["dout"] = (8, 5) if op == "permute_rows_backward" else (4, 5)
+            options = {}
     elif spec.category in ("norm", "softmax"):
         shapes = {**dict.fromkeys(spec.arrays, (3, 4)), "weight": (4,), "bias": (4,)}
         shapes.pop("mask", None)
@@ -97,7 +105,10 @@ def small(op: str) -> Row:
         shapes |= dict.fromkeys(("cos", "sin"), (5, 4))
     else:
         shapes, options = dict.fromkeys(("a", "b", "dy"), (3, 4)), {"weight": 0.3}
-    return Row(op, "small", tuple(shapes[n] for n in spec.arrays if n in shapes), options)
+    drawn = "once" if "row_map" in shapes else "uniform"
+    if op in ("scatter", "scatter_backward"):
+        shapes, drawn = dict.fromkeys(shapes, (1, 5)), "once"
+    return Row(op, "small", tuple(shapes[n] for n in spec.arrays if n in shapes), options, drawn)
 
 
 @pytest.mark.parametrize("xp", [np, torch, jnp], ids=["numpy", "torch", "jax"])

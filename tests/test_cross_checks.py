@@ -137,6 +137,24 @@ def rows():
         yield f"index_select {axis}", "index_select", [normal(*shape), index(shape[axis], 9)], (
             {"axis": axis}
         ), lambda src, i, axis=axis: torch.index_select(src, axis, i)  # fmt: skip
+    for shape, axis, alpha in [((7, 5), 0, 1.0), ((4, 6, 3), 1, -1.5), ((4, 6), -1, 0.25)]:
+        source = normal(*[9 if i == axis % len(shape) else n for i, n in enumerate(shape)])
+        arrays = [normal(*shape), index(shape[axis], 9), source]
+        yield f"index_add {axis}", "index_add", arrays, {"axis": axis, "alpha": alpha}, (
+            lambda x, i, source, axis=axis, alpha=alpha: torch.index_add(
+                x, axis, i, source, alpha=alpha
+            )
+        )  # fmt: skip
+    for shape, at, axis in [((7, 5), (9, 5), 0), ((4, 6, 3), (2, 8, 3), 1), ((4, 6), (4, 6), -1)]:
+        arrays = [normal(*shape), index(shape[axis], *at), normal(*at)]
+        yield f"scatter_add {axis}", "scatter_add", arrays, {"axis": axis}, (
+            lambda x, i, src, axis=axis: torch.scatter_add(x, axis, i, src)
+        )  # fmt: skip
+    for shape, k, axis in [((7, 5), 4, 0), ((4, 6, 3), 5, 1), ((4, 6), 6, -1)]:
+        at = torch.tensor(np.argsort(RNG.random(shape), axis)).narrow(axis, 0, k)
+        yield f"scatter {axis}", "scatter", [normal(*shape), at, normal(*at.shape)], (
+            {"axis": axis}
+        ), lambda x, i, src, axis=axis: torch.scatter(x, axis, i, src)  # fmt: skip
     for name, scale, padding in [("", 1.0, None), (" scaled", -1.75, None), (" padded", 1.0, 2)]:
         options = {"scale": scale, "padding_idx": padding}
         yield f"embedding{name}", "embedding", [index(5, 4, 6), normal(5, 3)], options, (
@@ -156,6 +174,17 @@ def rows():
             for s in set(ids.tolist())
         ), torch.zeros_like(data))
     )  # fmt: skip
+    for name, n in (("", 14), (" meeting", 3)):
+        entries = torch.tensor(RNG.permutation(14)) if n == 14 else index(3, 14)
+        at, probs = entries.reshape(7, 2), normal(7, 2)
+        yield f"permute_rows{name}", "permute_rows", [normal(7, 3), at], {"num_rows": n}, (
+            lambda x, at, n=n: x.new_zeros(n, 3).index_add(
+                0, at.reshape(-1), x.repeat_interleave(2, 0)
+            )
+        )  # fmt: skip
+        yield f"unpermute_rows{name}", "unpermute_rows", [normal(n, 3), at, probs], {}, (
+            lambda y, at, probs: (y[at] * probs[..., None]).sum(1)
+        )  # fmt: skip
     for p, k, s in [(2, 3, None), (2, 3, 1), (4, 2, 3), (6, 3, 2)]:
         options = {"norm_type": p, "kernel_size": k, "stride": s}
         yield f"lp_pool1d even {p} {k} {s}", "lp_pool1d", [normal(2, 3, 11)], options, (
@@ -334,8 +363,14 @@ def backward(op, dy, arrays, options):
     if op == "embedding":
         ids, weight = arrays
         return (call(dy, ids, weight_shape=tuple(weight.shape), **options),)
-    if op in ("segment_sum", "segment_mean"):
+    if op in ("segment_sum", "segment_mean", "permute_rows"):
         return (call(dy, arrays[1], **options),)
+    if op in ("index_add", "scatter_add"):
+        return dy, call(dy, arrays[1], **options)
+    if op == "scatter":
+        return call(dy, arrays[1], **options)
+    if op == "unpermute_rows":
+        return many(call(dy, *arrays, **options))
     if op == "segment_softmax":
         return (call(dy, forward(op, *arrays, **options), arrays[1], **options),)
     if op == "segment_max":

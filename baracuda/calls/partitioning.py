@@ -54,9 +54,10 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
 
 
 def _cotangents(spec: OpSpec, form: Signature) -> list[frozenset[str]]:
-    """What the results had of which an op takes the gradients."""
+    """What the results had of which an op takes the gradients, and the groups inside of that."""
     given = [p for p in form.inputs if spec.adjoint_of and p.name.startswith("d")]
-    return [p.reached for p in given]
+    inner = {t.name: t.bound for p in form.inputs for t in p.terms if t.bound}
+    return [p.reached | {n for n, bound in inner.items() if bound in p.reached} for p in given]
 
 
 def added_up(spec: OpSpec, form: Signature) -> frozenset[str]:

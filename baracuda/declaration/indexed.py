@@ -26,6 +26,8 @@ class Indexed:
     run : int
         Axes of `asked` that stand in the place of the axis: those of the index, or the axis alone
         where the index has all axes of `asked`.
+    start : str
+        The input that a scatter begins with, "" for zeros.
     """
 
     index: str
@@ -33,6 +35,7 @@ class Indexed:
     asked: str
     axis: int
     run: int
+    start: str
 
     def flat(self, shape: Shape) -> Shape:
         """A shape of `asked` with the entries along one axis."""
@@ -48,12 +51,13 @@ def indexed(problem: Problem) -> Indexed:
     arrays = [p for p in (*form.inputs, *form.outputs) if not p.is_option]
     index = next(p for p in arrays if p.name == name)
     values = [p for p in arrays if p.name not in spec.discrete]
-    whole = next(p for p in values if below in p.names)
-    asked = next(p for p in values if p is not whole)
+    having = [p for p in values if below in p.names]
+    whole, start = having[-1], having[0].name if having[1:] else ""
+    asked = next(p for p in values if p not in having)
     axis = _rank(whole, problem, below)
     rank = len(index.shape(problem.axes))
     run = 1 if rank == len(asked.shape(problem.axes)) else rank
-    return Indexed(name, whole.name, asked.name, axis, run)
+    return Indexed(name, whole.name, asked.name, axis, run, start)
 
 
 def of_elements(problem: Problem) -> bool:

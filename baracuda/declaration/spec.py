@@ -24,8 +24,8 @@ Resolver: TypeAlias = Callable[[str, Axes, dict[str, Any]], Mapping[str, int]]
 
 Schedule: TypeAlias = Literal[
     "add_rows", "channels", "window_backward", "cross_entropy", "elementwise", "gather", "heads",
-    "kl_div", "log_prob", "nll_loss", "planes", "reduce", "rope", "rows", "scatter",
-    "segments", "window",
+    "join_rows", "kl_div", "last_write", "last_write_backward", "log_prob", "nll_loss", "planes",
+    "reduce", "rope", "rows", "scatter", "segments", "spread_rows", "window",
 ]  # fmt: skip
 """How a kernel goes over the arrays."""
 

@@ -12,6 +12,22 @@ from baracuda.families.numerics import joined, scatter_add
 from baracuda.libraries import Array, library_of
 
 
+def looked_up(x: Array, index: Array, axis: int, checked: bool) -> Array:
+    """Elements of `x` along an axis, an index for each; 0 for an entry out of range.
+
+    `checked`: where it can be read, its range was looked at before.
+    """
+    library = library_of(x)
+    xp, n = library.xp, x.shape[axis]
+    if n == 0:
+        return xp.zeros(index.shape, dtype=x.dtype, device=library.device_of(x))
+    if checked and library.readable(index):
+        return library.take(x, index, axis)
+    valid = inside(index, n)
+    out = library.take(x, xp.where(valid, index, 0), axis)
+    return xp.where(valid, out, xp.zeros_like(out))
+
+
 def taken(x: Array, index: Array, axis: int, in_range: bool = False) -> Array:
     """`x` with the axes of `index` in the place of `axis`; zeros for an entry out of range.
 
@@ -45,15 +61,42 @@ def added(values: Array, index: Array, axis: int, extent: int) -> Array:
     return scatter_add(values, _beside(index, lead, rest), axis, (*lead, extent, *rest))
 
 
+def lasting(index: Array, axis: int, extent: int) -> Array:
+    """Which entries are in range, and the last of their line along an axis to point there."""
+    xp = library_of(index).xp
+    if not index.shape[axis]:
+        return inside(index, extent)
+    before = (slice(None),) * axis
+    first, rest, but_last = (
+        (*before, cut, ...) for cut in (slice(1), slice(1, None), slice(None, -1))
+    )  # fmt: skip
+    order = xp.argsort(index, axis=axis, stable=True)
+    keys = xp.take_along_axis(index, order, axis=axis)
+    ends = xp.astype(keys[rest] != keys[but_last], index.dtype)
+    ends = xp.concat([ends, xp.ones_like(keys[first])], axis=axis)
+    last = xp.take_along_axis(ends, xp.argsort(order, axis=axis), axis=axis)
+    return inside(index, extent) & (last > 0)
+
+
 def segments(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
     """The extent n that the option `num_segments` gives."""
-    n: int = options["num_segments"]
+    return {"n": _extent(op, "num_segments", options["num_segments"])}
+
+
+def destinations(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
+    """The extent n that the option `num_rows` gives: one row for each entry of a map by default."""
+    rows = options["num_rows"]
+    entries: Any = prod([axes[name] for name in "tk"])
+    return {"n": entries if rows is None else _extent(op, "num_rows", rows)}
+
+
+def _extent(op: str, option: str, n: int) -> int:
     if n < 0:
-        raise value_error(op, "num_segments", "an integer >= 0", n)
+        raise value_error(op, option, "an integer >= 0", n)
     # Kernels hold a size in 32 bits.
     if n >= 1 << 31:
-        raise value_error(op, "num_segments", "an integer < 2**31", n)
-    return {"n": n}
+        raise value_error(op, option, "an integer < 2**31", n)
+    return n
 
 
 def inside(index: Array, n: int) -> Array:
@@ -63,7 +106,7 @@ def inside(index: Array, n: int) -> Array:
 
 def of_rows(each: Array, x: Array) -> Array:
     """One entry for each row of `x`, beside its trailing axes."""
-    return library_of(each).xp.reshape(each, (*each.shape, *(1,) * (x.ndim - 1)))
+    return library_of(each).xp.reshape(each, (*each.shape, *(1,) * (x.ndim - each.ndim)))
 
 
 def highest(values: Array, index: Array, extent: int) -> Array:

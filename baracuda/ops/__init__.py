@@ -15,6 +15,7 @@ from baracuda.ops.embedding import *
 from baracuda.ops.exponential_units import *
 from baracuda.ops.gated import *
 from baracuda.ops.gradient_norm import *
+from baracuda.ops.index_add import *
 from baracuda.ops.indexing import *
 from baracuda.ops.kl_div_with_logits import *
 from baracuda.ops.l2_normalize import *
@@ -28,6 +29,7 @@ from baracuda.ops.loss import *
 from baracuda.ops.nll_loss import *
 from baracuda.ops.norm import *
 from baracuda.ops.optimisers import *
+from baracuda.ops.permute import *
 from baracuda.ops.pooling import *
 from baracuda.ops.prelu import *
 from baracuda.ops.qk_norm_rope import *
@@ -36,6 +38,7 @@ from baracuda.ops.rectifiers import *
 from baracuda.ops.rope import *
 from baracuda.ops.rope_qk import *
 from baracuda.ops.rope_with_tables import *
+from baracuda.ops.scatter import *
 from baracuda.ops.segment import *
 from baracuda.ops.segment_softmax import *
 from baracuda.ops.self_gated import *

@@ -10,7 +10,7 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import ANY, FLOATS
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import choice, integer, shape
-from baracuda.families.indexing import added, taken
+from baracuda.families.indexing import added, looked_up, taken
 from baracuda.families.numerics import scatter_add
 from baracuda.libraries import A, Array, library_of
 
@@ -86,15 +86,7 @@ def gather(
     array([[3, 1],
            [5, 5]])
     """
-    library = library_of(src)
-    xp, n = library.xp, src.shape[axis]
-    if n == 0:
-        return xp.zeros(index.shape, dtype=src.dtype, device=library.device_of(src))
-    if mode == "raise" and library.readable(index):
-        return library.take(src, index, axis)  # whose range was looked at before
-    valid = (index >= 0) & (index < n)
-    out = library.take(src, xp.where(valid, index, 0), axis)
-    return xp.where(valid, out, xp.zeros_like(out))
+    return looked_up(src, index, axis, mode == "raise")
 
 
 @op(

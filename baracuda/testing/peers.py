@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from baracuda.calls.op import registry
 from baracuda.declaration.spec import OpSpec
 from baracuda.libraries import Array
-from baracuda.testing import distillation_peers, optimiser_peers, row_peers
+from baracuda.testing import distillation_peers, indexed_peers, optimiser_peers, row_peers
 
 Expression: TypeAlias = Callable[..., Any]
 
@@ -381,7 +381,7 @@ EXPRESSIONS: dict[str, Expression] = {
         index_select, index_select_backward,
         segment_sum, segment_sum_backward, segment_mean, segment_mean_backward,
         segment_max, segment_max_backward, segment_softmax, segment_softmax_backward,
-        *row_peers.EXPRESSIONS, *distillation_peers.EXPRESSIONS,
+        *indexed_peers.EXPRESSIONS, *row_peers.EXPRESSIONS, *distillation_peers.EXPRESSIONS,
         qk_norm_rope, qk_norm_rope_backward, *optimiser_peers.EXPRESSIONS,
     )
 }  # fmt: skip

@@ -44,6 +44,7 @@ def host_rows(n: int) -> list[Row]:
     for axis in (1, 0):
         label = f"[{n}, {n}] uniform, axis {axis}"
         rows.append(Row("gather", label, (square, square), {"axis": axis}))
+        rows += _writes(square, label, axis)
         rows.append(
             Row("gather_backward", label, (square,) * 2, {"axis": axis, "src_shape": square})
         )
@@ -58,6 +59,7 @@ def host_rows(n: int) -> list[Row]:
     rows += _embeddings((n,), (4 * n, n), ("uniform",))
     rows += _selections((4 * n, n), n)
     rows += _segments(4 * n, n, n // 8, ("uniform",))
+    rows += _experts(n, 2, n // 2)
     return rows + _others(rows, f"[{n}, {n}]", square)
 
 
@@ -92,7 +94,19 @@ def _selections(src: Shape, many: int) -> list[Row]:
     return [
         Row("index_select", label, (src, (many,)), options),
         Row("index_select_backward", label, (out, (many,)), {**options, "src_shape": src}),
+        Row("index_add", label, (src, (many,), out), options),
+        Row("index_add_backward", label, (src, (many,)), options),
     ]
+
+
+def _writes(x: Shape, label: str, axis: int) -> list[Row]:
+    """Elements added or written to an array, as many as it has."""
+    return [
+        Row(op, label, (x,) * many, {"axis": axis})
+        for op, many in (
+            ("scatter_add", 3), ("scatter_add_backward", 2), ("scatter", 3), ("scatter_backward", 2)
+        )
+    ]  # fmt: skip
 
 
 def _segments(e: int, n: int, d: int, drawn: Sequence[str]) -> list[Row]:
@@ -111,6 +125,21 @@ def _segments(e: int, n: int, d: int, drawn: Sequence[str]) -> list[Row]:
     rows.append(Row("segment_softmax", label, (heads, (e,)), options))
     rows.append(Row("segment_softmax_backward", label, (heads, heads, (e,)), options))
     return rows
+
+
+def _experts(tokens: int, choices: int, d: int) -> list[Row]:
+    """Rows of tokens sent to experts in groups, and taken back."""
+    label, at, n = f"[{tokens}, {d}] to {choices} experts each", (tokens, choices), tokens * choices
+    one, each = (tokens, d), (n, d)
+    return [
+        Row(op, label, shapes, {}, "once")
+        for op, shapes in (
+            ("permute_rows", (one, at)),
+            ("permute_rows_backward", (each, at)),
+            ("unpermute_rows", (each, at, at)),
+            ("unpermute_rows_backward", (one, each, at, at)),
+        )
+    ]
 
 
 def device_rows(dtype: str) -> list[Row]:
@@ -139,6 +168,7 @@ def device_rows(dtype: str) -> list[Row]:
     for axis in (1, 0):
         label = f"[8192, 8192] uniform, axis {axis}"
         rows.append(Row("gather", label, (square,) * 2, {"axis": axis}))
+        rows += _writes(square, label, axis)
     for n in (1024, 4096, 8192, 16384):
         rows += _norms((8192, n)) + _softmaxes((8192, n))
     rows += _softmaxes(square, 0, ("softmax", "softmax_backward"))
@@ -162,6 +192,8 @@ def device_rows(dtype: str) -> list[Row]:
         rows += _embeddings((ids,), (128256, 4096), ("uniform", "zipf", "equal"))
     rows += _selections((2**17, 1024), 2**18)
     rows += _segments(2**21, 2**17, 128, ("uniform", "zipf", "equal"))
+    # As Mixtral 8x7B has them, and DeepSeek-V3.
+    rows += _experts(16384, 2, 4096) + _experts(8192, 8, 7168)
     for row in _scatters():
         rows.append(row)
         label = f"{row.label}, deterministic"

@@ -31,8 +31,8 @@ class Row:
     options : dict
         Structural options and run-time values.
     indices : str
-        How an index is drawn from its axis: "uniform", "equal" (all the same), or "zipf": the r-th
-        entry as often as ``r**-1.2``.
+        How an index is drawn from its axis: "uniform", "equal" (all the same), "once" (none
+        twice), or "zipf": the r-th entry as often as ``r**-1.2``.
     deterministic : bool or None
         The dispatch option.
     derived : bool
@@ -84,6 +84,8 @@ class Row:
         extent, shape = self.extent, self.own
         if self.indices == "equal":
             return np.full(shape, rng.integers(extent))
+        if self.indices == "once":
+            return rng.permutation(extent)[: math.prod(shape)].reshape(shape)
         if self.indices == "zipf":
             ends = np.cumsum(np.arange(1.0, extent + 1) ** -1.2)
             return np.searchsorted(ends, rng.random(shape) * ends[-1], side="right")
@@ -92,6 +94,8 @@ class Row:
     def arrays(self, rng: np.random.Generator, dtype: Any) -> list[Any]:
         """Random inputs; saved outputs are those of the forward."""
         spec = registry[self.op].spec
+        forms = registry[spec.adjoint_of].spec.signatures if spec.adjoint_of else ()
+        made = {p.name for form in forms for p in form.outputs} & {"y"}
         out: list[Any] = []
         for name, shape in zip(spec.arrays, self.shapes, strict=False):
             role = spec.role(name)
@@ -102,7 +106,7 @@ class Row:
                 index = self.index(rng)
                 same = index.shape == self.broadcast
                 out.append(index if same else np.broadcast_to(index, self.broadcast))
-            elif name == "y":
+            elif name in made:
                 out.append(None)
             elif role.between:
                 drawn = rng.uniform(*role.between, shape)
@@ -111,7 +115,7 @@ class Row:
                 normal = rng.standard_normal(shape, dtype=np.float32)
                 out.append(np.asarray(normal).astype(dtype))
         given = dict(zip(spec.arrays, out, strict=False))
-        if "y" in given:
+        if made & given.keys():
             forward, at = registry[spec.adjoint_of or ""], spec.arrays.index("y")
             rest = [given[name] for name in forward.spec.arrays[1:] if name in given]
             out[at] = forward(out[at - 1], *rest, **self.options)
@@ -121,7 +125,7 @@ class Row:
 # Inputs of which an element is read for each index alone.
 PICKED = {"nll_loss": "x"}
 # Inputs of which as much is read as the result has.
-LOOKED_UP = {"embedding": "weight", "index_select": "src"}
+LOOKED_UP = {"embedding": "weight", "index_select": "src", "index_add_backward": "dout"}
 
 
 def ideal_bytes(problem: Problem) -> int:

@@ -238,12 +238,12 @@ def _adjust(
         c = axes["c"] = max(axes["c"], 1)
         options["num_groups"] = int(rng.choice([g for g in range(1, c + 1) if c % g == 0]))
     has_row = options.get("mode", "raise") == "raise" or options.get("padding_idx") is not None
-    if "num_segments" in spec.options:
+    if counts := spec.options.keys() & {"num_segments", "num_rows"}:
         axes["n"] = _extent(rng)
     if spec.category == "indexing" and has_row:
         axes["n"] = max(axes["n"], 1)
-    if "num_segments" in spec.options:
-        options["num_segments"] = axes["n"]
+    if counts:
+        options |= dict.fromkeys(counts, axes["n"])
     if "rotary_dim" in spec.options:
         axes["d"] += axes["d"] % 2
         if axes["d"] and rng.random() < 0.4:

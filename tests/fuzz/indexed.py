@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -123,3 +124,65 @@ def softmax_backward(t: Any, o: Any) -> Any:
     out = y * (dy - _looked_up(sums, ids))
     out[~valid] = 0
     return (out,)
+
+
+def _sent(x: Any, at: Any, n: int, weights: Any) -> Any:
+    """Each row the sum of the tokens that are sent there."""
+    out = np.zeros((n, *x.shape[1:]), np.longdouble)
+    for choice in range(at.shape[1]):
+        where = _valid(at[:, choice], n)
+        shares = x * weights[:, choice].reshape(-1, *[1] * (x.ndim - 1))
+        np.add.at(out, at[where, choice], shares[where])
+    return out.astype(np.float64)
+
+
+def _fetched(y: Any, at: Any, weights: Any) -> Any:
+    """Each token the sum of its rows."""
+    out = np.zeros((len(at), *y.shape[1:]))
+    for choice in range(at.shape[1]):
+        where = _valid(at[:, choice], len(y)).reshape(-1, *[1] * (y.ndim - 1))
+        shares = _looked_up(y, at[:, choice]) * weights[:, choice].reshape(-1, *[1] * (y.ndim - 1))
+        out += np.where(where, shares, 0)
+    return out
+
+
+@formula("permute_rows")
+def permute_rows(t: Any, o: Any) -> Any:
+    at = t["row_map"].numpy()
+    return (_sent(t["x"].numpy(), at, o["num_rows"], np.ones(at.shape)),)
+
+
+@formula("permute_rows_backward")
+def permute_rows_backward(t: Any, o: Any) -> Any:
+    at = t["row_map"].numpy()
+    return (_fetched(t["dout"].numpy(), at, np.ones(at.shape)),)
+
+
+@formula("unpermute_rows")
+def unpermute_rows(t: Any, o: Any) -> Any:
+    return (_fetched(t["y"].numpy(), t["row_map"].numpy(), t["probs"].numpy()),)
+
+
+@formula("unpermute_rows_backward")
+def unpermute_rows_backward(t: Any, o: Any) -> Any:
+    dout, y, at, probs = (t[name].numpy() for name in ("dout", "y", "row_map", "probs"))
+    products = np.zeros(at.shape)
+    for choice in range(at.shape[1]):
+        each = (dout * _looked_up(y, at[:, choice])).reshape(len(at), math.prod(y.shape[1:]))
+        products[:, choice] = np.where(_valid(at[:, choice], len(y)), each.sum(-1), 0)
+    return _sent(dout, at, len(y), probs), products
+
+
+@formula("index_add")
+def index_add(t: Any, o: Any) -> Any:
+    axis = o["axis"]
+    x, source = (np.moveaxis(t[name].numpy(), axis, 0) for name in ("x", "source"))
+    at = t["index"].numpy()
+    sums = _sums(source, at, x.shape, _valid(at, len(x)))
+    return (np.moveaxis((x + o["alpha"] * sums).astype(np.float64), 0, axis),)
+
+
+@formula("index_add_backward")
+def index_add_backward(t: Any, o: Any) -> Any:
+    rows = np.moveaxis(t["dout"].numpy(), o["axis"], 0)
+    return (np.moveaxis(o["alpha"] * _looked_up(rows, t["index"].numpy()), 0, o["axis"]),)

@@ -38,11 +38,25 @@ def index_select(src: Any, index: Any, axis: int) -> Any:
 @formula("gather_backward")
 def gather_backward(t: Any, o: Any) -> Any:
     dout, index = t["dout"].numpy(), t["index"].numpy()
-    at, valid = _places(index, o["src_shape"], o["axis"] % dout.ndim)
+    return (_scattered(np.zeros(o["src_shape"]), index, dout, o["axis"]),)
+
+
+def _scattered(x: Any, index: Any, src: Any, axis: int) -> Any:
+    at, valid = _places(index, x.shape, axis % x.ndim)
     # Many roundings of equal terms go the same way.
-    out = np.zeros(o["src_shape"], np.longdouble)
-    np.add.at(out, at, dout[valid])
-    return (out.astype(np.float64),)
+    out = x.astype(np.longdouble)
+    np.add.at(out, at, src[valid])
+    return out.astype(np.float64)
+
+
+@formula("scatter_add")
+def scatter_add(t: Any, o: Any) -> Any:
+    return (_scattered(*[t[name].numpy() for name in ("x", "index", "src")], o["axis"]),)
+
+
+@formula("scatter_add_backward")
+def scatter_add_backward(t: Any, o: Any) -> Any:
+    return (gather(t["dout"].numpy(), t["index"].numpy(), o["axis"]),)
 
 
 def _roped(x: Any, positions: Any, o: Any, sign: int) -> Any:
@@ -233,3 +247,30 @@ for _dims_of in (1, 2):
     _forward, _backward = _pool(_dims_of)
     formula(f"lp_pool{_dims_of}d")(_forward)
     formula(f"lp_pool{_dims_of}d_backward")(_backward)
+
+
+def _written(x: Any, index: Any, src: Any, axis: int) -> Any:
+    """One after the other along the axis, the last one last; and which places are written."""
+    out, held = x.copy(), np.zeros(x.shape, bool)
+    axis %= x.ndim
+    for k in range(index.shape[axis]):
+        part = [slice(None)] * x.ndim
+        part[axis] = slice(k, k + 1)
+        at, valid = _places(index[tuple(part)], x.shape, axis)
+        out[at], held[at] = src[tuple(part)][valid], True
+    return out, held
+
+
+@formula("scatter")
+def scatter(t: Any, o: Any) -> Any:
+    return (_written(*[t[name].numpy() for name in ("x", "index", "src")], o["axis"])[0],)
+
+
+@formula("scatter_backward")
+def scatter_backward(t: Any, o: Any) -> Any:
+    dout, index = t["dout"].numpy(), t["index"].numpy()
+    numbers = np.arange(index.size).reshape(index.shape)
+    which, held = _written(np.full(dout.shape, -1), index, numbers, o["axis"])
+    dsrc = np.zeros(index.size)
+    dsrc[which[held]] = dout[held]
+    return np.where(held, 0, dout), dsrc.reshape(index.shape)

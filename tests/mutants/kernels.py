@@ -18,6 +18,7 @@ _TURNS = "test_functors.py::test_pairs_turn"
 
 _NUMBERS = "test_random.py::test_a_kernel_numbers_elements_as_they_lie_in_the_whole"
 _STATES = "test_optimisers.py::test_a_kernel_reads_and_writes_states_as_they_are"
+_SENT = "test_emulated_permute.py::test_rows_are_sent_and_taken_back"
 
 MUTANTS = (
     mutant(
@@ -353,5 +354,21 @@ MUTANTS = (
         "only the largest cell of a window has its gradient", "cuda_src/pooling.cu",
         "return size == y ? sign * (dy / ties) : A(0);", "return sign * dy;",
         "test_functors.py::test_pooling",
+    ),
+    mutant(
+        "rows without a token are zeros", "cuda_src/indexed/permute.cuh",
+        "__ballot_sync(~0u, entries != 1)", "__ballot_sync(~0u, entries > 1)",
+        _SENT + "[padded-float32]",
+    ),
+    mutant(
+        "each choice of a token has its own weight", "cuda_src/indexed/permute.cuh",
+        "order[i] - token * args.choices.size;", "0;",
+        _SENT + "[some rows often-float32]",
+    ),
+    mutant(
+        "the last of several elements stays", "cuda_src/indexed/last_write.cuh",
+        "atomicMax(args.last + at[d][1] + I(index[d]) * args.axis, u32(at[d][2]) + 1);",
+        "args.last[at[d][1] + I(index[d]) * args.axis] = u32(at[d][2]) + 1;",
+        "test_emulated_index_add.py::test_the_last_of_several_elements_stays[numbers-float32]",
     ),
 )  # fmt: skip

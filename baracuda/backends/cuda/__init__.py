@@ -47,7 +47,9 @@ class CudaBackend:
             return "residual" not in spec.wide
         if spec.wide == ("cotangent",):
             return schedule in ("rows", "elementwise", "log_prob", "nll_loss")
-        return only or schedule in ("rows", "elementwise", "rope", "heads")
+        return only or schedule in (
+            "rows", "elementwise", "rope", "heads", "join_rows", "spread_rows"
+        )  # fmt: skip
 
     def refuses(self, problem: Problem) -> str | None:
         if problem.spec.kernel is None:

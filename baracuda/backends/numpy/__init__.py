@@ -12,7 +12,8 @@ from baracuda.declaration.spec import OpSpec, Problem
 # By the schedules of kernels, of those without a functor.
 _INDEXED = {
     "scatter": indexed.scatter, "gather": indexed.gather, "add_rows": indexed.rows,
-    "segments": indexed.rows,
+    "segments": indexed.rows, "join_rows": indexed.rows, "spread_rows": indexed.rows,
+    "last_write": indexed.rows, "last_write_backward": indexed.rows,
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from baracuda.calls import body
 from baracuda.calls.check import out_of_range, outside
 from baracuda.declaration.backend import Adds, Prepared
+from baracuda.declaration.indexed import indexed
 from baracuda.declaration.sku import PrecisionGuarantee
 from baracuda.declaration.spec import Operand, Problem
 from baracuda.libraries import Array, near
@@ -76,6 +77,8 @@ def gather(problem: Problem) -> Prepared:
             result = np.take_along_axis(src[region], at, axis)
         if outs is None:
             return np.asarray(result, order="C")
+        if accumulate:
+            result = result.astype(problem.library.dtype(problem.compute_dtype)) + outs[0]
         outs[0][...] = result
         return outs[0]
 
@@ -106,7 +109,7 @@ def scatter(problem: Problem) -> Prepared:
     rows = _one_index_per_row(problem)
     segments = rows or entries * _SPARSE <= bins
     adds = _add_rows if rows else _add_segments if segments else _add_bins
-    library, out = problem.library, problem.outputs[0]
+    library, out, of = problem.library, problem.outputs[0], indexed(problem)
     accumulator = problem.compute_dtype if segments else "float64"
 
     def run(
@@ -115,17 +118,22 @@ def scatter(problem: Problem) -> Prepared:
         accumulate: Adds,
         scalars: Mapping[str, Any],
     ) -> Array:
-        values, at = arrays
+        given = dict(zip([x.name for x in problem.given], arrays, strict=True))
+        values, at = given[of.asked], given[of.index]
         _check(problem, at)
-        if outs is None:
-            result = np.zeros(out.shape, library.dtype(out.dtype))
-        else:
+        start = given.get(of.start)
+        if outs is not None:
             (result,) = outs
             if not accumulate:
-                result[...] = 0
+                result[...] = 0 if start is None else start
+        elif start is not None:
+            result = np.array(start, order="C")
+        else:
+            result = np.zeros(out.shape, library.dtype(out.dtype))
+        adding = bool(accumulate) or start is not None
         region = near(at.shape, axis)
         with np.errstate(all="ignore"):
-            adds(problem, values, at, result[region], axis, bool(accumulate))
+            adds(problem, values, at, result[region], axis, adding)
         return result
 
     return Prepared(

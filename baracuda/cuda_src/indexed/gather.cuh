@@ -80,7 +80,7 @@ struct Gather {
   }
 };
 
-// Elements side by side, whatever their layout was.
+// Elements in another layout; nothing where they are to stay in place.
 template <class T, class I> struct Pack {
   static constexpr int RESIDENT = 4;
 
@@ -93,7 +93,7 @@ template <class T, class I> struct Pack {
 
   static DEVICE void run(const Args& args) {
     const I item = I(blockIdx.x) * I(blockDim.x) + I(threadIdx.x);
-    if (item >= args.items) return;
+    if (item >= args.items || args.from == args.to) return;
     I at[2];
     args.walk.template offsets<1>(item, at);
     args.to[at[1]] = args.from[at[0]];

@@ -22,7 +22,14 @@ from baracuda.backends.cuda.schedules import (
     rows,
     window,
 )
-from baracuda.backends.cuda.schedules.indexed import add_rows, gather, scatter, segments
+from baracuda.backends.cuda.schedules.indexed import (
+    add_rows,
+    gather,
+    last_write,
+    permute,
+    scatter,
+    segments,
+)
 from baracuda.declaration.backend import Refusal
 
 PLANNERS: dict[str, Planner] = {
@@ -36,7 +43,11 @@ PLANNERS: dict[str, Planner] = {
     "gather": gather.plan,
     "add_rows": add_rows.plan,
     "scatter": scatter.plan,
+    "last_write": last_write.plan,
+    "last_write_backward": last_write.backward,
     "segments": segments.plan,
+    "join_rows": permute.join,
+    "spread_rows": permute.spread,
     "rows": rows.plan,
     "channels": channels.plan,
     "nll_loss": nll_loss.plan,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from math import prod
 
 from baracuda import layouts
-from baracuda.backends.cuda.geometry import Dim, Packer, View, count, merged, reach, wide
-from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, blocks
+from baracuda.backends.cuda.geometry import Dim, View, merged
+from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero
 from baracuda.backends.cuda.schedules.indexed import lists
+from baracuda.backends.cuda.schedules.indexed.copies import packed, started
 from baracuda.backends.cuda.schedules.indexed.frames import frame
-from baracuda.backends.cuda.schedules.indexed.gather import UNITS
 from baracuda.backends.cuda.schedules.indexed.scatter import settle
 from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
 from baracuda.declaration.backend import Refusal
@@ -26,13 +26,14 @@ _NAME = "lists"
 
 def plan(call: Call) -> Steps:
     """Invert the index, then sum the lists."""
+    call, before = started(call)
     framed, given = frame(call), call.view(indexed(call.problem).index)
     # The entries first, and the axis that they stand for.
     values, index = (_first(x, framed.axis, framed.run) for x in (framed.asked, framed.index))
     run, target = framed.run, _first(framed.whole, framed.axis, 1)
     if not prod(target.shape):
         return Steps((), variant=_NAME)
-    steps: list[Step | Zero] = []
+    steps: list[Step | Zero] = [*before]
     more: list[tuple[Shape, str]] = []
 
     def room(shape: Shape, dtype: str) -> View:
@@ -87,14 +88,3 @@ def _lies(view: View) -> bool:
     """Whether the elements of a row are side by side, and the next row is near."""
     dims = merged(view.shape[1:], [view.strides[1:]]) or [Dim(1, (1,))]
     return len(dims) == 1 and dims[0].strides == (1,) and near(view)
-
-
-def packed(call: Call, given: View, to: View, size: int) -> Step:
-    """Elements side by side, in C order."""
-    dims = merged(given.shape, (given.strides, layouts.contiguous(given.shape)))
-    items = count(dims)
-    packer = Packer(wide(items, reach(dims))).pointers(2).indices(items, 0)
-    arguments = packer.walk(dims, 2).done()
-    entry = call.entry(f"Pack<{UNITS[size]}, {packer.type}>", len(arguments), "pack", size,
-                       packer.type)  # fmt: skip
-    return Step(entry, (blocks(items), 1), arguments, [(given.slot, 0), (to.slot, 0)])

@@ -62,6 +62,11 @@ def frame(call: Call) -> Frame:
     return Frame(view(of.whole), asked, index, of.axis, run)
 
 
+def added(call: Call) -> View:
+    """The values that a scatter adds up."""
+    return call.view(indexed(call.problem).asked)
+
+
 def line_of(of: Indexed, *views: View) -> Shape | None:
     """The strides of views along all entries of an index, None where one would not do."""
     cut = slice(of.axis, of.axis + of.run)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from baracuda import layouts
 from baracuda.backends.cuda.geometry import Packer, View, count, divisor, merged, reach, split, wide
 from baracuda.backends.cuda.launch_plan import WIDEST, Call, Step, Steps, flag
+from baracuda.backends.cuda.schedules.indexed.frames import added
 from baracuda.backends.cuda.schedules.indexed.tiles import WORDS
 from baracuda.declaration.dtypes import named
 
@@ -77,7 +78,7 @@ def _shared(call: Call) -> int:
 
 def plan(call: Call, name: str) -> Steps | None:
     """Sort, sum, join; None where there is nothing to add, or bins do not fit."""
-    dout, index, out = call.of_kind("value"), call.of_kind("index"), call.out()
+    dout, index, out = added(call), call.of_kind("index"), call.out()
     if 0 in index.shape or not _fits(call):
         return None
     bins, shift = prod(out.shape), _SHIFT[call.accumulate]

@@ -18,6 +18,8 @@ from baracuda.backends.cuda.launch_plan import (
     strides_of,
 )
 from baracuda.backends.cuda.schedules.indexed import lists, partition, transposed_scatter
+from baracuda.backends.cuda.schedules.indexed.copies import started
+from baracuda.backends.cuda.schedules.indexed.frames import added
 from baracuda.backends.cuda.schedules.indexed.tiles import WORDS, Lanes, Tiling, lanes_of, packed
 from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
@@ -102,6 +104,7 @@ def plan(call: Call) -> Steps:
     does so in its stead is as deterministic, or there is none.
     """
     name, choices = call.variant or _rule(call), call.problem.choices
+    call, before = started(call)
     steps = _steps(call, name)
     if not call.variant and not _affordable(call, steps):
         raise Refusal(_TOO_MUCH)
@@ -109,7 +112,8 @@ def plan(call: Call) -> Steps:
     sku = choices.sku
     measured = choices.autotune if sku is None else not sku.precision.bit_stable
     stable = steps.deterministic and (choices.deterministic or not measured)
-    return steps._replace(variant=name, stable=bool(stable))
+    every = (*before, *steps.steps)
+    return steps._replace(steps=every, variant=name, stable=bool(stable))
 
 
 def _rule(call: Call) -> str:
@@ -151,7 +155,7 @@ def _affordable(call: Call, steps: Steps) -> bool:
 
 def _lanes(call: Call) -> Lanes | None:
     axis = call.problem.options["axis"]
-    return lanes_of(axis, call.of_kind("value"), call.of_kind("index"), call.out())
+    return lanes_of(axis, added(call), call.of_kind("index"), call.out())
 
 
 # -- few elements per row ------------------------------------------------------------------------
@@ -285,7 +289,7 @@ def _front(lanes: Lanes) -> list[tuple[int, int]]:
 
 def _atomic(call: Call) -> Steps:
     """Additions in the accumulate type, in a workspace where the output is narrower."""
-    dout, index, out = call.of_kind("value"), call.of_kind("index"), call.out()
+    dout, index, out = added(call), call.of_kind("index"), call.out()
     wide_sums = any(call.wide) or call.type == call.accumulate
     contiguous = out.strides == layouts.contiguous(out.shape)
     if wide_sums and (contiguous or call.add):
@@ -344,7 +348,7 @@ def settle(call: Call, sums: View, out: View) -> Step:
 
 def _fixed(call: Call) -> Steps:
     """64-bit integers at the scale of the largest element of each bin."""
-    dout, index, out = call.of_kind("value"), call.of_kind("index"), call.out()
+    dout, index, out = added(call), call.of_kind("index"), call.out()
     axis, size = call.problem.options["axis"], count(merged(out.shape, (out.strides,)))
     words = _WIDE_WORDS[call.accumulate]
     keys, sums = call.workspace(0), call.workspace(1)

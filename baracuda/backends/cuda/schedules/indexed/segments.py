@@ -9,64 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from baracuda import layouts
 from baracuda.backends.cuda.geometry import Packer, View, divisor
 from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, blocks
 from baracuda.backends.cuda.schedules.indexed import lists
-from baracuda.backends.cuda.schedules.indexed.add_rows import near, packed
-from baracuda.backends.cuda.schedules.indexed.scatter import settle
 from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
+from baracuda.backends.cuda.schedules.indexed.work import Work
 from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
-from baracuda.layouts import Shape
 
 
-class Work:
-    """The launches of one call, and the workspaces that they share."""
+class Segments(Work):
+    """The launches of one call over rows of segments."""
 
     def __init__(self, call: Call) -> None:
+        super().__init__(call)
         spec = call.problem.spec
         (name,) = spec.indices
-        self.call = call
-        self.steps: list[Step | Zero] = []
-        self.workspaces: list[tuple[Shape, str]] = []
-        self.wide = named(call.problem.dtype).accumulate
         self.out = call.out()
         self.rows, self.row = self.out.shape[0], self.out.shape[1:]
         self.count = prod(self.row)
         self.extent = int(call.problem.extent_of(name))
-        index = call.view(name)
-        self.index = index if near(index) else self._packed(index, call.problem.index_dtype or "")
+        self.index = self.line(name)
         self.values = [self.given(n) for n in spec.arrays if n not in spec.discrete]
         of_rows = [x for x in self.values if x.shape == self.out.shape]
         first = of_rows[0] if of_rows else self.index
         self.lanes = self._lanes(first, first)
-        cut = lists.cut_of(call, self.lanes) if lists.counts(call, self.lanes) else None
-        if cut is None or not self.extent or self.rows * self.count >= 1 << 31:
-            raise Refusal("counts elements in 31 bits, and needs a segment")
-        self.cut = cut
-        self.lists = [self.room(*each) for each in lists.rooms(self.lanes, cut)]
-        done = self.room((1,), "int32")
-        slots = [x.slot for x in (*self.lists, done)]
-        # An id out of range is reported by its own place.
-        self.steps += lists.invert(call, self.lanes, cut, slots, 0, 1, ahead=bool(of_rows))
-
-    def room(self, shape: Shape, dtype: str) -> View:
-        """A workspace."""
-        self.workspaces.append((shape, dtype))
-        slot = self.call.workspace(len(self.workspaces) - 1)
-        return View(slot, 0, shape, layouts.contiguous(shape))
-
-    def given(self, name: str) -> View:
-        """An input, its elements side by side."""
-        view = self.call.view(name)
-        dense = view.strides == layouts.contiguous(view.shape)
-        return view if dense else self._packed(view, self.call.problem.dtype)
-
-    def _packed(self, view: View, dtype: str) -> View:
-        to = self.room(view.shape, dtype)
-        self.steps.append(packed(self.call, view, to, named(dtype).itemsize))
-        return to
+        if self.rows * self.count >= 1 << 31:
+            raise Refusal("counts elements in 31 bits")
+        self.invert(self.lanes, ahead=bool(of_rows))
 
     def _lanes(self, values: View, target: View) -> Lanes:
         steps = (self.count, self.index.strides[0], self.count)
@@ -96,10 +66,8 @@ class Work:
     ) -> View:  # fmt: skip
         """Each element from those in its place; `wide`: x is of the accumulate dtype."""
         call, own = self.call, self.call.problem.dtype
-        direct = last and self.out.strides == layouts.contiguous(self.out.shape) and not call.add
-        direct = direct and not any(call.wide)
-        out = self.out if direct else self.room(self.out.shape, self.wide)
-        taken, made = (self.wide if wide else own), (own if direct else self.wide)
+        out = self.target(self.out, call.add) if last else self.room(self.out.shape, self.wide)
+        taken, made = (self.wide if wide else own), (own if out is self.out else self.wide)
         kind = named(call.problem.index_dtype or "")
         width = divisor([self.count], call.elements(named(self.wide).itemsize))
         across, cut = self.count // width, self.cut
@@ -118,29 +86,29 @@ class Work:
         arrays = [v or nothing for v in (x, y, known, sums)]
         front = [(v.slot, 0) for v in (*arrays, self.index, self.lists[1], out)]
         self.steps.append(Step(entry, (blocks(self.rows * across), 1), arguments.done(), front))
-        if last and not direct:
-            self.steps.append(settle(call, out, self.out))
+        if last:
+            self.deliver(out, self.out, call.add)
         return out
 
 
-def _softmax(work: Work, data: View) -> None:
+def _softmax(work: Segments, data: View) -> None:
     top = work.joined(data, work.call.problem.dtype, "Highest")
     powers = work.by_row("Power", data, known=top)
     work.by_row("Ratio", powers, sums=work.joined(powers, work.wide), wide=True, last=True)
 
 
-def _softmax_backward(work: Work, dy: View, y: View) -> None:
+def _softmax_backward(work: Segments, dy: View, y: View) -> None:
     sums = work.joined(work.by_row("Product", dy, y), work.wide)
     work.by_row("Slope", dy, y, sums=sums, last=True)
 
 
-def _max_backward(work: Work, dout: View, data: View, out: View) -> None:
+def _max_backward(work: Segments, dout: View, data: View, out: View) -> None:
     ties = work.by_row("Tie", data, known=out)
     sums = work.joined(ties, work.wide)
     work.by_row("Shared", ties, known=dout, sums=sums, wide=True, last=True)
 
 
-def _mean_backward(work: Work, dout: View) -> None:
+def _mean_backward(work: Segments, dout: View) -> None:
     work.by_row("Evenly", known=dout, last=True)
 
 
@@ -157,6 +125,6 @@ def plan(call: Call) -> Steps:
     """Lists of the rows of each segment, then passes over them."""
     if not call.out().shape[0] or not prod(call.out().shape):
         return Steps((), variant="segments")
-    work = Work(call)
+    work = Segments(call)
     WAYS[call.functor](work, *work.values)
-    return Steps(tuple(work.steps), tuple(work.workspaces), variant="segments")
+    return work.done("segments")

@@ -1,0 +1,205 @@
+// Rows of tokens and the rows that they are sent to, as in a mixture of experts: an index says for
+// each of the choices of a token which row that is.
+//
+// A thread takes units of 16 bytes of a row in accesses of N elements, so that no order of a sum
+// depends on how wide accesses are.
+#pragma once
+#include "common/reduce.cuh"
+#include "invert_index.cuh"
+#ifdef __CUDACC__
+
+namespace baracuda {
+
+// Where the entry of a choice of a token is, in elements.
+struct Entries {
+  i64 token, choice;
+
+  DEVICE i64 at(u32 t, u32 c) const { return t * token + c * choice; }
+};
+
+// What weighs a choice of a token: 1 where nothing does.
+template <bool WEIGHTED, class Args>
+DEVICE auto weight_of(const Args& args, u32 token, u32 choice) {
+  using A = decltype(widened(args.weights, 0, false));
+  if constexpr (!WEIGHTED) return A(1);
+  else return widened(args.weights, args.of_weights.at(token, choice), args.wide);
+}
+
+// A unit of a row that begins at p: elements from `column` on.
+template <int N, int V, class T>
+DEVICE Vec<T, V> unit_of(const T* p, i64 row, u32 column, u32 columns) {
+  Vec<T, V> v;
+  load_part<V, N>(p + row * columns + column, i32(column), i32(columns), v);
+  return v;
+}
+template <int N, int V, class O, class A>
+DEVICE void keep_unit(O* p, i64 row, u32 column, u32 columns, const A (&x)[V]) {
+  Vec<O, V> v;
+  narrow(x, v);
+  constexpr int STEP = lesser(N, 16 / int(sizeof(O)));
+  store_part<V, STEP>(p + row * columns + column, i32(column), i32(columns), v);
+}
+
+// The row of each token is the sum of those that it was sent to, in the order of its choices, each
+// times its weight where WEIGHTED.
+template <class T, class P, class O, int N, bool WEIGHTED> struct JoinRows {
+  static constexpr int V = 16 / sizeof(T), MANY = 4, RESIDENT = N == V ? 4 : 2;
+  using A = Acc<T>;
+
+  struct Args {
+    const T* rows;
+    const P* index;
+    const T* weights;
+    O* out;
+    Report* listener;
+    i64 extent;
+    Entries of_index, of_weights;
+    u32 ticket, choices, columns, items;  // items: units of all tokens
+    Extent<u32> across;                   // units of a row, to divide by
+    u32 wide;                             // whether weights are of the accumulate type
+  };
+
+  static DEVICE void run(const Args& args) {
+    const u32 item = blockIdx.x * blockDim.x + threadIdx.x;
+    if (item >= args.items) return;
+    const u32 token = args.across.divide(item), unit = item - token * args.across.size;
+    // One thread of a row reports.
+    Report* listener = unit ? nullptr : args.listener;
+    A x[V] = {};
+    ROLLED for (u32 first = 0; first < args.choices; first += MANY) {
+      Vec<T, V> value[MANY];
+      A weight[MANY];
+      bool there[MANY];
+      UNROLL for (u32 j = 0; j < MANY; ++j) {
+        const u32 choice = first + j;
+        there[j] = choice < args.choices;
+        if (!there[j]) continue;
+        const P row = args.index[args.of_index.at(token, choice)];
+        const i64 place = i64(token) * args.choices + choice;
+        there[j] = valid(row, args.extent, listener, args.ticket, place);
+        if (!there[j]) continue;
+        value[j] = unit_of<N, V>(args.rows, row, unit * V, args.columns);
+        weight[j] = weight_of<WEIGHTED>(args, token, choice);
+      }
+      UNROLL for (u32 j = 0; j < MANY; ++j) {
+        if (!there[j]) continue;
+        UNROLL for (int v = 0; v < V; ++v) {
+          x[v] = fused(widen(value[j], v), weight[j], x[v]);
+        }
+      }
+    }
+    keep_unit<N>(args.out, token, unit * V, args.columns, x);
+  }
+};
+
+// Each row is the sum of the tokens that are sent there, in the order of the index, each times its
+// weight where WEIGHTED: then also the product of each token and its rows. Blocks take a token
+// each, and bring it to the rows that have no other; the warps of further blocks see to the rest.
+template <class T, class P, class O, int N, bool WEIGHTED> struct SpreadRows {
+  static constexpr int V = 16 / sizeof(T), MANY = 8, RESIDENT = (WEIGHTED ? 1 : 2) * (1 + (N == V));
+  static constexpr u32 ROWS = 8;
+  using A = Acc<T>;
+  using Room = Several<A, 32 * MANY>;
+
+  struct Args {
+    const T* tokens;
+    const T* rows;  // that are multiplied by tokens
+    const P* index;
+    const T* weights;
+    const u32* order;
+    const u32* offsets;
+    O* out;
+    T* products;
+    Entries of_index, of_weights, of_products;
+    Dealt dealt;
+    u32 many, columns;    // tokens; elements of a row
+    Extent<u32> choices;  // to divide by
+    u32 wide, add, pad;   // whether weights are of the accumulate type; products are added
+  };
+
+  static DEVICE void run(const Args& args) {
+    if (blockIdx.x < args.many) of_token(args, blockIdx.x);
+    else of_rows(args, blockIdx.x - args.many);
+  }
+
+  static DEVICE u32 length(const Args& args, u32 row) {
+    const u32* begin = args.offsets + args.dealt.place(row);
+    return begin[1] - begin[0];
+  }
+
+  static DEVICE void of_token(const Args& args, u32 token) {
+    __shared__ typename SpreadRows::Room rooms[2];
+    int turn = 0;
+    ROLLED for (u32 first = 0; first < args.choices.size; first += MANY) {
+      u32 row[MANY];
+      A weight[MANY];
+      bool there[MANY], alone[MANY];
+      UNROLL for (u32 j = 0; j < MANY; ++j) {
+        there[j] = alone[j] = false;
+        row[j] = 0, weight[j] = 0;
+        if (first + j >= args.choices.size) continue;
+        const i64 to = args.index[args.of_index.at(token, first + j)];
+        if (u64(to) >= args.dealt.rows) continue;
+        row[j] = u32(to), there[j] = true, alone[j] = length(args, row[j]) == 1;
+        weight[j] = weight_of<WEIGHTED>(args, token, first + j);
+      }
+      Several<A, MANY> sums{};
+      for (u32 at = threadIdx.x * V; at < args.columns; at += blockDim.x * V) {
+        A x[V];
+        widen(unit_of<N, V>(args.tokens, token, at, args.columns), x);
+        Vec<T, V> other[MANY];
+        if constexpr (WEIGHTED) {
+          UNROLL for (u32 j = 0; j < MANY; ++j) {
+            if (there[j]) other[j] = unit_of<N, V>(args.rows, row[j], at, args.columns);
+          }
+        }
+        UNROLL for (u32 j = 0; j < MANY; ++j) {
+          A y[V];
+          UNROLL for (int v = 0; v < V; ++v) {
+            y[v] = x[v] * weight[j];
+            if (WEIGHTED && there[j]) sums.at[j] = fused(x[v], widen(other[j], v), sums.at[j]);
+          }
+          if (alone[j]) keep_unit<N>(args.out, row[j], at, args.columns, y);
+        }
+      }
+      if constexpr (WEIGHTED) {
+        sums = block_sums<1>(sums, rooms, turn);
+        UNROLL for (u32 j = 0; j < MANY; ++j) {
+          if (threadIdx.x || first + j >= args.choices.size) continue;
+          const i64 at = args.of_products.at(token, first + j);
+          const A old = args.add ? widened(args.products, at, args.wide) : A(0);
+          deliver_one(sums.at[j] + old, args.products, at, args.wide);
+        }
+      }
+    }
+  }
+
+  // Zeros where no token is sent, sums where several are.
+  static DEVICE void of_rows(const Args& args, u32 block) {
+    const u32 lane = threadIdx.x & 31, warp = block * (blockDim.x / LANES) + warp_of_block();
+    const u32 row = warp * ROWS + lane;
+    const bool mine = lane < ROWS && row < args.dealt.rows;
+    const u32 begin = mine ? args.offsets[args.dealt.place(row)] : 0;
+    const u32 entries = mine ? length(args, row) : 1;
+    u32 rest = __ballot_sync(~0u, entries != 1);
+    ROLLED for (; rest; rest &= rest - 1) {
+      const int from = __ffs(int(rest)) - 1;
+      const u32 to = __shfl_sync(~0u, row, from), many = __shfl_sync(~0u, entries, from);
+      const u32* order = args.order + __shfl_sync(~0u, begin, from);
+      for (u32 at = lane * V; at < args.columns; at += LANES * V) {
+        A x[V] = {};
+        ROLLED for (u32 i = 0; i < many; ++i) {
+          const u32 token = args.choices.divide(order[i]);
+          const u32 choice = order[i] - token * args.choices.size;
+          const auto value = unit_of<N, V>(args.tokens, token, at, args.columns);
+          const A weight = weight_of<WEIGHTED>(args, token, choice);
+          UNROLL for (int v = 0; v < V; ++v) x[v] = fused(widen(value, v), weight, x[v]);
+        }
+        keep_unit<N>(args.out, to, at, args.columns, x);
+      }
+    }
+  }
+};
+
+}  // namespace baracuda
+#endif

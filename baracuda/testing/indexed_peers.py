@@ -1,0 +1,112 @@
+"""What rows of tokens, and what adds to an array, are compared with: indexing, in any library."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from baracuda.libraries import Array
+
+
+def _written(xp: Any, rows: Array, at: Array, n: int) -> Array:
+    """`rows` where `at` says, each place at most once; 0 elsewhere."""
+    shape = (n, *rows.shape[1:])
+    if hasattr(rows, "new_zeros"):
+        out = rows.new_zeros(shape)
+    else:
+        out = xp.zeros(shape, dtype=rows.dtype)
+    if hasattr(out, "at"):
+        return out.at[at].set(rows)
+    out[at] = rows
+    return out
+
+
+def permute_rows(xp: Any, x: Array, row_map: Array, *, num_rows: int | None = None) -> Array:
+    tokens, choices = row_map.shape
+    n = tokens * choices if num_rows is None else num_rows
+    repeat = getattr(xp, "repeat_interleave", None) or xp.repeat
+    return _written(xp, repeat(x, choices, 0), row_map.reshape(-1), n)
+
+
+def permute_rows_backward(
+    xp: Any, dout: Array, row_map: Array, *, num_rows: int | None = None
+) -> Array:
+    return dout[row_map].sum(1)
+
+
+def unpermute_rows(xp: Any, y: Array, row_map: Array, probs: Array) -> Array:
+    return (y[row_map] * probs[..., None]).sum(1)
+
+
+def unpermute_rows_backward(
+    xp: Any, dout: Array, y: Array, row_map: Array, probs: Array
+) -> tuple[Array, Array]:
+    shares = (dout[:, None] * probs[..., None]).reshape(-1, *dout.shape[1:])
+    dy = _written(xp, shares, row_map.reshape(-1), y.shape[0])
+    return dy, (dout[:, None] * y[row_map]).sum(-1)
+
+
+def index_add(
+    xp: Any, x: Array, index: Array, source: Array, *, axis: int, alpha: float = 1.0
+) -> Array:
+    if hasattr(xp, "index_add"):
+        return xp.index_add(x, axis, index, source, alpha=alpha)
+    return _added(xp, x, (*[slice(None)] * (axis % x.ndim), index), alpha * source)
+
+
+def index_add_backward(
+    xp: Any, dout: Array, index: Array, *, axis: int, alpha: float = 1.0
+) -> Array:
+    rows = dout.index_select(axis, index) if hasattr(dout, "index_select") else None
+    rows = xp.take(dout, index, axis=axis) if rows is None else rows
+    return rows if alpha == 1 else alpha * rows
+
+
+def scatter_add(xp: Any, x: Array, index: Array, src: Array, *, axis: int) -> Array:
+    if hasattr(xp, "scatter_add"):
+        return xp.scatter_add(x, axis, index, src)
+    return _added(xp, x, _places(xp, index, axis), src)
+
+
+def scatter_add_backward(xp: Any, dout: Array, index: Array, *, axis: int) -> Array:
+    if hasattr(xp, "take_along_axis"):
+        return xp.take_along_axis(dout, index, axis)
+    return xp.gather(dout, axis, index)
+
+
+def scatter(xp: Any, x: Array, index: Array, src: Array, *, axis: int) -> Array:
+    if hasattr(xp, "scatter"):
+        return xp.scatter(x, axis, index, src)
+    if hasattr(x, "at"):
+        return x.at[_places(xp, index, axis)].set(src)
+    out = x.copy()
+    xp.put_along_axis(out, index, src, axis)
+    return out
+
+
+def scatter_backward(xp: Any, dout: Array, index: Array, *, axis: int) -> tuple[Array, Array]:
+    dsrc = scatter_add_backward(xp, dout, index, axis=axis)
+    return scatter(xp, dout, index, 0 * dsrc, axis=axis), dsrc
+
+
+def _places(xp: Any, index: Array, axis: int) -> tuple[Array, ...]:
+    """The places of elements that an index points to along an axis, for other libraries."""
+    shape = index.shape
+    places = [xp.arange(n).reshape(-1, *[1] * (len(shape) - i - 1)) for i, n in enumerate(shape)]
+    places[axis] = index
+    return tuple(places)
+
+
+def _added(xp: Any, x: Array, at: Any, values: Array) -> Array:
+    if hasattr(x, "at"):
+        return x.at[at].add(values)
+    out = x.copy()
+    add_at = import_module("cupyx").scatter_add if xp.__name__ == "cupy" else xp.add.at
+    add_at(out, at, values)
+    return out
+
+
+EXPRESSIONS = (
+    permute_rows, permute_rows_backward, unpermute_rows, unpermute_rows_backward,
+    index_add, index_add_backward, scatter_add, scatter_add_backward, scatter, scatter_backward,
+)  # fmt: skip
