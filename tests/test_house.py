@@ -70,7 +70,7 @@ NAMESAKES = {("nn", "torch"), ("optim", "torch"), ("integrations", "torch")}
 # Packages whose modules import each other, besides their own __init__.
 ROOMS = [
     ("backends", "numpy"), ("backends", "torch"), ("backends", "cuda"), ("frameworks", "torch"),
-    ("nn",), ("testing",), ("integrations", "transformers"),
+    ("nn",), ("optim",), ("testing",), ("integrations", "transformers"),
 ]  # fmt: skip
 # What is imported when it is asked for, and shown to type checkers.
 LAZY = {("__init__", "baracuda.nn"), ("__init__", "baracuda.optim")}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import emulator
 import numpy as np
 import pytest
 import torch
-from stub_device import StubDevice, install
+from stub_device import Memory, StubDevice, install, install_copies
 
 import baracuda as bc
 
@@ -116,16 +116,6 @@ def test_lists_that_do_not_fit_are_refused() -> None:
 # On a device that is not there: kernels run in the emulator, on the memory of the tensors.
 
 
-@dataclass
-class Memory:
-    """What is copied to the device."""
-
-    copies: int = 0
-    capturing: bool = False
-    busy: bool = False
-    kept: list[np.ndarray] = field(default_factory=list)
-
-
 @pytest.fixture
 def memory() -> Memory:
     return Memory()
@@ -134,23 +124,8 @@ def memory() -> Memory:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch, memory: Memory) -> Iterator[StubDevice]:
     device = install(monkeypatch)
-    from baracuda.backends.cuda import fast_call, launch, lists
-
-    class Staging:
-        def __init__(self, size: int) -> None:
-            self.words = np.zeros(size, np.uint64)
-
-        @property
-        def free(self) -> bool:
-            return not memory.busy
-
-        def send(self, to: int, stream: Any) -> None:
-            memory.copies += 1
-            ctypes.memmove(to, self.words.ctypes.data, self.words.nbytes)
-
-    def at_once(words: np.ndarray) -> int:
-        memory.kept.append(words)
-        return int(words.ctypes.data)
+    install_copies(monkeypatch, memory)
+    from baracuda.backends.cuda import fast_call, launch
 
     def run(function: Any, *rest: Any) -> tuple[int]:
         x, y, _, threads, _, _, shared, _, at, _ = rest
@@ -159,9 +134,6 @@ def device(monkeypatch: pytest.MonkeyPatch, memory: Memory) -> Iterator[StubDevi
         getattr(built, function.symbol)(ctypes.c_void_p(arguments), x, y, threads, shared, 1)
         return device.launch(function)
 
-    monkeypatch.setattr(lists, "Staging", Staging)
-    monkeypatch.setattr(lists, "at_once", at_once)
-    monkeypatch.setattr(lists, "capturing", lambda stream, ordinal: memory.capturing)
     for module in (launch, fast_call):
         monkeypatch.setattr(module, "launch_kernel", run)
     fast_call._binder.cache_clear()
@@ -272,6 +244,11 @@ def test_values_may_lie_on_the_device(
     held = {"lr": torch.tensor(0.1, dtype=torch.float64), "step": torch.tensor(3)}
     same(plan(*arrays, **held), want)
     assert "_reads_" in device.launched[-1].symbol
+    # The first array may have no axes, or many elements along its first one.
+    turned = [[*reversed(some)] for some in arrays]
+    turned = [[some[4], *some[:4], *some[5:]] for some in turned]
+    assert turned[0][0].shape == ()
+    same(bc.adamw(*turned, **held), bc.adamw(*turned, **STEP))
     same(plan(*arrays, found_inf=torch.tensor(1.0), **held), [arrays[0], *arrays[2:]])
 
 
@@ -282,6 +259,52 @@ def test_memory_that_is_written_to_is_nobody_elses(device: StubDevice, memory: M
     plan(*arrays, **STEP)
     with pytest.raises(ValueError, match="adamw: out: expected memory of its own"):
         plan(*arrays, out=(arrays[0], *arrays[2:]), **STEP)
+
+
+def test_only_rows_are_sent_again_and_overlaps_still_found(
+    device: StubDevice, memory: Memory
+) -> None:
+    arrays = drawn()
+    plan, out = bc.adamw.plan(*arrays), (arrays[0], *arrays[2:])
+    plan(*arrays, out=out, **STEP)
+    whole, memory.words = memory.words, 0
+    arrays[1] = [x.clone() for x in arrays[1]]
+    want = bc.adamw(*arrays, **STEP)
+    memory.words = 0
+    plan(*arrays, out=out, **STEP)
+    same(out, want)
+    # Four inputs, three outputs and a size for each array that has elements or not.
+    assert memory.words == 8 * len(SHAPES) < whole
+    arrays[1][5] = arrays[3][0]
+    with pytest.raises(ValueError, match="adamw: out: expected memory of its own"):
+        plan(*arrays, out=out, **STEP)
+
+
+def test_a_step_of_an_optimiser_walks_over_no_array(device: StubDevice, memory: Memory) -> None:
+    def calls(count: int) -> int:
+        params = [torch.zeros(3 + i % 2).requires_grad_() for i in range(count)]
+        optimiser, found = bc.optim.AdamW(params), 0
+
+        def note(frame: Any, event: str, argument: Any) -> None:
+            nonlocal found
+            found += event in ("call", "c_call")
+
+        for step in range(3):
+            for p in params:
+                p.grad = torch.ones_like(p)
+            if step == 2:
+                sys.setprofile(note)
+            try:
+                optimiser.step()
+            finally:
+                sys.setprofile(None)
+        return found
+
+    launched = len(device.launched)
+    few, many = calls(8), calls(40)
+    assert len(device.launched) - launched == 6
+    # What calls a function for each array is a loop in C.
+    assert many - few < 8
 
 
 def test_overlaps_are_found() -> None:
@@ -306,7 +329,7 @@ def test_a_table_has_every_chunk() -> None:
     rows, parts = table.chunks & np.uint64(2**32 - 1), table.chunks >> np.uint64(32)
     assert rows.tolist() == [0, 2, 2, 2, 3, 3, 5]
     assert parts.tolist() == [0, 0, 1, 2, 0, 1, 0]
-    words = np.zeros(table.size, np.uint64)
+    words = np.zeros(table.rows_size, np.uint64)
     table.write(words, np.arange(18, dtype=np.uint64).reshape(6, 3))
     assert words[:8].tolist() == [0, 1, 2, 5, 3, 4, 5, 0]
 

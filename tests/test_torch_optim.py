@@ -86,6 +86,46 @@ def test_states_are_interchangeable(name: str) -> None:
     assert again.state_dict()["param_groups"] == own.state_dict()["param_groups"]
 
 
+@pytest.mark.parametrize("name", ["adamw", "adamw-capturable", "momentum"])
+def test_states_that_others_replace_are_taken(name: str) -> None:
+    mine, theirs, own, other = both(name)
+
+    def steps(first: int, last: int, every: int = 3) -> None:
+        for step in range(first, last):
+            for params, optimizer in ((mine, own), (theirs, other)):
+                give(params, step, every)
+                optimizer.step()
+
+    steps(1, 5, 1000 if "capturable" in name else 3)
+    for params, optimizer in ((mine, own), (theirs, other)):
+        # Begin again with the first, set another's number back, and exchange a state's array.
+        optimizer.state.pop(params[0])
+        if name != "momentum":
+            optimizer.state[params[2]]["step"] = torch.tensor(1.0, dtype=torch.float64)
+        key = "momentum_buffer" if name == "momentum" else "exp_avg"
+        optimizer.state[params[1]][key] = torch.ones(3, dtype=torch.float64)
+        params[1].data = params[1].data * 2
+    steps(5, 9, 1000 if "capturable" in name else 3)
+    for params, optimizer in ((mine, own), (theirs, other)):
+        more = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
+        params.append(more)
+        optimizer.add_param_group({"params": [more], "lr": 0.1})
+    steps(9, 12, 1000 if "capturable" in name else 3)
+    same(mine, theirs)
+
+
+def test_numbers_of_steps_are_tensors_of_their_own() -> None:
+    mine, theirs, own, other = both("adamw")
+    for step in range(1, 5):
+        for params, optimizer in ((mine, own), (theirs, other)):
+            give(params, step, 2)
+            optimizer.step()
+    for p, q in zip(mine, theirs, strict=True):
+        assert torch.equal(own.state[p]["step"], other.state[q]["step"])
+    own.state[mine[0]]["step"].add_(5)
+    assert own.state[mine[2]]["step"] == 4
+
+
 def test_lion_steps_along_the_sign() -> None:
     p = torch.nn.Parameter(torch.randn(40, dtype=torch.float64))
     theta, m = p.detach().clone(), torch.zeros(40, dtype=torch.float64)

@@ -111,6 +111,11 @@ def _sum(spec: OpSpec, results: Sequence[Array]) -> Array:
     return xp.reshape(reduce(add, [xp.reshape(x, (1,)) for x in results]), ())
 
 
+def in_force() -> tuple[Any, int]:
+    """What a plan over lists is made under, and is not kept beyond."""
+    return current.get(), plan_cache.generation
+
+
 def _matcher(flat: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
     """Tells whether others need the same plan."""
     if not flat:
@@ -313,7 +318,7 @@ class ListPlan:
             every = [p.scalars(scalars) for p in self._kinds.values()]
             return list(every[0].values()), ()
         except ArgumentTypeError:
-            given = check.values_of(spec, like, scalars)
+            given = check.values_of(spec, (like,), scalars)
             found: dict[str, Any] = {}
             for dtype in self._kinds:
                 found = check.scalars(spec, dtype, given.numbers, True, given.arrays)
@@ -389,7 +394,7 @@ class Recent:
         return self._find(arrays, joined(arrays), options)
 
     def _find(self, arrays: Lists, flat: Sequence[Array], options: Mapping[str, Any]) -> ListPlan:
-        key = repr(sorted(options.items())), current.get(), plan_cache.generation
+        key = repr(sorted(options.items())), *in_force()
         for known, plan in self._known:
             if known == key and plan.fits(arrays, flat):
                 return plan

@@ -1,10 +1,10 @@
 // Lists schedule: an elementwise functor over any number of arrays in one launch.
 //
 // A table in device memory has a row for each set of arrays: the addresses of the inputs and
-// outputs, then their number of elements. Behind the rows stands, for each chunk of at most
-// `elements` elements, its row (low half) and its place among the chunks of that row (high half).
-// A block takes one chunk, or every gridDim.x-th one. Where a functor, readied, is `idle`, its
-// output has the value of its first input: chunks in place are left alone.
+// outputs, then their number of elements. `map` words behind the first row stands, for each chunk
+// of at most `elements` elements, its row (low half) and its place in that row (high half). A block
+// takes one chunk, or every gridDim.x-th one. Where a functor, readied, is `idle`, its output has
+// the value of its first input: chunks in place are left alone.
 #pragma once
 #include "elementwise.cuh"
 #ifdef __CUDACC__
@@ -27,7 +27,7 @@ template <template <class> class F, class T, int V, int WIDE = 0> struct Lists {
   static constexpr int RESIDENT = ALL > 7 ? lesser(One::RESIDENT, 6) : One::RESIDENT;
 
   struct Args : Table, Functor {
-    i64 rows;
+    i64 map;
     i32 chunks, elements;
   };
 
@@ -45,7 +45,7 @@ template <template <class> class F, class T, int V, int WIDE = 0> struct Lists {
 
   static DEVICE void run(const Args& args) {
     const auto& f = readied<Functor>(args, 0);
-    const u64* const map = args.table + args.rows * (ALL + 1);
+    const u64* const map = args.table + args.map;
     ROLLED for (i32 chunk = blockIdx.x; chunk < args.chunks; chunk += gridDim.x) {
       const u64 place = map[chunk];
       const u64* const row = args.table + i64(u32(place)) * (ALL + 1);

@@ -1,8 +1,8 @@
 """Lists: a functor over any number of arrays in one launch, by a table of addresses.
 
 The table is `uint64`: for each set of arrays the addresses of its inputs and outputs (of inputs
-only, where elements are summed) and its number of elements, then for each chunk its
-row, and its place among the chunks of that row.
+only, where elements are summed) and its number of elements. Behind the rows of all sets the map
+has, for each chunk, its row, and its place among the chunks of that row.
 """
 
 from __future__ import annotations
@@ -77,14 +77,9 @@ class Layout(NamedTuple):
         """Numbers of all rows."""
         return len(self.sizes) * (self.operands + 1)
 
-    @property
-    def size(self) -> int:
-        """Numbers of the whole table."""
-        return self.rows_size + len(self.chunks)
-
     def write(self, into: NDArray[np.uint64], addresses: NDArray[np.uint64]) -> None:
         """The rows; `addresses` has a row of these for each set."""
-        rows = into[: self.rows_size].reshape(len(self.sizes), self.operands + 1)
+        rows = into.reshape(len(self.sizes), self.operands + 1)
         rows[:, :-1], rows[:, -1] = addresses, self.sizes
 
 
@@ -102,12 +97,15 @@ def layout(sizes: Sequence[int], operands: int, elements: int = ELEMENTS) -> Lay
     return Layout(tuple(sizes), operands, rows | parts << np.uint64(32))
 
 
-def plan(problem: Problem, over: Layout, processors: int, variant: str) -> Step:
-    """The launch for sets like `problem`; its pointers are the table and, of sums, their place."""
+def plan(problem: Problem, over: Layout, map_at: int, processors: int, variant: str) -> Step:
+    """The launch for sets like `problem`, whose map is `map_at` numbers behind their first row.
+
+    Its pointers are the table and, of sums, their place.
+    """
     spec, form = problem.spec, Form.of(problem)
     width, short = max(16 // named(form.dtype).itemsize, 1), named(form.dtype).short
     front = ((0, 0), (1, 0)) if sums(problem) else ((0, 0),)
-    packer = Packer(True).pointers(len(front)).scalars(spec.codes).indices(len(over.sizes))
+    packer = Packer(True).pointers(len(front)).scalars(spec.codes).indices(map_at)
     arguments = packer.add("i", len(over.chunks), chunk(problem)).done()
     if sums(problem):
         schedule = f"ListTotals<{form.functor}, {short}, {width}>"
