@@ -307,6 +307,23 @@ def test_a_step_of_an_optimiser_walks_over_no_array(device: StubDevice, memory: 
     assert many - few < 8
 
 
+def test_master_weights_are_rounded_in_the_launch_that_moves_them(
+    device: StubDevice, memory: Memory
+) -> None:
+    params = [x.requires_grad_() for x in drawn(0, torch.bfloat16)[0]]
+    optimiser = bc.optim.AdamW(params, master_weights=True)
+    for _ in range(2):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimiser.step()
+    assert len(device.launched) == 2
+    assert memory.copies <= 2
+    assert "Copy" in device.launched[-1].symbol
+    for p in params:
+        master = optimiser.state[p]["master_param"]
+        assert torch.equal(p.detach(), master.bfloat16())
+
+
 def test_overlaps_are_found() -> None:
     lists = pytest.importorskip("baracuda.backends.cuda.lists")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import compress
 from operator import is_, itemgetter, not_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ Group = dict[str, Any]
 Columns = list[Sequence[Any]]
 Places = tuple[int, ...] | None
 """Places in the lists of a group; None for all of them."""
+
+MASTER = "master_param"
+"""The state that is a float32 copy of a parameter of 16 bits, from which that is rounded."""
 
 _CPU = torch.device("cpu")
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -53,6 +56,30 @@ def on_device(group: Group) -> bool:
 
 def _picked(some: Sequence[Any], places: Places) -> list[Any]:
     return some if places is None else [some[i] for i in places]  # type: ignore[return-value]
+
+
+class Part(NamedTuple):
+    """Parameters of a group that lie on one device, and all or none of which have a master copy."""
+
+    device: torch.device
+    mastered: bool
+    places: Places
+
+
+def is_short(p: Tensor) -> bool:
+    """Whether elements have 16 bits."""
+    return p.is_floating_point() and p.itemsize == 2
+
+
+def has_master(optimizer: Optimizer, p: Tensor) -> bool:
+    """Whether a parameter has a master copy."""
+    return bool(optimizer.defaults.get("master_weights")) and is_short(p)
+
+
+def state_dtype(optimizer: Optimizer, p: Tensor) -> torch.dtype:
+    """The dtype of the states of a parameter."""
+    usual = torch.float32 if has_master(optimizer, p) else p.dtype
+    return optimizer.defaults.get("state_dtype") or usual if is_short(p) else p.dtype
 
 
 class Numbers:
@@ -109,24 +136,32 @@ class Kept:
         self._params = [self._every[i] for i in there]
         self._all, self._plain = len(there) == len(self._every), True
         self.new = set[int]()
+        # The parameters that lie on one device, and have a master copy or have none.
+        kinds = dict[tuple[torch.device, bool], list[int]]()
         self._rows, self._steps = list[dict[str, Any]](), list[Tensor]()
-        devices = dict[torch.device, list[int]]()
         for at, (i, p) in enumerate(zip(there, self._params, strict=True)):
             self._plain = self._plain and type(p) in _PLAIN
             refuse_sparse(optimizer, p.grad)
             row = optimizer.state[p]
             for name in names:
                 if row.get(name) is None:
-                    row[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                    row[name] = torch.zeros_like(
+                        p, dtype=state_dtype(optimizer, p), memory_format=torch.preserve_format
+                    )
                     self.new.add(at)
+            if (mastered := has_master(optimizer, p)) and row.get(MASTER) is None:
+                row[MASTER] = p.detach().to(torch.float32)
             self._rows.append(row)
             if numbers is not None:
                 self._steps.append(numbers.adopt(i, row))
-            devices.setdefault(p.device, []).append(at)
-        self._devices = [(d, None if len(devices) == 1 else tuple(x)) for d, x in devices.items()]
+            kinds.setdefault((p.device, mastered), []).append(at)
+        self._mastered = any(mastered for _, mastered in kinds)
+        self._parts = [
+            Part(*kind, None if len(kinds) == 1 else tuple(some)) for kind, some in kinds.items()
+        ]
         self._mask = [] if numbers is None else numbers.mask(self._without)
-        self._alike: list[tuple[torch.device, Places]] | None = None
-        self._plans: dict[Places, tuple[Any, ListPlan]] = {}
+        self._alike: list[Part] | None = None
+        self._plans: dict[Part, tuple[Any, ListPlan]] = {}
 
     def gradients(self, group: Group) -> list[Any] | None:
         """The gradients of a step, None where this is not what the group steps on now."""
@@ -145,19 +180,21 @@ class Kept:
             return None
         return grads if self._all else [*compress(grads, map(not_, self._without))]
 
-    def parts(self, new: bool | None = None) -> list[tuple[torch.device, Places]]:
-        """The parameters by device: all, or those whose states are new, or the others."""
+    def parts(self, new: bool | None = None) -> list[Part]:
+        """The parameters in parts: all, or those whose states are new, or the others."""
         if new is None or not self.new:
-            return [] if new else self._devices
-        parts = list[tuple[torch.device, Places]]()
-        for device, places in self._devices:
-            some = places or range(len(self._params))
-            picked = tuple([i for i in some if (i in self.new) == new])
-            parts += [(device, picked)] if picked else []
-        return parts
+            return [] if new else self._parts
+        parts = [
+            part._replace(places=tuple([i for i in self._places(part) if (i in self.new) == new]))
+            for part in self._parts
+        ]
+        return [part for part in parts if part.places]
 
-    def count(self) -> list[tuple[torch.device, Places, Any]]:
-        """Count a step of all; the parameters by device and number of their step."""
+    def _places(self, part: Part) -> Sequence[int]:
+        return range(len(self._params)) if part.places is None else part.places
+
+    def count(self) -> list[tuple[Part, Any]]:
+        """Count a step of all; the parameters in parts that have one number of their step."""
         for array, ones in self._mask:
             array.add_(ones)
         if self._numbers is None or not self._params:
@@ -165,22 +202,21 @@ class Kept:
         if self._numbers.beside:
             # Those that were counted alike stay so, also by graphs: they are read once.
             if self._alike is None:
-                self._alike = [part[:2] for part in self._by_number([*map(float, self._steps)])]
-            first = [self._steps[places[0] if places else 0] for _, places in self._alike]
-            counts = [x.to(torch.int64) for x in first]
-            return [(*part, n) for part, n in zip(self._alike, counts, strict=True)]
+                self._alike = [part for part, _ in self._by_number([*map(float, self._steps)])]
+            first = [self._steps[self._places(part)[0]] for part in self._alike]
+            return [(p, x.to(torch.int64)) for p, x in zip(self._alike, first, strict=True)]
         ((array, _),) = self._mask
         every = array.tolist()
         return self._by_number(every if self._all else [*compress(every, map(not_, self._without))])
 
-    def _by_number(self, numbers: list[float]) -> list[tuple[torch.device, Places, Any]]:
+    def _by_number(self, numbers: list[float]) -> list[tuple[Part, int]]:
         if len({*numbers}) == 1:
-            return [(device, places, int(numbers[0])) for device, places in self._devices]
-        found = dict[tuple[torch.device, float], list[int]]()
-        for device, places in self._devices:
-            for i in places or range(len(numbers)):
-                found.setdefault((device, numbers[i]), []).append(i)
-        return [(device, tuple(some), int(n)) for (device, n), some in found.items()]
+            return [(part, int(numbers[0])) for part in self._parts]
+        found = dict[tuple[Part, float], list[int]]()
+        for part in self._parts:
+            for i in self._places(part):
+                found.setdefault((part, numbers[i]), []).append(i)
+        return [(p._replace(places=tuple(some)), int(n)) for (p, n), some in found.items()]
 
     def take_back(self) -> None:
         """Steps that were skipped do not count."""
@@ -189,30 +225,36 @@ class Kept:
             array.sub_(ones * found.reshape(()).to(array.device, array.dtype))
 
     def columns(self, grads: Sequence[Any]) -> Columns:
-        """The parameters, their gradients, and each of their states."""
-        return [self._params, grads, *[[*map(itemgetter(n), self._rows)] for n in self.names]]
+        """The parameters, their gradients, each of their states, and master copies."""
+        states = [[*map(itemgetter(name), self._rows)] for name in self.names]
+        masters = [[row.get(MASTER) for row in self._rows]] if self._mastered else []
+        return [self._params, grads, *states, *masters]
 
     def run(
-        self, op: Any, columns: Columns, device: torch.device, places: Places,
-        values: dict[str, Any], maximize: bool,
-    ) -> None:  # fmt: skip
-        """A step in place, for the parameters at some places."""
-        params, grads, *states = [_picked(some, places) for some in columns]
-        moved = [params, *states]
+        self, op: Any, columns: Columns, part: Part, values: dict[str, Any], maximize: bool
+    ) -> None:
+        """A step in place, for some of the parameters."""
+        params, grads, *states = [_picked(some, part.places) for some in columns]
+        masters = states.pop() if self._mastered else []
         if not self._plain:
             grads = [*map(_gradient, params, grads)]
-            moved = [[*map(local, some)] for some in moved]
-        arrays = moved[0], grads, *moved[1:]
+            params, *states = [[*map(local, some)] for some in (params, *states)]
+            masters = [*map(local, masters)]
+        moved, options = [masters if part.mastered else params, *states], {}
+        arrays = moved[0], grads, *states
+        if part.mastered:
+            # What the master copy becomes is rounded to the parameter in the same pass.
+            moved, options = [*moved, params], {"copy": True}
         flat, under = joined(arrays), in_force()
-        known, plan = self._plans.get(places, (None, None))
+        known, plan = self._plans.get(part, (None, None))
         if plan is None or known != under or not plan.fits(arrays, flat):
             for grad in grads:
                 refuse_sparse(self._optimizer, grad)
-            plan = op.plan(*arrays)
-            self._plans[places] = under, plan
-        numbers = {name: value(x, device) for name, x in values.items()}
+            plan = op.plan(*arrays, **options)
+            self._plans[part] = under, plan
+        numbers = {name: value(x, part.device) for name, x in values.items()}
         out = tuple(moved) if len(moved) > 1 else moved[0]
-        plan.run(arrays, flat, out, {**numbers, **self._scaled(maximize, device)})
+        plan.run(arrays, flat, out, {**numbers, **self._scaled(maximize, part.device)})
 
     def _scaled(self, maximize: bool, device: torch.device) -> dict[str, Any]:
         """The factor and the flag that `torch.amp.GradScaler` leaves at the optimiser for a step.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from baracuda.errors import value_error
 from baracuda.ops.optimisers import adamw, lion, sgd
-from baracuda.optim.kept import Group, Keeper
+from baracuda.optim.kept import MASTER, Group, Keeper, has_master, is_short, local, state_dtype
 
 
 def _refuse(optimizer: Optimizer, group: Group) -> None:
@@ -29,7 +31,53 @@ def _evaluated(closure: Callable[[], Any] | None) -> Any:
         return None if closure is None else closure()
 
 
-class AdamW(torch.optim.AdamW):
+class Wide(Optimizer):
+    """An optimiser that may keep more of a parameter of 16 bits than its own dtype holds."""
+
+    def __init__(
+        self, *arguments: Any, state_dtype: torch.dtype | None = None,
+        master_weights: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        if state_dtype not in (None, torch.float32):
+            raise value_error(
+                type(self).__name__, "state_dtype", "torch.float32 or None", state_dtype
+            )
+        super().__init__(*arguments, **options)
+        # Of the whole optimiser: groups are replaced by those of the checkpoint that is loaded.
+        self.defaults.update(state_dtype=state_dtype, master_weights=bool(master_weights))
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Take states, as torch's does; those of float32 are not rounded to their parameter."""
+        given = dict[str, Any]()
+        # torch rounds between the hooks. Hooks of others come before and after.
+        handles = (
+            self.register_load_state_dict_pre_hook(lambda _, found: given.update(found)),
+            self.register_load_state_dict_post_hook(lambda _: self._unrounded(given), prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _unrounded(self, given: dict[str, Any]) -> None:
+        saved = chain.from_iterable([group["params"] for group in given["param_groups"]])
+        params = chain.from_iterable([group["params"] for group in self.param_groups])
+        for number, p in zip(saved, params, strict=True):
+            row = given["state"].get(number, {}) if is_short(p) else {}
+            for name, x in row.items():
+                if name not in ("step", MASTER) and isinstance(x, Tensor) and x.is_floating_point():
+                    self.state[p][name] = x.to(p.device, state_dtype(self, p))
+            if MASTER in row:
+                # One that the parameter has left behind, in steps of others, is made again.
+                master = row[MASTER].to(p.device, torch.float32)
+                fits = torch.equal(local(master).to(p.dtype), local(p.detach()))
+                del self.state[p][MASTER]
+                if fits and has_master(self, p):
+                    self.state[p][MASTER] = master
+
+
+class AdamW(Wide, torch.optim.AdamW):
     """AdamW: `torch.optim.AdamW`, with a step that is one launch for all parameters of a dtype.
 
     Parameters
@@ -40,6 +88,13 @@ class AdamW(torch.optim.AdamW):
         capture a step that follows one outside of it.
     foreach
         Has no effect.
+    state_dtype : torch.dtype, optional
+        ``torch.float32``: states of parameters of 16 bits are float32. Default: the dtype of the
+        parameter, or float32 where it has a master copy.
+    master_weights : bool, default False
+        Parameters of 16 bits have a float32 copy, the state ``master_param``. A step moves the copy
+        and rounds it to the parameter, in one pass. The copy is made by the first step: give a
+        model its weights before.
 
     Raises
     ------
@@ -76,14 +131,13 @@ class AdamW(torch.optim.AdamW):
             beta1, beta2 = group["betas"]
             values = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
             values |= {"weight_decay": group["weight_decay"]}
-            for device, places, number in kept.count():
-                every = {**values, "step": number}
-                kept.run(adamw, columns, device, places, every, group["maximize"])
+            for part, number in kept.count():
+                kept.run(adamw, columns, part, {**values, "step": number}, group["maximize"])
             kept.take_back()
         return loss
 
 
-class SGD(torch.optim.SGD):
+class SGD(Wide, torch.optim.SGD):
     """Stochastic gradient descent: `torch.optim.SGD`, with a step in one launch for each dtype.
 
     Parameters
@@ -92,6 +146,8 @@ class SGD(torch.optim.SGD):
         As in `torch.optim.SGD`. `lr` may be a tensor on the device of the parameters.
     foreach, fused
         Have no effect.
+    state_dtype, master_weights
+        As in `AdamW`.
 
     Raises
     ------
@@ -126,13 +182,13 @@ class SGD(torch.optim.SGD):
             values = {name: group[name] for name in ("lr", "momentum", "weight_decay", "nesterov")}
             # torch begins with the gradient itself.
             for new, dampening in ((True, 0.0), (False, group["dampening"])):
-                for where in kept.parts(new):
+                for part in kept.parts(new):
                     every = {**values, "dampening": dampening}
-                    kept.run(sgd, columns, *where, every, group["maximize"])
+                    kept.run(sgd, columns, part, every, group["maximize"])
         return loss
 
 
-class Lion(Optimizer):
+class Lion(Wide):
     """Lion: along the sign of an average of gradients, in one launch for each dtype.
 
     Parameters
@@ -147,6 +203,8 @@ class Lion(Optimizer):
         Parameters lose ``lr * weight_decay`` of themselves.
     maximize : bool, default False
         Step the other way.
+    state_dtype, master_weights
+        As in `AdamW`.
 
     Raises
     ------
@@ -175,10 +233,10 @@ class Lion(Optimizer):
 
     def __init__(
         self, params: Any, lr: float | Tensor = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0, *, maximize: bool = False,
+        weight_decay: float = 0.0, *, maximize: bool = False, **wide: Any,
     ) -> None:  # fmt: skip
         own = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, own)
+        super().__init__(params, own, **wide)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -189,6 +247,6 @@ class Lion(Optimizer):
             beta1, beta2 = group["betas"]
             values = {"lr": group["lr"], "beta1": beta1, "beta2": beta2}
             values["weight_decay"] = group["weight_decay"]
-            for where in kept.parts():
-                kept.run(lion, columns, *where, values, group["maximize"])
+            for part in kept.parts():
+                kept.run(lion, columns, part, values, group["maximize"])
         return loss
