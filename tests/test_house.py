@@ -49,6 +49,7 @@ FLOORS = [
         "families/log_probs",
         "families/losses",
         "families/norms",
+        "families/steps",
         "families/vocabulary",
     },
     {"calls/adjoint", "ops"},

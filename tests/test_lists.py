@@ -342,12 +342,12 @@ def test_overlaps_are_found() -> None:
 def test_a_table_has_every_chunk() -> None:
     schedule = pytest.importorskip("baracuda.backends.cuda.schedules.lists")
     sizes = [5, 0, 3 * schedule.ELEMENTS, schedule.ELEMENTS + 1, 0, 1]
-    table = schedule.layout(sizes, 3)
+    table = schedule.layout(sizes, 4)
     rows, parts = table.chunks & np.uint64(2**32 - 1), table.chunks >> np.uint64(32)
     assert rows.tolist() == [0, 2, 2, 2, 3, 3, 5]
     assert parts.tolist() == [0, 0, 1, 2, 0, 1, 0]
     words = np.zeros(table.rows_size, np.uint64)
-    table.write(words, np.arange(18, dtype=np.uint64).reshape(6, 3))
+    table.write(words, np.arange(18, dtype=np.uint64).reshape(6, 3), np.arange(6))
     assert words[:8].tolist() == [0, 1, 2, 5, 3, 4, 5, 0]
 
 
@@ -380,15 +380,38 @@ def test_sums_of_dtypes_are_added_up_together(device: StubDevice, memory: Memory
     assert bc.sum_of_squares([torch.ones(0, 2)]) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_launch_numbers_the_elements_of_each_array(
+    device: StubDevice, memory: Memory, dtype: torch.dtype
+) -> None:
+    p, g, *_ = drawn(0, dtype)
+    # One element off a vector's address: what is numbered is the element, not its vector.
+    p[1], g[4] = torch.cat([p[1], p[1]])[3:8], torch.cat([g[4], g[4]]).flatten()[1:35001]
+    g[4] = g[4].reshape(70, 500)
+    options = {"lr": 2.0**-9, "stochastic_rounding": True, "seed": 5}
+    got = bc.sgd(p, g, offset=3, **options)
+    assert len(device.launched) == 1
+    assert "StochasticRounding" in device.launched[0].symbol
+    for i, (x, y, have) in enumerate(zip(p, g, got, strict=True)):
+        want = bc.sgd(x, y, offset=3 + 2**32 * i, backend="array_api", **options)
+        assert torch.equal(have, want), i
+    # A set that runs by itself has its own words all the same.
+    p[2], g[5] = p[2].clone(), torch.rand(3, 80).to(dtype)[:, ::2]
+    got = bc.sgd(p, g, offset=3, **options)
+    want = bc.sgd(p[5], g[5], offset=3 + 2**32 * 5, backend="array_api", **options)
+    assert torch.equal(got[5], want)
+
+
 @pytest.mark.parametrize("name", DTYPES)
 def test_no_kernel_of_a_list_spills(device: StubDevice, name: str) -> None:
     from baracuda.backends.cuda import compiler
 
     for copy in (False, True):
         bc.adamw.plan(*drawn(0, *DTYPES[name]), copy=copy)
+    bc.adamw.plan(*drawn(0, *DTYPES[name]), stochastic_rounding=True)
     bc.sum_of_squares.plan(drawn(0, DTYPES[name][0])[0])
     entries = [entry for entry in device.loaded if "_list" in entry.symbol]
-    assert len(entries) == 3
+    assert len(entries) == 4
     for entry in entries:
         found = compiler.usage(entry, "sm_90")
         assert (found.stack, found.spilled) == (0, 0), entry.symbol

@@ -59,10 +59,13 @@ def _picked(some: Sequence[Any], places: Places) -> list[Any]:
 
 
 class Part(NamedTuple):
-    """Parameters of a group that lie on one device, and all or none of which have a master copy."""
+    """Parameters of a group that lie on one device, and are stepped in one way.
+
+    `way` is the flag of the step: "copy" of master copies, "stochastic_rounding", or "".
+    """
 
     device: torch.device
-    mastered: bool
+    way: str
     places: Places
 
 
@@ -74,6 +77,22 @@ def is_short(p: Tensor) -> bool:
 def has_master(optimizer: Optimizer, p: Tensor) -> bool:
     """Whether a parameter has a master copy."""
     return bool(optimizer.defaults.get("master_weights")) and is_short(p)
+
+
+def _way(optimizer: Optimizer, p: Tensor) -> str:
+    """How a parameter is stepped, as `Part` has it."""
+    at_random = bool(optimizer.defaults.get("stochastic_rounding")) and is_short(p)
+    return "copy" if has_master(optimizer, p) else "stochastic_rounding" * at_random
+
+
+def _shard(p: Any) -> int:
+    """The number of the part of a DTensor that lies here; replicas have one."""
+    number = 0
+    if (cut := getattr(p, "placements", None)) is not None:
+        coordinates = p.device_mesh.get_coordinate() or ()
+        for extent, place, at in zip(p.device_mesh.shape, cut, coordinates, strict=False):
+            number = number * extent + (0 if place.is_replicate() else at)
+    return number
 
 
 def state_dtype(optimizer: Optimizer, p: Tensor) -> torch.dtype:
@@ -136,8 +155,7 @@ class Kept:
         self._params = [self._every[i] for i in there]
         self._all, self._plain = len(there) == len(self._every), True
         self.new = set[int]()
-        # The parameters that lie on one device, and have a master copy or have none.
-        kinds = dict[tuple[torch.device, bool], list[int]]()
+        self._there, kinds = there, dict[tuple[torch.device, str], list[int]]()
         self._rows, self._steps = list[dict[str, Any]](), list[Tensor]()
         for at, (i, p) in enumerate(zip(there, self._params, strict=True)):
             self._plain = self._plain and type(p) in _PLAIN
@@ -149,13 +167,14 @@ class Kept:
                         p, dtype=state_dtype(optimizer, p), memory_format=torch.preserve_format
                     )
                     self.new.add(at)
-            if (mastered := has_master(optimizer, p)) and row.get(MASTER) is None:
+            way = _way(optimizer, p)
+            if way == "copy" and row.get(MASTER) is None:
                 row[MASTER] = p.detach().to(torch.float32)
             self._rows.append(row)
             if numbers is not None:
                 self._steps.append(numbers.adopt(i, row))
-            kinds.setdefault((p.device, mastered), []).append(at)
-        self._mastered = any(mastered for _, mastered in kinds)
+            kinds.setdefault((p.device, way), []).append(at)
+        self._mastered = any(way == "copy" for _, way in kinds)
         self._parts = [
             Part(*kind, None if len(kinds) == 1 else tuple(some)) for kind, some in kinds.items()
         ]
@@ -180,25 +199,33 @@ class Kept:
             return None
         return grads if self._all else [*compress(grads, map(not_, self._without))]
 
-    def parts(self, new: bool | None = None) -> list[Part]:
-        """The parameters in parts: all, or those whose states are new, or the others."""
-        if new is None or not self.new:
-            return [] if new else self._parts
-        parts = [
-            part._replace(places=tuple([i for i in self._places(part) if (i in self.new) == new]))
-            for part in self._parts
+    def halves(self, part: Part) -> list[tuple[Part, bool]]:
+        """Of a part the parameters whose states are new, and the others."""
+        if not self.new:
+            return [(part, False)]
+        halves = [
+            (
+                part._replace(
+                    places=tuple([i for i in self._places(part) if (i in self.new) == new])
+                ),
+                new,
+            )
+            for new in (True, False)
         ]
-        return [part for part in parts if part.places]
+        return [(half, new) for half, new in halves if half.places]
 
     def _places(self, part: Part) -> Sequence[int]:
         return range(len(self._params)) if part.places is None else part.places
 
     def count(self) -> list[tuple[Part, Any]]:
-        """Count a step of all; the parameters in parts that have one number of their step."""
+        """Count a step of all; the parameters in parts that have one number of their step.
+
+        Where steps are not counted, the number is 0.
+        """
         for array, ones in self._mask:
             array.add_(ones)
         if self._numbers is None or not self._params:
-            return []
+            return [(part, 0) for part in self._parts]
         if self._numbers.beside:
             # Those that were counted alike stay so, also by graphs: they are read once.
             if self._alike is None:
@@ -231,20 +258,26 @@ class Kept:
         return [self._params, grads, *states, *masters]
 
     def run(
-        self, op: Any, columns: Columns, part: Part, values: dict[str, Any], maximize: bool
-    ) -> None:
-        """A step in place, for some of the parameters."""
+        self, op: Any, columns: Columns, part: Part, step: Any, values: dict[str, Any],
+        maximize: bool,
+    ) -> None:  # fmt: skip
+        """A step in place, of this number, for some of the parameters."""
         params, grads, *states = [_picked(some, part.places) for some in columns]
         masters = states.pop() if self._mastered else []
         if not self._plain:
             grads = [*map(_gradient, params, grads)]
             params, *states = [[*map(local, some)] for some in (params, *states)]
             masters = [*map(local, masters)]
-        moved, options = [masters if part.mastered else params, *states], {}
+        moved = [masters if part.way == "copy" else params, *states]
         arrays = moved[0], grads, *states
-        if part.mastered:
+        options, numbers = dict[str, Any](), dict[str, Any]()
+        if part.way:
+            options = {part.way: True}
+        if part.way == "copy":
             # What the master copy becomes is rounded to the parameter in the same pass.
-            moved, options = [*moved, params], {"copy": True}
+            moved.append(params)
+        elif part.way:
+            numbers = {"seed": self._seed(part), "offset": step}
         flat, under = joined(arrays), in_force()
         known, plan = self._plans.get(part, (None, None))
         if plan is None or known != under or not plan.fits(arrays, flat):
@@ -252,9 +285,21 @@ class Kept:
                 refuse_sparse(self._optimizer, grad)
             plan = op.plan(*arrays, **options)
             self._plans[part] = under, plan
-        numbers = {name: value(x, part.device) for name, x in values.items()}
+        numbers |= {name: value(x, part.device) for name, x in values.items()}
         out = tuple(moved) if len(moved) > 1 else moved[0]
         plan.run(arrays, flat, out, {**numbers, **self._scaled(maximize, part.device)})
+
+    def _seed(self, part: Part) -> int:
+        """A seed of its own for each part of each group, and for each shard.
+
+        No two parts have the same first parameter. The lists give each array words of its own.
+        """
+        first = self._places(part)[0]
+        groups = self._optimizer.param_groups
+        group = next(i for i, x in enumerate(groups) if x["params"][0] is self._every[0])
+        # Beyond the small numbers that people take for seeds.
+        own = (_shard(self._params[first]) << 52) + (group << 40) + (self._there[first] << 20)
+        return (int(self._optimizer.defaults["seed"]) + own) % 2**64
 
     def _scaled(self, maximize: bool, device: torch.device) -> dict[str, Any]:
         """The factor and the flag that `torch.amp.GradScaler` leaves at the optimiser for a step.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from baracuda.declaration.values import seed as bits
 from baracuda.errors import value_error
 from baracuda.ops.optimisers import adamw, lion, sgd
 from baracuda.optim.kept import MASTER, Group, Keeper, has_master, is_short, local, state_dtype
@@ -31,20 +32,31 @@ def _evaluated(closure: Callable[[], Any] | None) -> Any:
         return None if closure is None else closure()
 
 
+def at_random(optimizer: Optimizer) -> bool:
+    """Whether parameters are rounded at random, by words that the number of the step chooses."""
+    return bool(optimizer.defaults.get("stochastic_rounding"))
+
+
 class Wide(Optimizer):
     """An optimiser that may keep more of a parameter of 16 bits than its own dtype holds."""
 
     def __init__(
         self, *arguments: Any, state_dtype: torch.dtype | None = None,
-        master_weights: bool = False, **options: Any,
+        master_weights: bool = False, stochastic_rounding: bool = False, seed: int = 0,
+        **options: Any,
     ) -> None:  # fmt: skip
+        name = type(self).__name__
+        if master_weights and stochastic_rounding:
+            expected = "False beside master_weights=True, whose copy loses nothing"
+            raise value_error(name, "stochastic_rounding", expected, stochastic_rounding)
         if state_dtype not in (None, torch.float32):
-            raise value_error(
-                type(self).__name__, "state_dtype", "torch.float32 or None", state_dtype
-            )
+            raise value_error(name, "state_dtype", "torch.float32 or None", state_dtype)
         super().__init__(*arguments, **options)
         # Of the whole optimiser: groups are replaced by those of the checkpoint that is loaded.
-        self.defaults.update(state_dtype=state_dtype, master_weights=bool(master_weights))
+        self.defaults.update(
+            state_dtype=state_dtype, master_weights=bool(master_weights),
+            stochastic_rounding=bool(stochastic_rounding), seed=bits(name, "seed", seed),
+        )  # fmt: skip
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Take states, as torch's does; those of float32 are not rounded to their parameter."""
@@ -95,6 +107,12 @@ class AdamW(Wide, torch.optim.AdamW):
         Parameters of 16 bits have a float32 copy, the state ``master_param``. A step moves the copy
         and rounds it to the parameter, in one pass. The copy is made by the first step: give a
         model its weights before.
+    stochastic_rounding : bool, default False
+        Parameters of 16 bits, which have no master copy then, are rounded up or down at random, as
+        by `baracuda.adamw`. The state ``step`` is counted, and chooses the random words.
+    seed : int, default 0
+        64 bits, from which they follow too. Another process has the same words, and so have all
+        replicas of a DTensor; its shards have words of their own.
 
     Raises
     ------
@@ -132,7 +150,8 @@ class AdamW(Wide, torch.optim.AdamW):
             values = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
             values |= {"weight_decay": group["weight_decay"]}
             for part, number in kept.count():
-                kept.run(adamw, columns, part, {**values, "step": number}, group["maximize"])
+                every = {**values, "step": number}
+                kept.run(adamw, columns, part, number, every, group["maximize"])
             kept.take_back()
         return loss
 
@@ -146,7 +165,7 @@ class SGD(Wide, torch.optim.SGD):
         As in `torch.optim.SGD`. `lr` may be a tensor on the device of the parameters.
     foreach, fused
         Have no effect.
-    state_dtype, master_weights
+    state_dtype, master_weights, stochastic_rounding, seed
         As in `AdamW`.
 
     Raises
@@ -178,13 +197,14 @@ class SGD(Wide, torch.optim.SGD):
         for i, group in enumerate(self.param_groups):
             _refuse(self, group)
             names = ("momentum_buffer",) if group["momentum"] else ()
-            kept, columns = keeper.lists(self, i, names)
+            kept, columns = keeper.lists(self, i, names, counted=at_random(self))
             values = {name: group[name] for name in ("lr", "momentum", "weight_decay", "nesterov")}
-            # torch begins with the gradient itself.
-            for new, dampening in ((True, 0.0), (False, group["dampening"])):
-                for part in kept.parts(new):
-                    every = {**values, "dampening": dampening}
-                    kept.run(sgd, columns, part, every, group["maximize"])
+            for part, number in kept.count():
+                for half, new in kept.halves(part):
+                    # torch begins with the gradient itself.
+                    every = {**values, "dampening": 0.0 if new else group["dampening"]}
+                    kept.run(sgd, columns, half, number, every, group["maximize"])
+            kept.take_back()
         return loss
 
 
@@ -203,7 +223,7 @@ class Lion(Wide):
         Parameters lose ``lr * weight_decay`` of themselves.
     maximize : bool, default False
         Step the other way.
-    state_dtype, master_weights
+    state_dtype, master_weights, stochastic_rounding, seed
         As in `AdamW`.
 
     Raises
@@ -243,10 +263,11 @@ class Lion(Wide):
         """One step; `closure` computes the loss again, which is returned."""
         loss, keeper = _evaluated(closure), Keeper.of(self)
         for i, group in enumerate(self.param_groups):
-            kept, columns = keeper.lists(self, i, ("exp_avg",))
+            kept, columns = keeper.lists(self, i, ("exp_avg",), counted=at_random(self))
             beta1, beta2 = group["betas"]
             values = {"lr": group["lr"], "beta1": beta1, "beta2": beta2}
             values["weight_decay"] = group["weight_decay"]
-            for part in kept.parts():
-                kept.run(lion, columns, part, values, group["maximize"])
+            for part, number in kept.count():
+                kept.run(lion, columns, part, number, values, group["maximize"])
+            kept.take_back()
         return loss

@@ -826,7 +826,7 @@ _FRAMEWORKS = (
     ),
     mutant(
         "numbered elements are not divided", "calls/partitioning.py",
-        "    if spec.numbered:\n        return frozenset()\n    given,", "    given,",
+        "    if spec.numbers(form):\n        return frozenset()\n    given,", "    given,",
         "test_random.py::test_an_array_that_would_be_cut_into_blocks_has_one_mask",
     ),
     mutant(

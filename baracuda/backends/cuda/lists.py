@@ -175,7 +175,7 @@ class ListRunner:
         layouts = []
         for form, members in groups.items():
             sizes = [problems[i].given[0].size for i in members]
-            over = lists.layout(sizes, form.operands, lists.chunk(problems[members[0]]))
+            over = lists.layout(sizes, form.row, lists.chunk(problems[members[0]]))
             if len(over.chunks):
                 layouts.append((np.asarray(members), over))
         # All rows come first: only they change with addresses, so only they are sent again.
@@ -291,7 +291,7 @@ class ListRunner:
     def _fill(self, words: NDArray[np.uint64], by_set: NDArray[np.uint64]) -> None:
         for members, over, at in self._groups:
             rows = by_set if len(members) == self._count else by_set[members]
-            over.write(words[at : at + over.rows_size], rows)
+            over.write(words[at : at + over.rows_size], rows, members)
 
     def _by_set(self, addresses: list[int], places: list[int]) -> NDArray[np.uint64]:
         """A row of addresses for each set, inputs then outputs; refuses what overlaps."""
