@@ -101,7 +101,7 @@ def philox(counter: tuple[Word, ...], key: tuple[Word, ...]) -> tuple[Word, ...]
     return a, b, c, d
 
 
-def _words(shape: Shape, seed: Any, offset: Any, like: Array) -> Array:
+def words_of(shape: Shape, seed: Any, offset: Any, like: Array) -> Array:
     """A word of int64 for each element of `shape`, on the device of `like`.
 
     The four words of a counter are eight halves. The word of an element is its half, and behind it
@@ -144,7 +144,7 @@ def kept(x: Array, p: Any, seed: Any, offset: Any) -> Array:
     """
     library = library_of(x)
     with library.wide_integers():
-        word = _words(x.shape, seed, offset, x)
+        word = words_of(x.shape, seed, offset, x)
         if not traced(p):
             return word >= int(p * 2.0**32)
         return word >= library.xp.astype(library.xp.floor(p * 2.0**32), word.dtype)
@@ -163,7 +163,7 @@ def stochastic(x: Array, number: int, seed: Any, offset: Any) -> Array:
         return x
     xp, held = library.xp, library.constant(x)
     with library.wide_integers():
-        word = _words(x.shape, seed, offset, x) >> 16
+        word = words_of(x.shape, seed, offset, x) >> 16
         by = xp.astype(word, library.dtype("int32"))
     size = xp.abs(held)
     bits = library.view(size, "int32")
