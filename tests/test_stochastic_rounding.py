@@ -121,8 +121,9 @@ def test_an_optimiser_moves_what_rounding_to_nearest_leaves(kind: str) -> None:
         if given is not None:
             made.load_state_dict(given)
         for _ in range(steps):
-            for p in params:
-                p.grad = torch.ones_like(p)
+            for group in made.param_groups:
+                for p in group["params"]:
+                    p.grad = torch.ones_like(p)
             made.step()
         return params, made
 
@@ -145,5 +146,9 @@ def test_an_optimiser_moves_what_rounding_to_nearest_leaves(kind: str) -> None:
     saved = copy.deepcopy(before.state_dict())
     rest, _ = run(4, half, saved, stochastic_rounding=True, seed=3)
     assert torch.equal(rest[0], a)
+    # A group may have no parameters, and others words of their own.
+    groups = [{"params": some} for some in ([], run(0)[0], run(0)[0][:1])]
+    more, _ = run(2, groups, stochastic_rounding=True, seed=3)
+    assert not torch.equal(more[1]["params"][0], more[2]["params"][0])
     with pytest.raises(ValueError, match=f"{kind}: stochastic_rounding: expected False beside"):
         run(0, stochastic_rounding=True, master_weights=True)

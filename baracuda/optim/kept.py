@@ -296,7 +296,9 @@ class Kept:
         """
         first = self._places(part)[0]
         groups = self._optimizer.param_groups
-        group = next(i for i, x in enumerate(groups) if x["params"][0] is self._every[0])
+        group = next(
+            i for i, x in enumerate(groups) if self._every[0] is next(iter(x["params"]), None)
+        )
         # Beyond the small numbers that people take for seeds.
         own = (_shard(self._params[first]) << 52) + (group << 40) + (self._there[first] << 20)
         return (int(self._optimizer.defaults["seed"]) + own) % 2**64
