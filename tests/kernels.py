@@ -269,7 +269,11 @@ CASES = {
     "sum_of_squares": ELEMENTWISE,
     "clip_scale": ELEMENTWISE,
     "scale_by": ELEMENTWISE,
-    "optimiser": (*ELEMENTWISE, Case({"s": (7, 64)}, copy=True)),
+    "optimiser": (
+        *ELEMENTWISE,
+        Case({"s": (7, 64)}, copy=True),
+        Case({"s": (7, 64)}, stochastic_rounding=True, seed=5, offset=2**33),
+    ),
     "prelu": PRELU,
 }
 

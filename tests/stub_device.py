@@ -5,6 +5,7 @@ Tensors of the CPU pass for tensors on it. Results hold whatever their memory he
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -123,3 +124,40 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
     monkeypatch.setattr(tune, "stopwatch", device.stopwatch)
     monkeypatch.setattr(tune, "_captured", lambda stream: device.capturing)
     return device
+
+
+@dataclass
+class Memory:
+    """What is copied to the device."""
+
+    copies: int = 0
+    words: int = 0
+    capturing: bool = False
+    busy: bool = False
+    kept: list[np.ndarray] = field(default_factory=list)
+
+
+def install_copies(monkeypatch: pytest.MonkeyPatch, memory: Memory) -> None:
+    """Let the tables of lists be copied within the memory of the host."""
+    from baracuda.backends.cuda import lists
+
+    class Staging:
+        def __init__(self, size: int) -> None:
+            self.words = np.zeros(size, np.uint64)
+
+        @property
+        def free(self) -> bool:
+            return not memory.busy
+
+        def send(self, to: int, count: int, stream: Any) -> None:
+            memory.copies += 1
+            memory.words += count
+            ctypes.memmove(to, self.words.ctypes.data, 8 * count)
+
+    def at_once(words: np.ndarray) -> int:
+        memory.kept.append(words)
+        return int(words.ctypes.data)
+
+    monkeypatch.setattr(lists, "Staging", Staging)
+    monkeypatch.setattr(lists, "at_once", at_once)
+    monkeypatch.setattr(lists, "capturing", lambda stream, ordinal: memory.capturing)

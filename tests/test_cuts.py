@@ -84,7 +84,7 @@ def test_parts_are_uneven_and_of_one_element_too() -> None:
 CUT = [
     name
     for name in lanes.ops()
-    if not (registry[name].spec.numbered or lists.summed(registry[name].spec))
+    if not (registry[name].spec.numbered is True or lists.summed(registry[name].spec))
 ]
 
 

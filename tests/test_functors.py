@@ -87,9 +87,10 @@ ELEMENTWISE = [
     # What takes random words is tried in the emulator, where they are drawn.
     if op.spec.kernel and op.spec.kernel.schedule in ("elementwise", "reduce")
     # What is a sum of all elements has no element of its own.
-    if not (op.spec.numbered or lists.summed(op.spec))
+    if not lists.summed(op.spec)
     for options in kernels.functors(op.spec)
     for form in forms(op.spec)
+    if not op.spec.numbers(form)
 ]
 
 
@@ -171,7 +172,7 @@ def normal(x: Any, kind: str) -> NDArray[Any]:
 
 def test_every_functor_is_tested(functors: ctypes.CDLL) -> None:
     for name, op in registry.items():
-        if op.spec.kernel is None or op.spec.numbered or lists.summed(op.spec):
+        if op.spec.kernel is None or op.spec.numbered is True or lists.summed(op.spec):
             continue
         functor, formula = op.spec.kernel.functor, op.spec.kernel.schedule in FORMULAS
         ends = [""] if op.spec.category != "pooling" else ["_1", "_2", "_REAL", "_INFINITE"]

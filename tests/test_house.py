@@ -49,6 +49,7 @@ FLOORS = [
         "families/log_probs",
         "families/losses",
         "families/norms",
+        "families/steps",
         "families/vocabulary",
     },
     {"calls/adjoint", "ops"},
@@ -72,7 +73,7 @@ NAMESAKES = {
 # Packages whose modules import each other, besides their own __init__.
 ROOMS = [
     ("backends", "numpy"), ("backends", "torch"), ("backends", "cuda"), ("frameworks", "torch"),
-    ("nn",), ("testing",), ("integrations", "transformers"),
+    ("nn",), ("optim",), ("testing",), ("integrations", "transformers"),
 ]  # fmt: skip
 # What is imported when it is asked for, and shown to type checkers.
 LAZY = {("__init__", "baracuda.nn"), ("__init__", "baracuda.optim")}

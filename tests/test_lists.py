@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import emulator
 import numpy as np
 import pytest
 import torch
-from stub_device import StubDevice, install
+from stub_device import Memory, StubDevice, install, install_copies
 
 import baracuda as bc
 
@@ -116,16 +116,6 @@ def test_lists_that_do_not_fit_are_refused() -> None:
 # On a device that is not there: kernels run in the emulator, on the memory of the tensors.
 
 
-@dataclass
-class Memory:
-    """What is copied to the device."""
-
-    copies: int = 0
-    capturing: bool = False
-    busy: bool = False
-    kept: list[np.ndarray] = field(default_factory=list)
-
-
 @pytest.fixture
 def memory() -> Memory:
     return Memory()
@@ -134,23 +124,8 @@ def memory() -> Memory:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch, memory: Memory) -> Iterator[StubDevice]:
     device = install(monkeypatch)
-    from baracuda.backends.cuda import fast_call, launch, lists
-
-    class Staging:
-        def __init__(self, size: int) -> None:
-            self.words = np.zeros(size, np.uint64)
-
-        @property
-        def free(self) -> bool:
-            return not memory.busy
-
-        def send(self, to: int, stream: Any) -> None:
-            memory.copies += 1
-            ctypes.memmove(to, self.words.ctypes.data, self.words.nbytes)
-
-    def at_once(words: np.ndarray) -> int:
-        memory.kept.append(words)
-        return int(words.ctypes.data)
+    install_copies(monkeypatch, memory)
+    from baracuda.backends.cuda import fast_call, launch
 
     def run(function: Any, *rest: Any) -> tuple[int]:
         x, y, _, threads, _, _, shared, _, at, _ = rest
@@ -159,9 +134,6 @@ def device(monkeypatch: pytest.MonkeyPatch, memory: Memory) -> Iterator[StubDevi
         getattr(built, function.symbol)(ctypes.c_void_p(arguments), x, y, threads, shared, 1)
         return device.launch(function)
 
-    monkeypatch.setattr(lists, "Staging", Staging)
-    monkeypatch.setattr(lists, "at_once", at_once)
-    monkeypatch.setattr(lists, "capturing", lambda stream, ordinal: memory.capturing)
     for module in (launch, fast_call):
         monkeypatch.setattr(module, "launch_kernel", run)
     fast_call._binder.cache_clear()
@@ -209,10 +181,16 @@ def test_a_table_is_made_again_where_an_address_has_changed(
     arrays[1][4] = arrays[1][4].clone()
     plan(*arrays, out=out, **STEP)
     assert memory.copies == 2
+    # A parameter that moved is written where it is now.
+    old = arrays[0][4]
+    arrays[0][4] = old.clone()
+    plan(*arrays, out=out, **STEP)
+    assert memory.copies == 3
+    assert not torch.equal(arrays[0][4], old)
     # New results are other addresses than those in place.
     want = [[x.clone() for x in some] for some in arrays]
     results = plan(*arrays, **STEP)
-    assert memory.copies == 3
+    assert memory.copies == 4
     same([arrays[0]], [want[0]])
     memory.busy = True
     plan(*arrays, out=out, **STEP)
@@ -272,6 +250,11 @@ def test_values_may_lie_on_the_device(
     held = {"lr": torch.tensor(0.1, dtype=torch.float64), "step": torch.tensor(3)}
     same(plan(*arrays, **held), want)
     assert "_reads_" in device.launched[-1].symbol
+    # The first array may have no axes, or many elements along its first one.
+    turned = [[*reversed(some)] for some in arrays]
+    turned = [[some[4], *some[:4], *some[5:]] for some in turned]
+    assert turned[0][0].shape == ()
+    same(bc.adamw(*turned, **held), bc.adamw(*turned, **STEP))
     same(plan(*arrays, found_inf=torch.tensor(1.0), **held), [arrays[0], *arrays[2:]])
 
 
@@ -282,6 +265,69 @@ def test_memory_that_is_written_to_is_nobody_elses(device: StubDevice, memory: M
     plan(*arrays, **STEP)
     with pytest.raises(ValueError, match="adamw: out: expected memory of its own"):
         plan(*arrays, out=(arrays[0], *arrays[2:]), **STEP)
+
+
+def test_only_rows_are_sent_again_and_overlaps_still_found(
+    device: StubDevice, memory: Memory
+) -> None:
+    arrays = drawn()
+    plan, out = bc.adamw.plan(*arrays), (arrays[0], *arrays[2:])
+    plan(*arrays, out=out, **STEP)
+    whole, memory.words = memory.words, 0
+    arrays[1] = [x.clone() for x in arrays[1]]
+    want = bc.adamw(*arrays, **STEP)
+    memory.words = 0
+    plan(*arrays, out=out, **STEP)
+    same(out, want)
+    # Four inputs, three outputs and a size for each array that has elements or not.
+    assert memory.words == 8 * len(SHAPES) < whole
+    arrays[1][5] = arrays[3][0].view(3, 40)
+    with pytest.raises(ValueError, match="adamw: out: expected memory of its own"):
+        plan(*arrays, out=out, **STEP)
+
+
+def test_a_step_of_an_optimiser_walks_over_no_array(device: StubDevice, memory: Memory) -> None:
+    def calls(count: int) -> int:
+        params = [torch.zeros(3 + i % 2).requires_grad_() for i in range(count)]
+        optimiser, found = bc.optim.AdamW(params), 0
+
+        def note(frame: Any, event: str, argument: Any) -> None:
+            nonlocal found
+            found += event in ("call", "c_call")
+
+        for step in range(3):
+            for p in params:
+                p.grad = torch.ones_like(p)
+            if step == 2:
+                sys.setprofile(note)
+            try:
+                optimiser.step()
+            finally:
+                sys.setprofile(None)
+        return found
+
+    launched = len(device.launched)
+    few, many = calls(8), calls(40)
+    assert len(device.launched) - launched == 6
+    # What calls a function for each array is a loop in C.
+    assert many - few < 8
+
+
+def test_master_weights_are_rounded_in_the_launch_that_moves_them(
+    device: StubDevice, memory: Memory
+) -> None:
+    params = [x.requires_grad_() for x in drawn(0, torch.bfloat16)[0]]
+    optimiser = bc.optim.AdamW(params, master_weights=True)
+    for _ in range(2):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimiser.step()
+    assert len(device.launched) == 2
+    assert memory.copies <= 2
+    assert "Copy" in device.launched[-1].symbol
+    for p in params:
+        master = optimiser.state[p]["master_param"]
+        assert torch.equal(p.detach(), master.bfloat16())
 
 
 def test_overlaps_are_found() -> None:
@@ -302,12 +348,12 @@ def test_overlaps_are_found() -> None:
 def test_a_table_has_every_chunk() -> None:
     schedule = pytest.importorskip("baracuda.backends.cuda.schedules.lists")
     sizes = [5, 0, 3 * schedule.ELEMENTS, schedule.ELEMENTS + 1, 0, 1]
-    table = schedule.layout(sizes, 3)
+    table = schedule.layout(sizes, 4)
     rows, parts = table.chunks & np.uint64(2**32 - 1), table.chunks >> np.uint64(32)
     assert rows.tolist() == [0, 2, 2, 2, 3, 3, 5]
     assert parts.tolist() == [0, 0, 1, 2, 0, 1, 0]
-    words = np.zeros(table.size, np.uint64)
-    table.write(words, np.arange(18, dtype=np.uint64).reshape(6, 3))
+    words = np.zeros(table.rows_size, np.uint64)
+    table.write(words, np.arange(18, dtype=np.uint64).reshape(6, 3), np.arange(6))
     assert words[:8].tolist() == [0, 1, 2, 5, 3, 4, 5, 0]
 
 
@@ -340,15 +386,38 @@ def test_sums_of_dtypes_are_added_up_together(device: StubDevice, memory: Memory
     assert bc.sum_of_squares([torch.ones(0, 2)]) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_launch_numbers_the_elements_of_each_array(
+    device: StubDevice, memory: Memory, dtype: torch.dtype
+) -> None:
+    p, g, *_ = drawn(0, dtype)
+    # One element off a vector's address: what is numbered is the element, not its vector.
+    p[1], g[4] = torch.cat([p[1], p[1]])[3:8], torch.cat([g[4], g[4]]).flatten()[1:35001]
+    g[4] = g[4].reshape(70, 500)
+    options = {"lr": 2.0**-9, "stochastic_rounding": True, "seed": 5}
+    got = bc.sgd(p, g, offset=3, **options)
+    assert len(device.launched) == 1
+    assert "StochasticRounding" in device.launched[0].symbol
+    for i, (x, y, have) in enumerate(zip(p, g, got, strict=True)):
+        want = bc.sgd(x, y, offset=3 + 2**32 * i, backend="array_api", **options)
+        assert torch.equal(have, want), i
+    # A set that runs by itself has its own words all the same.
+    p[2], g[5] = p[2].clone(), torch.rand(3, 80).to(dtype)[:, ::2]
+    got = bc.sgd(p, g, offset=3, **options)
+    want = bc.sgd(p[5], g[5], offset=3 + 2**32 * 5, backend="array_api", **options)
+    assert torch.equal(got[5], want)
+
+
 @pytest.mark.parametrize("name", DTYPES)
 def test_no_kernel_of_a_list_spills(device: StubDevice, name: str) -> None:
     from baracuda.backends.cuda import compiler
 
     for copy in (False, True):
         bc.adamw.plan(*drawn(0, *DTYPES[name]), copy=copy)
+    bc.adamw.plan(*drawn(0, *DTYPES[name]), stochastic_rounding=True)
     bc.sum_of_squares.plan(drawn(0, DTYPES[name][0])[0])
     entries = [entry for entry in device.loaded if "_list" in entry.symbol]
-    assert len(entries) == 3
+    assert len(entries) == 4
     for entry in entries:
         found = compiler.usage(entry, "sm_90")
         assert (found.stack, found.spilled) == (0, 0), entry.symbol

@@ -68,6 +68,9 @@ def test_a_mask_follows_from_the_seed_and_the_places_alone() -> None:
     ):
         same = {**how, "seed": -5, "offset": 2 - 2**63}
         np.testing.assert_array_equal(bc.dropout(given, **same) != 0, want)
+    held = torch.tensor(2**64 - 5, dtype=torch.uint64)
+    given = bc.dropout(torch.ones(6, 40), **{**how, "seed": held})
+    np.testing.assert_array_equal(given != 0, want)
     # Both words of a seed and of an offset count.
     for other in ({"seed": 6}, {"seed": 2**64 - 5 - 2**32}, {"offset": 2}, {"offset": 2**62 + 2}):
         assert (bc.dropout(x, **{**how, **other}) != 0).tolist() != want.tolist()

@@ -86,6 +86,46 @@ def test_states_are_interchangeable(name: str) -> None:
     assert again.state_dict()["param_groups"] == own.state_dict()["param_groups"]
 
 
+@pytest.mark.parametrize("name", ["adamw", "adamw-capturable", "momentum"])
+def test_states_that_others_replace_are_taken(name: str) -> None:
+    mine, theirs, own, other = both(name)
+
+    def steps(first: int, last: int, every: int = 3) -> None:
+        for step in range(first, last):
+            for params, optimizer in ((mine, own), (theirs, other)):
+                give(params, step, every)
+                optimizer.step()
+
+    steps(1, 5, 1000 if "capturable" in name else 3)
+    for params, optimizer in ((mine, own), (theirs, other)):
+        # Begin again with the first, set another's number back, and exchange a state's array.
+        optimizer.state.pop(params[0])
+        if name != "momentum":
+            optimizer.state[params[2]]["step"] = torch.tensor(1.0, dtype=torch.float64)
+        key = "momentum_buffer" if name == "momentum" else "exp_avg"
+        optimizer.state[params[1]][key] = torch.ones(3, dtype=torch.float64)
+        params[1].data = params[1].data * 2
+    steps(5, 9, 1000 if "capturable" in name else 3)
+    for params, optimizer in ((mine, own), (theirs, other)):
+        more = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
+        params.append(more)
+        optimizer.add_param_group({"params": [more], "lr": 0.1})
+    steps(9, 12, 1000 if "capturable" in name else 3)
+    same(mine, theirs)
+
+
+def test_numbers_of_steps_are_tensors_of_their_own() -> None:
+    mine, theirs, own, other = both("adamw")
+    for step in range(1, 5):
+        for params, optimizer in ((mine, own), (theirs, other)):
+            give(params, step, 2)
+            optimizer.step()
+    for p, q in zip(mine, theirs, strict=True):
+        assert torch.equal(own.state[p]["step"], other.state[q]["step"])
+    own.state[mine[0]]["step"].add_(5)
+    assert own.state[mine[2]]["step"] == 4
+
+
 def test_lion_steps_along_the_sign() -> None:
     p = torch.nn.Parameter(torch.randn(40, dtype=torch.float64))
     theta, m = p.detach().clone(), torch.zeros(40, dtype=torch.float64)
@@ -157,11 +197,82 @@ def test_bfloat16_keeps_its_dtype() -> None:
     assert params[0]._version > version
 
 
+WIDE = {"AdamW": {"lr": 0.02}, "SGD": {"lr": 0.02, "momentum": 0.9}, "Lion": {"lr": 0.01}}
+
+
+def short() -> list[torch.nn.Parameter]:
+    """Parameters of bfloat16, and one of float32."""
+    return [*parameters(torch.bfloat16), torch.nn.Parameter(torch.ones(4))]
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_master_weights_move_as_parameters_of_float32_do(kind: str) -> None:
+    params, wide = short(), [torch.nn.Parameter(p.detach().float()) for p in short()]
+    own = getattr(bc.optim, kind)(params, master_weights=True, **WIDE[kind])
+    has = hasattr(torch.optim, kind)
+    other = getattr(torch.optim if has else bc.optim, kind)(wide, **WIDE[kind])
+    for step in range(1, 21):
+        give(params, step)
+        for p, q in zip(params, wide, strict=True):
+            q.grad = None if p.grad is None else p.grad.float()
+        own.step()
+        other.step()
+    for p, q in zip(params[:4], wide, strict=False):
+        state = own.state[p]
+        assert {x.dtype for n, x in state.items()} == {torch.float32}
+        torch.testing.assert_close(state["master_param"], q.detach(), rtol=1e-5, atol=1e-6)
+        assert torch.equal(p.detach(), state["master_param"].bfloat16())
+    assert "master_param" not in own.state[params[4]]
+    torch.testing.assert_close(params[4], wide[4], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", WIDE)
+@pytest.mark.parametrize("options", [{"state_dtype": torch.float32}, {"master_weights": True}])
+def test_float32_states_are_not_rounded_by_checkpoints(kind: str, options: Any) -> None:
+    def steps(own: Any, params: Any, first: int) -> None:
+        for step in range(first, first + 3):
+            give(params, step)
+            own.step()
+
+    params = short()
+    own = getattr(bc.optim, kind)(params, **options, **WIDE[kind])
+    steps(own, params, 1)
+    saved = copy.deepcopy(own.state_dict())
+    others = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    again = getattr(bc.optim, kind)(others, **options, **WIDE[kind])
+    again.load_state_dict(saved)
+    assert pickle.loads(pickle.dumps(again)).defaults.items() >= own.defaults.items()
+    for optimizer, some in ((own, params), (again, others)):
+        steps(optimizer, some, 4)
+    same(params, others)
+    for p, q in zip(params, others, strict=True):
+        torch.testing.assert_close(own.state[p], again.state[q], rtol=0, atol=0)
+        states = {n: x.dtype for n, x in own.state[p].items()}
+        assert {*states.values()} == {torch.float32}
+    if kind == "Lion":
+        return
+    # What torch has stepped since has left its master copy behind.
+    theirs = getattr(torch.optim, kind)(others, **WIDE[kind])
+    theirs.load_state_dict(again.state_dict())
+    steps(theirs, others, 7)
+    back = getattr(bc.optim, kind)(others, **options, **WIDE[kind])
+    back.load_state_dict(theirs.state_dict())
+    before = [p.detach().clone() for p in others]
+    assert "master_param" not in back.state[others[0]]
+    steps(back, others, 10)
+    for p, q in zip(others[:1], before, strict=False):
+        torch.testing.assert_close(p.detach(), q, rtol=0.5, atol=0.5)
+        assert not torch.equal(p.detach(), q)
+        assert {x.dtype for x in back.state[p].values()} == {torch.float32}
+
+
 def test_what_steps_do_not_do_is_refused() -> None:
     p = torch.nn.Parameter(torch.ones(2))
     p.grad = torch.ones(2)
     with pytest.raises(NotImplementedError, match="AdamW: amsgrad: expected False, got True"):
         bc.optim.AdamW([p], amsgrad=True).step()
+    with pytest.raises(ValueError, match="AdamW: state_dtype: expected torch"):
+        bc.optim.AdamW([p], state_dtype=torch.float16)
     p.grad = torch.ones(2).to_sparse()
     with pytest.raises(NotImplementedError, match="SGD: expected a dense gradient"):
         bc.optim.SGD([p]).step()

@@ -158,7 +158,7 @@ def apart(call: Call, label: Label, extent: int) -> bool:
     op, term = call.subject.op, label.term
     base = op.removesuffix("_backward")
     # A shard does not say which elements it has.
-    if call.subject.spec.numbered or (extent == 1 and term.or_one):
+    if call.subject.spec.numbers(call.form) or (extent == 1 and term.or_one):
         return False
     batches = call.subject.spec.batches
     if batches is not None and not call.subject.spec.batch(term):
@@ -199,7 +199,7 @@ def over_each_axis(op: str, mesh: Any) -> Iterator[str]:
                         assert kinds == [has(call.form, p, label) for p in call.form.outputs], kinds
                 except Exception as error:
                     yield f"{call.case} {call.form.text} {label}: {type(error).__name__}: {error}"
-    if not quiet and not registry[op].spec.numbered and next(calls(op, even=False), None):
+    if not quiet and registry[op].spec.numbered is not True and next(calls(op, even=False), None):
         yield "nothing was free"
 
 

@@ -130,7 +130,9 @@ def values_of(spec: OpSpec, beside: Sequence[Array], given: Mapping[str, Any]) -
         watched = state[0] if state else ""
         if library.readable(x) and not watched:
             read = library.shared(library.values(x))
-            numbers[name] = float(read) if takes == Number.dtypes else int(read)
+            # torch's `int` takes no tensor of 2^63 or more.
+            whole = read.item() if hasattr(read, "item") else read
+            numbers[name] = float(read) if takes == Number.dtypes else int(whole)
         else:
             arrays[name] = numbers.pop(name)
             mode = mode or watched
@@ -341,8 +343,12 @@ def _bind(
     """The form that the arrays fit, and its axes; options are completed in place."""
     shapes = {name: fact.shape for name, fact in facts.items()}
     forms = [s for s in spec.forms(options) if s.takes(shapes)]
+    if not forms and not spec.forms(options):
+        names = sorted(spec.conditions)
+        given = ", ".join(f"{name}={options[name]}" for name in names)
+        raise value_error(spec.name, " and ".join(names), "options that go together", given)
     if not forms:
-        takes = " or ".join(f"({', '.join(s.names)})" for s in spec.signatures)
+        takes = " or ".join(dict.fromkeys(f"({', '.join(s.names)})" for s in spec.signatures))
         raise type_error(spec.name, "arrays", takes, f"({', '.join(shapes)})")
     failures: list[tuple[bool, ValueError]] = []
     for form in forms:

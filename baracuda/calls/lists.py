@@ -70,7 +70,8 @@ def joined(arrays: Lists) -> list[Array]:
 
 def each(op: Owner, arrays: Lists, options: Mapping[str, Any]) -> Any:
     """The op on each set of arrays: for frameworks that see every call."""
-    results = [op(*row, **options) for row in rows(op.spec, arrays)]
+    sets = enumerate(rows(op.spec, arrays))
+    results = [op(*row, **_own(op.spec, row[0], options, i)) for i, row in sets]
     return _sum(op.spec, results) if summed(op.spec) else _columns(results)
 
 
@@ -95,6 +96,21 @@ def rows(spec: OpSpec, arrays: Lists) -> list[tuple[Array, ...]]:
     return list(zip(*[(None,) * count if x is None else x for x in arrays], strict=True))
 
 
+def _own(spec: OpSpec, like: Array, values: Mapping[str, Any], i: int) -> Mapping[str, Any]:
+    """The values for the set of this number: where elements are numbered, random words of its own.
+
+    It is what kernels of lists do.
+    """
+    if not (spec.numbered and i):
+        return values
+    offset = values.get("offset", spec.defaults["offset"])
+    library = library_of(like)
+    if hasattr(offset, "dtype"):
+        return {**values, "offset": library.joined(offset, i)}
+    whole = (offset + (i << 32)) % 2**64
+    return {**values, "offset": whole}
+
+
 def _columns(results: Sequence[Any]) -> Any:
     """The results of sets of arrays as a list of each result."""
     if results and type(results[0]) is not tuple:
@@ -109,6 +125,11 @@ def _sum(spec: OpSpec, results: Sequence[Array]) -> Array:
     # NumPy makes scalars of sums of arrays without axes.
     xp = library_of(results[0]).xp
     return xp.reshape(reduce(add, [xp.reshape(x, (1,)) for x in results]), ())
+
+
+def in_force() -> tuple[Any, int]:
+    """What a plan over lists is made under, and is not kept beyond."""
+    return current.get(), plan_cache.generation
 
 
 def _matcher(flat: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
@@ -241,7 +262,8 @@ class ListPlan:
         sets = rows(self._op.spec, arrays) if self._alone else []
         for i in self._alone:
             own = tuple([some[i] for some in made])
-            self.plans[i](*sets[i], out=own if len(own) > 1 else own[0], **scalars)
+            each_own = _own(self._op.spec, sets[i][0], scalars, i)
+            self.plans[i](*sets[i], out=own if len(own) > 1 else own[0], **each_own)
         return out if out is not None else made if len(made) > 1 else made[0]
 
     def _none(self) -> Any:
@@ -313,7 +335,7 @@ class ListPlan:
             every = [p.scalars(scalars) for p in self._kinds.values()]
             return list(every[0].values()), ()
         except ArgumentTypeError:
-            given = check.values_of(spec, like, scalars)
+            given = check.values_of(spec, (like,), scalars)
             found: dict[str, Any] = {}
             for dtype in self._kinds:
                 found = check.scalars(spec, dtype, given.numbers, True, given.arrays)
@@ -327,7 +349,8 @@ class ListPlan:
         for i, row in enumerate(rows(self._op.spec, arrays)):
             own = None if outs is None else tuple([some[i] for some in outs])
             own = own[0] if own is not None and len(own) == 1 else own
-            results.append(self.plans[i](*row, out=own, **scalars))
+            values = _own(self._op.spec, row[0], scalars, i)
+            results.append(self.plans[i](*row, out=own, **values))
         if outs is not None:
             return outs if len(outs) > 1 else outs[0]
         return _columns(results)
@@ -389,7 +412,7 @@ class Recent:
         return self._find(arrays, joined(arrays), options)
 
     def _find(self, arrays: Lists, flat: Sequence[Array], options: Mapping[str, Any]) -> ListPlan:
-        key = repr(sorted(options.items())), current.get(), plan_cache.generation
+        key = repr(sorted(options.items())), *in_force()
         for known, plan in self._known:
             if known == key and plan.fits(arrays, flat):
                 return plan

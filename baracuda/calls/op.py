@@ -381,7 +381,7 @@ def op(
     batches: tuple[str, ...] | None = None,
     elementwise: bool = False,
     keeps_layout: bool = False,
-    numbered: bool = False,
+    numbered: bool | str = False,
     products: bool = False,
     composite: bool = False,
     inplace: bool = False,

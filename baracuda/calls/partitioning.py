@@ -29,7 +29,7 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     elementwise ops where no array holds two halves. None that an index points along, and none
     where elements are numbered.
     """
-    if spec.numbered:
+    if spec.numbers(form):
         return frozenset()
     given, terms = set(form.names), [t for p in (*form.inputs, *form.outputs) for t in p.terms]
     packed = {t.name for t in terms if t.factor != 1}
@@ -71,7 +71,7 @@ def added_up(spec: OpSpec, form: Signature) -> frozenset[str]:
     terms = [t for p in form.outputs for t in p.terms]
     if spec.adjoint_of and scatters(spec):
         terms += [t for p in form.inputs if not p.is_option for t in p.terms]
-    if spec.numbered:
+    if spec.numbers(form):
         return frozenset()
     apart = frozenset(t.name for t in terms if spec.batch(t) or spec.elementwise)
     whole = apart.intersection(*[p.reached for p in others], *_cotangents(spec, form))

@@ -3,9 +3,11 @@
 // output is stored in the dtype of the gradient.
 //
 // A functor is made ready once by each thread. Differences from 1 are formed in float64: with beta2
-// = 0.999 in float32, 1 - beta2 would be off by 3e-5 of itself.
+// = 0.999 in float32, 1 - beta2 would be off by 3e-5 of itself. A `StochasticRounding` functor is
+// the plain one whose new parameter is rounded by random words.
 #include "common/lists.cuh"
 #include "common/math.cuh"
+#include "common/philox.cuh"
 
 namespace baracuda {
 
@@ -20,11 +22,18 @@ template <class A, int IN, int OUT> HD void kept(const A (&in)[IN], A (&out)[OUT
   if (OUT == IN) out[OUT - 1] = in[0];
 }
 
+template <class F> struct Rounded : F {
+  static constexpr int rounds = 0;
+  struct Ready : decltype(F().ready()), Stream {};
+  HD Ready ready() const { return {F::ready(), F::random}; }
+};
+
 template <class A, bool DECOUPLED, bool ROUNDED> struct AdamStep {
   static constexpr int inputs = 4, outputs = 3 + ROUNDED;
   f64 lr, beta1, beta2, eps, weight_decay;
   i64 step;
   f64 grad_scale, found_inf;
+  Stream random;
 
   struct Ready {
     A unscale, decay, keep1, rest1, keep2, rest2, rate, unit, eps;
@@ -52,13 +61,16 @@ template <class A, bool DECOUPLED, bool ROUNDED> struct AdamStep {
   }
 };
 template <class A> using Adam = AdamStep<A, false, false>;
+template <class A> using AdamStochasticRounding = Rounded<Adam<A>>;
 template <class A> using AdamCopy = AdamStep<A, false, true>;
 template <class A> using Adamw = AdamStep<A, true, false>;
+template <class A> using AdamwStochasticRounding = Rounded<Adamw<A>>;
 template <class A> using AdamwCopy = AdamStep<A, true, true>;
 
 template <class A, bool MOMENTUM, bool ROUNDED> struct SgdStep {
   static constexpr int inputs = 2 + MOMENTUM, outputs = 1 + MOMENTUM + ROUNDED;
   f64 lr, momentum, dampening, weight_decay, nesterov, grad_scale, found_inf;
+  Stream random;
 
   struct Ready {
     A unscale, decay, momentum, rest, rate;
@@ -83,13 +95,16 @@ template <class A, bool MOMENTUM, bool ROUNDED> struct SgdStep {
   }
 };
 template <class A> using Sgd = SgdStep<A, false, false>;
+template <class A> using SgdStochasticRounding = Rounded<Sgd<A>>;
 template <class A> using SgdCopy = SgdStep<A, false, true>;
 template <class A> using SgdGiven1 = SgdStep<A, true, false>;
+template <class A> using SgdGiven1StochasticRounding = Rounded<SgdGiven1<A>>;
 template <class A> using SgdGiven1Copy = SgdStep<A, true, true>;
 
 template <class A, bool ROUNDED> struct LionStep {
   static constexpr int inputs = 3, outputs = 2 + ROUNDED;
   f64 lr, beta1, beta2, weight_decay, grad_scale, found_inf;
+  Stream random;
 
   struct Ready {
     A unscale, decay, keep1, rest1, keep2, rest2, rate;
@@ -112,6 +127,7 @@ template <class A, bool ROUNDED> struct LionStep {
   }
 };
 template <class A> using Lion = LionStep<A, false>;
+template <class A> using LionStochasticRounding = Rounded<Lion<A>>;
 template <class A> using LionCopy = LionStep<A, true>;
 
 template <class A> struct Ema {

@@ -111,8 +111,9 @@ class OpSpec:
         An element of the outputs depends on those in its place alone.
     keeps_layout : bool
         Outputs keep the layout of a dense input. Those of elementwise ops always do.
-    numbered : bool
+    numbered : bool or str
         Elements depend on their number in the whole array, in C order: functors take random words.
+        Or the flag with which the first result is rounded at random, and depends on it.
     products : bool
         Its arrays are factors of matrix products, which an autocast region computes in its dtype.
     composite : bool
@@ -139,7 +140,7 @@ class OpSpec:
     batches: tuple[str, ...] | None = None
     elementwise: bool = False
     keeps_layout: bool = False
-    numbered: bool = False
+    numbered: bool | str = False
     products: bool = False
     composite: bool = False
     inplace: bool = False
@@ -250,7 +251,17 @@ class OpSpec:
     def form_end(self, form: Signature) -> str:
         """The end of a functor's name: bits of optional arrays, the option of a further result."""
         bits = sum([(name in form.names) << k for k, name in enumerate(self.optional)])
-        return (f"Given{bits}" if bits else "") + "".join(map(str.title, self.asked(form)))
+        options = (*self.asked(form), *([str(self.numbered)] if self.rounds(form) else []))
+        ends = [name.title().replace("_", "") for name in options]
+        return (f"Given{bits}" if bits else "") + "".join(ends)
+
+    def rounds(self, form: Signature) -> bool:
+        """Whether the first result of this form is rounded at random."""
+        return any(c.option == self.numbered and c.holds({c.option: True}) for c in form.conditions)
+
+    def numbers(self, form: Signature) -> bool:
+        """Whether elements of this form depend on their number in the whole array."""
+        return self.numbered is True or self.rounds(form)
 
     def asked(self, form: Signature) -> tuple[str, ...]:
         """The options by which a form has more results than another of the same arrays."""

@@ -38,6 +38,12 @@ def stored_as(*dtypes: str, primal: str) -> AbstractContextManager[None]:
     return _within(_stored, _stored.get() or (*dtypes, primal))
 
 
+def stored_name(number: int) -> str:
+    """The dtype of the result of this number, where bodies compute in a wider one; else ""."""
+    names = _stored.get()
+    return names[number] if names else ""
+
+
 PRIMAL = -1
 """In `stored`, the primal in the place of a result."""
 

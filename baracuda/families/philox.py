@@ -14,7 +14,7 @@ from numbers import Integral
 from typing import Any, TypeAlias
 
 from baracuda.errors import shown, value_error
-from baracuda.families.numerics import traced
+from baracuda.families.numerics import stored_name, traced
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
 
@@ -101,7 +101,7 @@ def philox(counter: tuple[Word, ...], key: tuple[Word, ...]) -> tuple[Word, ...]
     return a, b, c, d
 
 
-def _words(shape: Shape, seed: Any, offset: Any, like: Array) -> Array:
+def words_of(shape: Shape, seed: Any, offset: Any, like: Array) -> Array:
     """A word of int64 for each element of `shape`, on the device of `like`.
 
     The four words of a counter are eight halves. The word of an element is its half, and behind it
@@ -144,7 +144,36 @@ def kept(x: Array, p: Any, seed: Any, offset: Any) -> Array:
     """
     library = library_of(x)
     with library.wide_integers():
-        word = _words(x.shape, seed, offset, x)
+        word = words_of(x.shape, seed, offset, x)
         if not traced(p):
             return word >= int(p * 2.0**32)
         return word >= library.xp.astype(library.xp.floor(p * 2.0**32), word.dtype)
+
+
+def stochastic(x: Array, number: int, seed: Any, offset: Any) -> Array:
+    """`x`, rounded at random to what the result of this number holds, in the dtype of `x`.
+
+    It goes away from zero where 16 bits of the word of an element, added to the bits that a dtype
+    of 16 has no room for, carry into its last place: so the mean is `x`. What is not finite stays
+    as it is, and so does `x` where the result is as wide, or a reference is computed. To whoever
+    differentiates, this is `x`.
+    """
+    name, library = stored_name(number), library_of(x)
+    if name not in ("float16", "bfloat16") or x.dtype != library.dtype("float32"):
+        return x
+    xp, held = library.xp, library.constant(x)
+    with library.wide_integers():
+        word = words_of(x.shape, seed, offset, x) >> 16
+        by = xp.astype(word, library.dtype("int32"))
+    size = xp.abs(held)
+    bits = library.view(size, "int32")
+    if name == "bfloat16":
+        up = library.view((bits + by) & 0x7FFF0000, "float32")
+    else:
+        up = library.view((bits + (by >> 3)) & 0x7FFFE000, "float32")
+        # The numbers of float16 below 2^-14 are multiples of 2^-24.
+        steps = xp.floor(size * 2.0**24 + xp.astype(by, x.dtype) * 2.0**-16)
+        up = xp.where(size < 2.0**-14, steps * 2.0**-24, up)
+    rounded = xp.where(held < 0, -up, up)
+    exact = (rounded == held) | ~xp.isfinite(held)
+    return xp.where(exact, x, x + (rounded - xp.where(exact, 0, held)))

@@ -96,7 +96,9 @@ class Jax(Library):
     def joined(self, low: Array, high: int) -> Any:
         if not isinstance(low, jax.core.Tracer):
             return int(low) + (high << 32)
-        # Two words, as there may be no integers of 64 bits.
+        # Two words, as there may be no integers of 64 bits; as such they may come.
+        if low.ndim:
+            return low + jnp.asarray([0, high], jnp.uint32)
         return jnp.stack([low.astype(jnp.uint32), jnp.full(low.shape, high, jnp.uint32)])
 
     def wide_integers(self) -> AbstractContextManager[Any]:

@@ -32,7 +32,6 @@ _compiling = torch.compiler.is_compiling
 _deterministic = torch._C._get_deterministic_algorithms
 modes = torch._C._len_torch_dispatch_stack
 transforms = torch._C._functorch.peek_interpreter_stack
-_is_inference = torch.Tensor.is_inference
 _is_batch = torch._C._functorch.is_legacy_batchedtensor
 # What torch.compile itself guards its graphs with; without it the general way is taken.
 TensorGuards = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
@@ -171,9 +170,11 @@ class Torch(Library):
 
     def written(self, outs: Sequence[Array]) -> None:
         # Else autograd would use saved tensors of which a kernel has changed the values.
-        if any(map(_is_inference, outs)):
-            outs = [x for x in outs if not x.is_inference()]
-        torch.autograd.graph.increment_version(outs)
+        try:
+            torch.autograd.graph.increment_version(outs)
+        except RuntimeError:
+            # Tensors of inference mode have no version. To count another twice does no harm.
+            torch.autograd.graph.increment_version([x for x in outs if not x.is_inference()])
 
     def watches(self, x: Array) -> bool:
         return bool(x.requires_grad) and torch.is_grad_enabled()

@@ -5,11 +5,10 @@ Nothing is kept between calls: the states are the caller's. In place: a plan's `
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from sys import float_info
-from typing import Any, Unpack
+from typing import Unpack
 
 from baracuda.calls.op import op
 from baracuda.declaration import roles
@@ -17,22 +16,38 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.roles import Role
 from baracuda.declaration.spec import Case, Kernel, Normaliser
 from baracuda.declaration.values import Number, counting, flag, nonzero, positive, real
-from baracuda.families.numerics import sign, traced
-from baracuda.libraries import A, Array, library_of
+from baracuda.declaration.values import seed as bits
+from baracuda.families.numerics import sign
+from baracuda.families.steps import adam_step, done, held, rest, unscaled
+from baracuda.libraries import A, Array
 
 __all__ = ["adam", "adamw", "ema", "lion", "sgd"]
 
 _RATE = Number("a finite number >= 0", (0.0, float_info.max))
 # 1 - beta is needed to all of its digits, so an array of it keeps its own dtype.
 _BETA = Number("a number from 0 to below 1", (0.0, 1 - 2.0**-53), exact=True)
-_COPY = {"copy": flag}
+_FLAGS = {"copy": flag, "stochastic_rounding": flag}
 _BETAS: Mapping[str, Normaliser] = {"lr": _RATE, "beta1": _BETA, "beta2": _BETA}
 _SCALED: Mapping[str, Normaliser] = {"grad_scale": nonzero, "found_inf": real}
+_RANDOM: Mapping[str, Normaliser] = {"seed": bits, "offset": bits}
 # States may be float32 beside 16 bits; so may the parameter, a master copy.
 _PARAM = {"param": roles.residual(), "next_param": roles.typed_as("param")}
 
 _kernel = partial(Kernel, "optimisers.cu", schedule="elementwise", lists=True)
-_step = partial(op, category="optimiser", elementwise=True, inplace=True)
+_op = partial(op, category="optimiser", elementwise=True, inplace=True)
+
+
+_step = partial(_op, options=_FLAGS, numbered="stochastic_rounding")
+
+
+def _forms(*sides: tuple[str, str]) -> list[str]:
+    """The forms of a step: alone, with a rounded copy, or rounded at random."""
+    ways = (
+        ("", "copy=False and stochastic_rounding=False"),
+        (", rounded[*s]", "copy=True and stochastic_rounding=False"),
+        ("", "copy=False and stochastic_rounding=True"),
+    )
+    return [f"{given} -> {new}{end} if {when}" for end, when in ways for given, new in sides]
 
 
 def _state(name: str, **how: float) -> dict[str, Role]:
@@ -40,71 +55,19 @@ def _state(name: str, **how: float) -> dict[str, Role]:
     return {name: roles.parameter(**how), f"next_{name}": roles.typed_as(name)}
 
 
-def _rest(beta: Any, like: Array) -> Any:
-    """1 - beta in the accumulate dtype, formed before anything is rounded to that."""
-    rest = 1 - beta
-    return library_of(like).xp.astype(rest, like.dtype) if traced(beta) else rest
-
-
-def _held(beta: Any, like: Array) -> Any:
-    """A value that keeps its own dtype, in the accumulate dtype."""
-    return library_of(like).xp.astype(beta, like.dtype) if traced(beta) else beta
-
-
-def _correction(beta: Any, rest: Any, step: Any, like: Array) -> Any:
-    """1 - beta**step, from 1 - beta: the power itself would cancel."""
-    xp = library_of(like).xp
-    if traced(beta):
-        power = step * xp.log1p(-rest)
-    else:
-        power = step * (math.log1p(-rest) if rest < 1 else -math.inf)
-    return -(xp.expm1(power) if traced(beta) or traced(step) else math.expm1(power))
-
-
-def _unscaled(grad: Array, grad_scale: Any) -> Array:
-    return grad if not traced(grad_scale) and grad_scale == 1 else grad / grad_scale
-
-
-def _done(
-    found_inf: Any, copy: bool, new: tuple[Array, ...], old: tuple[Array, ...]
-) -> tuple[Array, ...] | Array:
-    """The results: what is new or, of a step that is skipped, what was."""
-    xp = library_of(old[0]).xp
-    if traced(found_inf):
-        new = tuple([xp.where(found_inf != 0, x, y) for x, y in zip(old, new, strict=True)])
-    elif found_inf != 0:
-        new = tuple([xp.astype(x, x.dtype, copy=True) for x in old])
-    new += (xp.astype(new[0], new[0].dtype, copy=True),) if copy else ()
-    return new if len(new) > 1 else new[0]
-
-
-def _adam(
-    param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, lr: Any, beta1: Any, beta2: Any,
-    eps: Any, step: Any,
-) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Adam's step without weight decay."""
-    rest1, rest2 = _rest(beta1, grad), _rest(beta2, grad)
-    m = _held(beta1, grad) * exp_avg + rest1 * grad
-    v = _held(beta2, grad) * exp_avg_sq + rest2 * (grad * grad)
-    rate = lr / _correction(beta1, rest1, step, grad)
-    unit = _correction(beta2, rest2, step, grad) ** -0.5
-    root = library_of(grad).xp.sqrt(v) * unit
-    return param - rate * (m / (root + eps)), m, v
-
-
 _adams = partial(
     _step,
-    "param[*s], grad[*s], exp_avg[*s], exp_avg_sq[*s] -> "
-    "next_param[*s], next_exp_avg[*s], next_exp_avg_sq[*s] if copy=False",
-    "param[*s], grad[*s], exp_avg[*s], exp_avg_sq[*s] -> "
-    "next_param[*s], next_exp_avg[*s], next_exp_avg_sq[*s], rounded[*s] if copy=True",
-    options=_COPY,
+    *_forms(
+        ("param[*s], grad[*s], exp_avg[*s], exp_avg_sq[*s]",
+         "next_param[*s], next_exp_avg[*s], next_exp_avg_sq[*s]"),
+    ),
     scalars={**_BETAS, "eps": positive(zero=True), "weight_decay": _RATE, "step": counting,
-             **_SCALED},
+             **_SCALED, **_RANDOM},
     roles={**_PARAM, **_state("exp_avg"), **_state("exp_avg_sq", low=0.0, high=1.0)},
     cases=(
         Case({"s": (4, 9)}, step=3),
         Case({"s": (33,)}, step=2, eps=1e-3, lr=0.5, weight_decay=0.1, grad_scale=8.0, copy=True),
+        Case({"s": (3, 11)}, step=2, lr=0.25, stochastic_rounding=True, seed=2**64 - 3, offset=2),
     ),
 )  # fmt: skip
 
@@ -114,6 +77,7 @@ def adamw(
     param: A, grad: Array, exp_avg: Array, exp_avg_sq: Array, /, *, lr: float = 1e-3,
     beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01,
     step: int, grad_scale: float = 1.0, found_inf: float = 0.0, copy: bool = False,
+    stochastic_rounding: bool = False, seed: int = 0, offset: int = 0,
     **dispatch: Unpack[Dispatch],
 ) -> tuple[A, ...]:  # fmt: skip
     """One step of AdamW: Adam whose weight decay is apart from the gradient.
@@ -142,7 +106,13 @@ def adamw(
     found_inf : float, default 0
         Other than 0: skip the step, so the results are what came in.
     copy : bool, default False
-        Return the new parameter once more, in the dtype of `grad`.
+        Return the new parameter once more, in the dtype of `grad`. Not with `stochastic_rounding`.
+    stochastic_rounding : bool, default False
+        Round a new parameter of 16 bits up or down at random, so that its mean is the number that
+        is rounded. Steps far below its last place then count as they should.
+    seed, offset : int, default 0
+        64 bits each, as in `dropout`: the rounding follows from them and the element's place. Give
+        each step another offset. The k-th arrays of lists take ``offset + 2**32 * k``, k from 0.
     **dispatch
         `Dispatch` options.
 
@@ -174,10 +144,12 @@ def adamw(
     >>> p, m
     (array([0.899, 1.099]), array([ 0.05, -0.2 ]))
     """
-    g = _unscaled(grad, grad_scale)
+    g = unscaled(grad, grad_scale)
     kept = (1 - lr * weight_decay) * param
-    new = _adam(kept, g, exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step)
-    return _done(found_inf, copy, new, (param, exp_avg, exp_avg_sq))
+    new = adam_step(kept, g, exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step)
+    return done(
+        found_inf, copy, (stochastic_rounding, seed, offset), new, (param, exp_avg, exp_avg_sq)
+    )
 
 
 @_adams(kernel=_kernel("Adam"))
@@ -185,6 +157,7 @@ def adam(
     param: A, grad: Array, exp_avg: Array, exp_avg_sq: Array, /, *, lr: float = 1e-3,
     beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0,
     step: int, grad_scale: float = 1.0, found_inf: float = 0.0, copy: bool = False,
+    stochastic_rounding: bool = False, seed: int = 0, offset: int = 0,
     **dispatch: Unpack[Dispatch],
 ) -> tuple[A, ...]:  # fmt: skip
     """One step of Adam.
@@ -198,7 +171,7 @@ def adam(
     exp_avg, exp_avg_sq : array of the shape of `param`
         Moving averages of the gradient and of its square; zeros before the first step. Of the dtype
         of `grad`, or both float32 beside a 16-bit one.
-    lr, beta1, beta2, eps, step, grad_scale, found_inf, copy
+    lr, beta1, beta2, eps, step, grad_scale, found_inf, copy, stochastic_rounding, seed, offset
         As in `adamw`.
     weight_decay : float, default 0
         The gradient gets ``weight_decay * param`` added.
@@ -229,26 +202,26 @@ def adam(
     >>> bc.adam(np.ones(2), np.asarray([0.5, -2.0]), zeros, zeros, lr=0.1, step=1)[0]
     array([0.9, 1.1])
     """
-    g = _unscaled(grad, grad_scale)
+    g = unscaled(grad, grad_scale)
     g = g + weight_decay * param
-    new = _adam(param, g, exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step)
-    return _done(found_inf, copy, new, (param, exp_avg, exp_avg_sq))
+    new = adam_step(param, g, exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step)
+    return done(
+        found_inf, copy, (stochastic_rounding, seed, offset), new, (param, exp_avg, exp_avg_sq)
+    )
 
 
 @_step(
-    "param[*s], grad[*s] -> next_param[*s] if copy=False",
-    "param[*s], grad[*s], momentum_buffer[*s] -> next_param[*s], next_momentum_buffer[*s] "
-    "if copy=False",
-    "param[*s], grad[*s] -> next_param[*s], rounded[*s] if copy=True",
-    "param[*s], grad[*s], momentum_buffer[*s] -> next_param[*s], next_momentum_buffer[*s], "
-    "rounded[*s] if copy=True",
-    options=_COPY,
+    *_forms(
+        ("param[*s], grad[*s]", "next_param[*s]"),
+        ("param[*s], grad[*s], momentum_buffer[*s]", "next_param[*s], next_momentum_buffer[*s]"),
+    ),
     scalars={"lr": _RATE, "momentum": real, "dampening": real, "weight_decay": _RATE,
-             "nesterov": flag, **_SCALED},
+             "nesterov": flag, **_SCALED, **_RANDOM},
     roles={**_PARAM, **_state("momentum_buffer")},
     cases=(
         Case({"s": (4, 9)}, lr=0.1, momentum=0.9, nesterov=True),
         Case({"s": (33,)}, lr=0.5, momentum=0.8, dampening=0.1, weight_decay=0.1, copy=True),
+        Case({"s": (3, 11)}, lr=0.5, momentum=0.5, stochastic_rounding=True, seed=7, offset=2),
     ),
     kernel=_kernel("Sgd"),
 )  # fmt: skip
@@ -256,6 +229,7 @@ def sgd(
     param: A, grad: Array, momentum_buffer: Array | None = None, /, *, lr: float = 1e-3,
     momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0,
     nesterov: bool = False, grad_scale: float = 1.0, found_inf: float = 0.0, copy: bool = False,
+    stochastic_rounding: bool = False, seed: int = 0, offset: int = 0,
     **dispatch: Unpack[Dispatch],
 ) -> A | tuple[A, ...]:  # fmt: skip
     """One step of stochastic gradient descent, with momentum where there is a buffer of it.
@@ -279,7 +253,7 @@ def sgd(
         The gradient gets ``weight_decay * param`` added.
     nesterov : bool, default False
         Step along ``grad + momentum * next_momentum_buffer``.
-    grad_scale, found_inf, copy
+    grad_scale, found_inf, copy, stochastic_rounding, seed, offset
         As in `adamw`.
     **dispatch
         `Dispatch` options.
@@ -311,31 +285,39 @@ def sgd(
     >>> bc.sgd(np.ones(2), np.ones(2), np.ones(2), lr=0.1, momentum=0.9)
     (array([0.81, 0.81]), array([1.9, 1.9]))
     """
-    g = _unscaled(grad, grad_scale) + weight_decay * param
+    g = unscaled(grad, grad_scale) + weight_decay * param
     if momentum_buffer is None:
-        return _done(found_inf, copy, (param - lr * g,), (param,))
+        return done(
+            found_inf, copy, (stochastic_rounding, seed, offset), (param - lr * g,), (param,)
+        )
     buffer = momentum * momentum_buffer + (1 - dampening) * g
     along = g + momentum * buffer if nesterov else buffer
-    return _done(found_inf, copy, (param - lr * along, buffer), (param, momentum_buffer))
+    return done(
+        found_inf,
+        copy,
+        (stochastic_rounding, seed, offset),
+        (param - lr * along, buffer),
+        (param, momentum_buffer),
+    )
 
 
 @_step(
-    "param[*s], grad[*s], exp_avg[*s] -> next_param[*s], next_exp_avg[*s] if copy=False",
-    "param[*s], grad[*s], exp_avg[*s] -> next_param[*s], next_exp_avg[*s], rounded[*s] "
-    "if copy=True",
-    options=_COPY,
-    scalars={**_BETAS, "weight_decay": _RATE, **_SCALED},
+    *_forms(("param[*s], grad[*s], exp_avg[*s]", "next_param[*s], next_exp_avg[*s]")),
+    scalars={**_BETAS, "weight_decay": _RATE, **_SCALED, **_RANDOM},
     roles={**_PARAM, **_state("exp_avg")},
     cases=(
         Case({"s": (4, 9)}),
         Case({"s": (33,)}, lr=0.5, weight_decay=0.1, grad_scale=8.0, copy=True),
+        Case({"s": (3, 11)}, lr=0.25, stochastic_rounding=True, seed=7, offset=2**33),
     ),
     kernel=_kernel("Lion"),
 )
 def lion(
     param: A, grad: Array, exp_avg: Array, /, *, lr: float = 1e-4, beta1: float = 0.9,
     beta2: float = 0.99, weight_decay: float = 0.0, grad_scale: float = 1.0,
-    found_inf: float = 0.0, copy: bool = False, **dispatch: Unpack[Dispatch],
+    found_inf: float = 0.0, copy: bool = False,
+    stochastic_rounding: bool = False, seed: int = 0, offset: int = 0,
+    **dispatch: Unpack[Dispatch],
 ) -> tuple[A, ...]:  # fmt: skip
     """One step of Lion: along the sign of an average of gradients.
 
@@ -356,7 +338,7 @@ def lion(
         What the average keeps of itself, from 0 to below 1.
     weight_decay : float, default 0
         The parameter loses ``lr * weight_decay`` of itself.
-    grad_scale, found_inf, copy
+    grad_scale, found_inf, copy, stochastic_rounding, seed, offset
         As in `adamw`.
     **dispatch
         `Dispatch` options.
@@ -383,14 +365,14 @@ def lion(
     >>> bc.lion(np.ones(2), np.asarray([0.5, -2.0]), np.zeros(2), lr=0.1)
     (array([0.9, 1.1]), array([ 0.005, -0.02 ]))
     """
-    g = _unscaled(grad, grad_scale)
-    along = sign(_held(beta1, g) * exp_avg + _rest(beta1, g) * g)
-    average = _held(beta2, g) * exp_avg + _rest(beta2, g) * g
+    g = unscaled(grad, grad_scale)
+    along = sign(held(beta1, g) * exp_avg + rest(beta1, g) * g)
+    average = held(beta2, g) * exp_avg + rest(beta2, g) * g
     new = (1 - lr * weight_decay) * param - lr * along, average
-    return _done(found_inf, copy, new, (param, exp_avg))
+    return done(found_inf, copy, (stochastic_rounding, seed, offset), new, (param, exp_avg))
 
 
-@_step(
+@_op(
     "average[*s], value[*s] -> next_average[*s]",
     scalars={"decay": _BETA},
     roles=_state("average"),
@@ -431,4 +413,4 @@ def ema(average: A, value: Array, /, *, decay: float, **dispatch: Unpack[Dispatc
     >>> bc.ema(np.zeros(2), np.asarray([1.0, -2.0]), decay=0.75)
     array([ 0.25, -0.5 ])
     """
-    return average + _rest(decay, value) * (value - average)
+    return average + rest(decay, value) * (value - average)

@@ -142,7 +142,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "lr": (1e-3, 0.1, 0), "beta1": (0.9, 0.5, 0), "beta2": (0.999, 0.95, 0.5), "step": (1, 2, 999),
     "weight_decay": (0.01, 0.1, 0), "momentum": (0.9, 0.5, 0), "dampening": (0.0, 0.0, 0.1),
     "nesterov": (False, True), "grad_scale": (1.0, 128.0, 0.3), "found_inf": (0.0, 0.0, 0.0, 1.0),
-    "copy": (False, True), "decay": (0.9, 0.999, 0.5), "max_norm": (1.0, 0.5, 30.0),
+    "copy": (False, True), "stochastic_rounding": (False, True),
+    "decay": (0.9, 0.999, 0.5), "max_norm": (1.0, 0.5, 30.0),
     "factor": (0.5, 1.0, -3.0),
     "padding_idx": (None, 0, 0),
     "kind": ("forward", "reverse", "jsd"), "grad_dtype": ("accumulate", "accumulate", "weight"),
@@ -169,7 +170,7 @@ def _options(rng: Any, spec: OpSpec, form: Signature, dtype: str) -> dict[str, A
     for name in names:
         if name in _CHOICES:
             values = _CHOICES[name]
-            if spec.category == "random":
+            if spec.category == "random" or getattr(spec.scalars.get(name), "code", "") == "Q":
                 values = _OF_MASKS.get(name, values)
             if spec.name.startswith("triplet") and name == "margin":
                 values = values[::2]

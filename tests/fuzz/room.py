@@ -92,7 +92,9 @@ def reference(drawn: Drawn, truth: Any) -> tuple[list[Any], list[Any]]:
             moving = np.max([np.abs(apart(other[i], x)) for other in others], axis=0)
             value = np.where(np.isfinite(x), np.abs(x), 0.0)
             size = 0.0 if spec.elementwise and x.ndim else np.max(value, initial=0.0)
-            rounding = 0.5 * store.eps * (1 + store.eps) * value if store is not compute else 0.0
+            # At random, it is to either neighbour.
+            half = 1.0 if i == 0 and drawn.options.get("stochastic_rounding") else 0.5
+            rounding = half * store.eps * (1 + store.eps) * value if store is not compute else 0.0
             smallest = 2.0**-24 if drawn.dtype == "float16" else 2.0**-126
             # The formula of a result in float64 has roundings of its own.
             more = 16 if drawn.dtype == "float64" else 1

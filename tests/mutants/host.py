@@ -825,8 +825,23 @@ _FRAMEWORKS = (
         "test_random.py::test_a_mask_follows_from_the_seed_and_the_places_alone",
     ),
     mutant(
+        "only what is sent again may change in a table", "backends/cuda/lists.py",
+        "not fixed.isdisjoint(changed)", "False",
+        "test_lists.py::test_a_table_is_made_again_where_an_address_has_changed",
+    ),
+    mutant(
+        "gradients that moved may not lie in what is written", "backends/cuda/lists.py",
+        "if touches(column,", "if False and touches(column,",
+        "test_lists.py::test_only_rows_are_sent_again_and_overlaps_still_found",
+    ),
+    mutant(
+        "a master copy that was left behind is not taken", "optim/steps.py",
+        "if fits and has_master(self, p):", "if has_master(self, p):",
+        "test_torch_optim.py::test_float32_states_are_not_rounded_by_checkpoints",
+    ),
+    mutant(
         "numbered elements are not divided", "calls/partitioning.py",
-        "    if spec.numbered:\n        return frozenset()\n    given,", "    given,",
+        "    if spec.numbers(form):\n        return frozenset()\n    given,", "    given,",
         "test_random.py::test_an_array_that_would_be_cut_into_blocks_has_one_mask",
     ),
     mutant(

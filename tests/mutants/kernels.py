@@ -47,11 +47,27 @@ MUTANTS = (
     ),
     mutant(
         "each group of eight has a counter of its own", "cuda_src/common/philox.cuh",
-        "const u64 group = number >> 3;", "const u64 group = 0;", f"{_NUMBERS}[bfloat16-dense]",
+        "group = number >> 3, stream", "group = 0, stream", f"{_NUMBERS}[bfloat16-dense]",
+    ),
+    mutant(
+        "each array of a list has random words of its own", "cuda_src/common/philox.cuh",
+        "offset + (place << 32)", "offset",
+        "test_lists.py::test_a_launch_numbers_the_elements_of_each_array",
+    ),
+    mutant(
+        "elements of later chunks are numbered on", "cuda_src/common/lists.cuh",
+        "step<1>(own, f, whole, count, u64(begin), stream);",
+        "step<1>(own, f, whole, count, 0, stream);",
+        "test_lists.py::test_a_launch_numbers_the_elements_of_each_array",
+    ),
+    mutant(
+        "a number of float16 below 2^-14 is rounded to its own steps",
+        "cuda_src/common/stochastic.cuh", "size < 0x38800000u ?", "size < 0u ?",
+        "test_stochastic_rounding.py::test_every_library_and_the_kernel_round_as_the_definition_says[float16]",
     ),
     mutant(
         "an offset is part of the counter", "cuda_src/common/philox.cuh",
-        "c = u32(offset), d = u32(offset >> 32);", "c = 0, d = 0;", f"{_NUMBERS}[float32-dense]",
+        "c = u32(stream), d = u32(stream >> 32);", "c = 0, d = 0;", f"{_NUMBERS}[float32-dense]",
     ),
     mutant(
         "elements are numbered as in C order", "backends/cuda/schedules/elementwise.py",

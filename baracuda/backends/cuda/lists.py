@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from cuda.bindings import driver
@@ -29,6 +29,8 @@ from baracuda.libraries import Array
 
 _PINNED = 0x01  # CU_MEMHOSTALLOC_PORTABLE
 _NO_TIMING = 0x02  # CU_EVENT_DISABLE_TIMING
+_NONE = np.zeros(0, np.uint64)
+Spans = tuple[NDArray[np.uint64], NDArray[np.uint64]]
 _CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
@@ -54,9 +56,9 @@ class Staging:
         """Whether the last copy is done."""
         return bool(driver.cuEventQuery(self._event)[0] == driver.CUresult.CUDA_SUCCESS)
 
-    def send(self, to: int, stream: Any) -> None:
-        """Copy all words to a device address, in the order of the stream."""
-        checked(driver.cuMemcpyHtoDAsync(to, self._address, self.words.nbytes, stream))
+    def send(self, to: int, count: int, stream: Any) -> None:
+        """Copy the first `count` words to a device address, in the order of the stream."""
+        checked(driver.cuMemcpyHtoDAsync(to, self._address, 8 * count, stream))
         checked(driver.cuEventRecord(self._event, stream))
 
 
@@ -103,6 +105,15 @@ class Table:
 
 # Those that graphs read, for as long as the process lives: nobody tells when a graph is gone.
 _kept: list[Table] = []
+
+
+class _Rows(NamedTuple):
+    """The rows of a table, what they were made of, and where what is written to lies."""
+
+    addresses: list[int]
+    places: list[int]
+    by_set: NDArray[np.uint64]
+    written: Spans
 
 
 class Adder:
@@ -161,18 +172,23 @@ class ListRunner:
         groups: dict[lists.Form, list[int]] = {}
         for i, problem in enumerate(problems):
             groups.setdefault(lists.Form.of(problem), []).append(i)
-        self._groups, steps, chunks, at = [], [], [], 0
+        layouts = []
         for form, members in groups.items():
-            problem = problems[members[0]]
             sizes = [problems[i].given[0].size for i in members]
-            over = lists.layout(sizes, form.operands, lists.chunk(problem))
+            over = lists.layout(sizes, form.row, lists.chunk(problems[members[0]]))
             if len(over.chunks):
-                step = lists.plan(problem, over, facts.multiprocessors, self._variant)
-                steps.append((step, 8 * at))
-                self._groups.append((np.asarray(members), over, at))
-                at += over.size
-                chunks.append(len(over.chunks))
-        self._words = at
+                layouts.append((np.asarray(members), over))
+        # All rows come first: only they change with addresses, so only they are sent again.
+        self._rows = map_at = sum(over.rows_size for _, over in layouts)
+        self._groups, steps, at = [], [], 0
+        for of, over in layouts:
+            problem, processors = problems[of[0]], facts.multiprocessors
+            step = lists.plan(problem, over, map_at - at, processors, self._variant)
+            steps.append((step, 8 * at))
+            self._groups.append((of, over, at))
+            at, map_at = at + over.rows_size, map_at + len(over.chunks)
+        self._words, chunks = map_at, [len(over.chunks) for _, over in layouts]
+        self._map = np.concatenate([over.chunks for _, over in layouts] or [_NONE])
         summed = lists.sums(problems[0])
         self._adder = Adder(problems[0], chunks, facts, arrays) if summed else None
         self._steps = steps
@@ -183,6 +199,7 @@ class ListRunner:
         self._loaded: dict[tuple[str, ...], list[tuple[Launch, int]]] = {}
         self._tables: dict[int, Table] = {}
         self._staging: list[Staging] = []
+        self._before: _Rows | None = None
         self._guard = Guard()
         self._load(())
 
@@ -254,27 +271,54 @@ class ListRunner:
         if captured:
             words = np.empty(self._words, np.uint64)
             self._fill(words, by_set)
+            words[self._rows :] = self._map
             return Table(at_once(words), None, key, False)
         staging = next((s for s in self._staging if s.free), None)
         if staging is None:
             staging = Staging(self._words)
+            staging.words[self._rows :] = self._map
             self._staging.append(staging)
         self._fill(staging.words, by_set)
+        count = self._rows
         if old is None or old.captured:
             memory = self._arrays.workspace((self._words,), "int64", self._facts.ordinal)
+            count = self._words
             old = Table(self._arrays.pointer(memory), memory, None, False)
-        staging.send(old.address, stream)
+        staging.send(old.address, count, stream)
         old.written = key
         return old
 
     def _fill(self, words: NDArray[np.uint64], by_set: NDArray[np.uint64]) -> None:
         for members, over, at in self._groups:
-            part = words[at : at + over.size]
-            over.write(part, by_set[members])
-            part[over.rows_size :] = over.chunks
+            rows = by_set if len(members) == self._count else by_set[members]
+            over.write(words[at : at + over.rows_size], rows, members)
 
     def _by_set(self, addresses: list[int], places: list[int]) -> NDArray[np.uint64]:
         """A row of addresses for each set, inputs then outputs; refuses what overlaps."""
+        count, before = self._count, self._before
+        changed = self._changed(addresses, before) if before else []
+        fixed = {*places, *range(self._inputs, len(addresses) // count)}
+        if before is None or before.places != places or not fixed.isdisjoint(changed):
+            by_set, written = self._every(addresses, places)
+        else:
+            # Gradients are elsewhere in most steps; what is written to stays where it is.
+            by_set, written = before.by_set.copy(), before.written
+            for k in changed:
+                column = np.asarray(addresses[k * count : (k + 1) * count], np.uint64)
+                if touches(column, self._sizes[:, k], *written):
+                    self._refuse()
+                by_set[:, k] = column
+        self._before = _Rows(addresses, places, by_set, written)
+        return by_set
+
+    def _changed(self, addresses: list[int], before: _Rows) -> list[int]:
+        """The numbers of the lists of arrays that lie elsewhere than before."""
+        n, old = self._count, before.addresses
+        starts = enumerate(range(0, len(addresses), n))
+        return [k for k, i in starts if addresses[i : i + n] != old[i : i + n]]
+
+    def _every(self, addresses: list[int], places: list[int]) -> tuple[NDArray[np.uint64], Spans]:
+        """All rows, and where what is written to begins and ends, in order."""
         flat = np.asarray(addresses, np.uint64).reshape(-1, self._count)
         given, new = flat[: self._inputs], iter(flat[self._inputs :])
         outs = [given[k] if k >= 0 else next(new) for k in places]
@@ -284,10 +328,27 @@ class ListRunner:
         own += range(self._inputs, by_set.shape[1])
         written = np.zeros((self._count, len(own)), bool)
         written[:, len(own) - len(places) :] = True
-        if overlap(by_set[:, own].ravel(), self._sizes[:, own].ravel(), written.ravel()):
-            expected = "memory of its own for each array that is written to"
-            raise value_error(self._op, "out", expected, "an overlap")
-        return by_set
+        begins, sizes = by_set[:, own].ravel(), self._sizes[:, own].ravel()
+        if overlap(begins, sizes, written.ravel()):
+            self._refuse()
+        there = written.ravel() & (sizes > 0)
+        order = np.argsort(begins[there])
+        begins = begins[there][order]
+        return by_set, (begins, begins + sizes[there][order])
+
+    def _refuse(self) -> None:
+        expected = "memory of its own for each array that is written to"
+        raise value_error(self._op, "out", expected, "an overlap")
+
+
+def touches(
+    begins: NDArray[np.uint64], sizes: NDArray[np.uint64], starts: NDArray[np.uint64],
+    ends: NDArray[np.uint64],
+) -> bool:  # fmt: skip
+    """Whether some memory is part of spans that are in order, and apart from each other."""
+    before = np.searchsorted(starts, begins + sizes)
+    last = np.concatenate([[np.uint64(0)], ends])[before]
+    return bool(np.any((last > begins) & (sizes > 0)))
 
 
 def overlap(

@@ -6,9 +6,10 @@
 // outputs whose bits are set in ADD are added to. The inputs, then outputs, whose bits are set in
 // WIDE hold the accumulate type; MANY are those that come in vectors. The functor of a NUMBERED
 // op also takes a random word, which follows from the number of its element in the whole array, in
-// C order.
+// C order, or has its first output rounded by it.
 #pragma once
 #include "index.cuh"
+#include "stochastic.cuh"
 #include "vec.cuh"
 
 namespace baracuda {
@@ -16,6 +17,10 @@ namespace baracuda {
 // A functor as elements are put to it: what it makes `ready` is found once by each thread.
 template <class F> HD auto readied(const F& f, int) -> decltype(f.ready()) { return f.ready(); }
 template <class F> HD const F& readied(const F& f, long) { return f; }
+
+// Whether the first output of a NUMBERED functor is rounded by the word of its element.
+template <class F> HD constexpr bool rounds(decltype(F::rounds)) { return true; }
+template <class F> HD constexpr bool rounds(...) { return false; }
 
 }  // namespace baracuda
 #ifdef __CUDACC__
@@ -98,10 +103,11 @@ struct Elementwise {
     }
   }
 
-  // `f` is the functor, readied.
+  // `f` is the functor, readied. Numbers of elements begin at `base`, of array `place` in lists.
   template <int N, class G>
   static DEVICE void finish(
-      const Args& args, const G& f, const I (&at)[ALL], const Batch<N>& batch) {
+      const Args& args, const G& f, const I (&at)[ALL], const Batch<N>& batch, u64 base = 0,
+      u64 place = 0) {
     A x[IN][N], y[OUT][N];
     UNROLL for (int k = 0; k < IN; ++k) {
       if constexpr (ONE != 0) {
@@ -116,12 +122,18 @@ struct Elementwise {
       }
     }
     u32 words[N];
-    if constexpr (NUMBERED) f.draw(u64(at[ALL - 1]), words);
+    if constexpr (NUMBERED) f.draw(base + u64(at[ALL - 1]), words, place);
     UNROLL for (int i = 0; i < N; ++i) {
       A from[IN], to[OUT];
       UNROLL for (int k = 0; k < IN; ++k) from[k] = x[k][i];
-      if constexpr (NUMBERED) f(from, to, words[i]);
-      else evaluate<T>(f, from, to);
+      if constexpr (rounds<Functor>(0)) {
+        evaluate<T>(f, from, to);
+        if (!wide(IN)) to[0] = rounded<T>(to[0], words[i]);
+      } else if constexpr (NUMBERED) {
+        f(from, to, words[i]);
+      } else {
+        evaluate<T>(f, from, to);
+      }
       UNROLL for (int k = 0; k < OUT; ++k) y[k][i] = to[k];
     }
     UNROLL for (int k = 0; k < OUT; ++k) {

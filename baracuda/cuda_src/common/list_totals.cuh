@@ -18,7 +18,7 @@ template <template <class> class F, class T, int V> struct ListTotals {
     A* sums;
   };
   struct Args : Sums, Functor {
-    i64 rows;
+    i64 map;
     i32 chunks, elements;
   };
 
@@ -34,7 +34,7 @@ template <template <class> class F, class T, int V> struct ListTotals {
 
   static DEVICE void run(const Args& args) {
     const Functor& f = args;
-    const u64 place = args.table[args.rows * (IN + 1) + i64(blockIdx.x)];
+    const u64 place = args.table[args.map + i64(blockIdx.x)];
     const u64* const row = args.table + i64(u32(place)) * (IN + 1);
     const i64 begin = i64(place >> 32) * args.elements, left = i64(row[IN]) - begin;
     const i32 count = left < args.elements ? i32(left) : args.elements;

@@ -21,11 +21,11 @@ struct Stream {
 
   // For each of N neighbours a word that is compared with a probability. The four words of a
   // counter are eight halves; the word of an element is its half, and behind it the next one. N
-  // divides the number of the first.
-  template <int N> HD void draw(u64 number, u32 (&words)[N]) const {
+  // divides the number of the first. Arrays in lists have streams of their own.
+  template <int N> HD void draw(u64 number, u32 (&words)[N], u64 place = 0) const {
     static_assert(N <= 8, "neighbours of one counter");
-    const u64 group = number >> 3;
-    u32 a = u32(group), b = u32(group >> 32), c = u32(offset), d = u32(offset >> 32);
+    const u64 group = number >> 3, stream = offset + (place << 32);
+    u32 a = u32(group), b = u32(group >> 32), c = u32(stream), d = u32(stream >> 32);
     u32 first = u32(seed), second = u32(seed >> 32);
     UNROLL for (int turn = 0; turn < 10; ++turn) {
       const u64 left = product(a, 0xD2511F53u), right = product(c, 0xCD9E8D57u);

@@ -145,6 +145,7 @@ class _Form(NamedTuple):
     ones: int
     wider: int
     threads: int
+    numbered: bool
 
 
 def plan(call: Call) -> Steps:
@@ -152,7 +153,8 @@ def plan(call: Call) -> Steps:
     shape, inputs, outputs = operands_of(call)
     operands, itemsize = [*inputs, *outputs], call.itemsize
     every = (*call.problem.given, *call.problem.outputs)
-    numbers = [Operand(-1, 0, contiguous(shape))] if call.problem.spec.numbered else []
+    numbered = call.problem.spec.numbers(call.problem.signature)
+    numbers = [Operand(-1, 0, contiguous(shape))] if numbered else []
     over = way(call, shape, [*operands, *numbers])
     _, kind, width, items, tail = over
     variant, scalars = call.variant or variants(call)[0], call.problem.spec.codes
@@ -181,8 +183,9 @@ def plan(call: Call) -> Steps:
     ends = tuple([name.title() for name in named_options if name != "none"])
     ends += (call.form_end,) if call.form_end else ()
     form = _Form(
-        call.functor, ends, call.type, width, depth, kind, packer.type, adds, ones, wider, threads
-    )
+        call.functor, ends, call.type, width, depth, kind, packer.type, adds, ones, wider, threads,
+        numbered,
+    )  # fmt: skip
     entry = _entry(call.problem.spec, form, len(arguments))
     front = [(o.slot, o.offset * named(every[o.slot].dtype).itemsize) for o in operands]
     grid = blocks(items + tail, depth, threads), 1
@@ -192,8 +195,8 @@ def plan(call: Call) -> Steps:
 @lru_cache(maxsize=4096)
 def _entry(spec: OpSpec, form: _Form, nbytes: int) -> Entry:
     """The kernel of a form; new shapes ask for the same ones again and again."""
-    functor, ends, dtype, width, depth, kind, integer, adds, ones, wider, threads = form
-    more = [ones, wider, flag(spec.numbered)]
+    functor, ends, dtype, width, depth, kind, integer, adds, ones, wider, threads, numbered = form
+    more = [ones, wider, flag(numbered)]
     while more and more[-1] in (0, "false"):
         more.pop()
     arguments = (functor + "".join(ends), dtype, width, depth, kind, integer, bits(adds), *more)

@@ -1,8 +1,9 @@
 """Lists: a functor over any number of arrays in one launch, by a table of addresses.
 
 The table is `uint64`: for each set of arrays the addresses of its inputs and outputs (of inputs
-only, where elements are summed) and its number of elements, then for each chunk its
-row, and its place among the chunks of that row.
+only, where elements are summed) and its number of elements; where elements are numbered, also its
+place in the lists. Behind the rows of all sets the map
+has, for each chunk, its row, and its place among the chunks of that row.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Form(NamedTuple):
     dtype: str
     wider: int
     operands: int
+    numbered: bool
 
     @staticmethod
     def of(problem: Problem) -> Form:
@@ -44,7 +46,13 @@ class Form(NamedTuple):
         spec, every = problem.spec, operands(problem)
         functor = spec.kernel.functor if spec.kernel else ""
         wider = sum([(x.dtype != problem.dtype) << k for k, x in enumerate(every)])
-        return Form(functor + spec.form_end(problem.signature), problem.dtype, wider, len(every))
+        end, numbered = spec.form_end(problem.signature), spec.numbers(problem.signature)
+        return Form(functor + end, problem.dtype, wider, len(every), numbered)
+
+    @property
+    def row(self) -> int:
+        """Numbers of a row of the table."""
+        return self.operands + 1 + self.numbered
 
 
 def sums(problem: Problem) -> bool:
@@ -69,23 +77,22 @@ class Layout(NamedTuple):
     """The table of sets of one form: how many rows it has, of what sizes, and its chunks."""
 
     sizes: tuple[int, ...]
-    operands: int
+    row: int
     chunks: NDArray[np.uint64]
 
     @property
     def rows_size(self) -> int:
         """Numbers of all rows."""
-        return len(self.sizes) * (self.operands + 1)
+        return len(self.sizes) * self.row
 
-    @property
-    def size(self) -> int:
-        """Numbers of the whole table."""
-        return self.rows_size + len(self.chunks)
-
-    def write(self, into: NDArray[np.uint64], addresses: NDArray[np.uint64]) -> None:
-        """The rows; `addresses` has a row of these for each set."""
-        rows = into[: self.rows_size].reshape(len(self.sizes), self.operands + 1)
-        rows[:, :-1], rows[:, -1] = addresses, self.sizes
+    def write(
+        self, into: NDArray[np.uint64], addresses: NDArray[np.uint64], members: NDArray[np.int64]
+    ) -> None:
+        """The rows; `addresses` has a row of these for each set, `members` its number."""
+        rows, count = into.reshape(len(self.sizes), self.row), addresses.shape[1]
+        rows[:, :count], rows[:, count] = addresses, self.sizes
+        if self.row > count + 1:
+            rows[:, count + 1] = members
 
 
 def chunk(problem: Problem) -> int:
@@ -93,27 +100,31 @@ def chunk(problem: Problem) -> int:
     return SUMMED if sums(problem) else ELEMENTS
 
 
-def layout(sizes: Sequence[int], operands: int, elements: int = ELEMENTS) -> Layout:
-    """The table of sets that have so many elements."""
+def layout(sizes: Sequence[int], row: int, elements: int = ELEMENTS) -> Layout:
+    """The table of sets that have so many elements, with rows of so many numbers."""
     many = -(-np.asarray(sizes, np.int64) // elements)
     rows = np.repeat(np.arange(len(many), dtype=np.uint64), many)
     starts = np.repeat(np.cumsum(many) - many, many)
     parts = (np.arange(len(rows)) - starts).astype(np.uint64)
-    return Layout(tuple(sizes), operands, rows | parts << np.uint64(32))
+    return Layout(tuple(sizes), row, rows | parts << np.uint64(32))
 
 
-def plan(problem: Problem, over: Layout, processors: int, variant: str) -> Step:
-    """The launch for sets like `problem`; its pointers are the table and, of sums, their place."""
+def plan(problem: Problem, over: Layout, map_at: int, processors: int, variant: str) -> Step:
+    """The launch for sets like `problem`, whose map is `map_at` numbers behind their first row.
+
+    Its pointers are the table and, of sums, their place.
+    """
     spec, form = problem.spec, Form.of(problem)
     width, short = max(16 // named(form.dtype).itemsize, 1), named(form.dtype).short
     front = ((0, 0), (1, 0)) if sums(problem) else ((0, 0),)
-    packer = Packer(True).pointers(len(front)).scalars(spec.codes).indices(len(over.sizes))
+    packer = Packer(True).pointers(len(front)).scalars(spec.codes).indices(map_at)
     arguments = packer.add("i", len(over.chunks), chunk(problem)).done()
     if sums(problem):
         schedule = f"ListTotals<{form.functor}, {short}, {width}>"
         entry = entry_of(spec, short, schedule, len(arguments), "list_totals")
         return Step(entry, (len(over.chunks), 1), arguments, front, spec.codes)
-    schedule = f"Lists<{form.functor}, {short}, {width}, {form.wider}>"
+    more = ", true" if form.numbered else ""
+    schedule = f"Lists<{form.functor}, {short}, {width}, {form.wider}{more}>"
     tags = ("lists", *([spec.form_end(problem.signature)] * bool(spec.form_end(problem.signature))))
     tags += (f"wide{form.wider}",) if form.wider else ()
     threads = THREADS // 2
