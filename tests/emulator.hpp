@@ -2,7 +2,8 @@
 //
 // Fibers take turns in an order that a seed shuffles, so that what depends on the order of threads
 // differs from seed to seed. A round in which nobody gets on is a deadlock.
-#pragma once
+#ifndef EMULATOR_HPP
+#define EMULATOR_HPP
 #define __CUDACC__ 1
 #include <setjmp.h>
 #include <sys/mman.h>
@@ -375,3 +376,5 @@ inline double __hiloint2double(int high, int low) {
   return emulated::bits<double>(uint64_t(uint32_t(high)) << 32 | uint32_t(low));
 }
 inline long long __double2ll_rn(double x) { return std::llrint(x); }
+
+#endif

@@ -85,20 +85,40 @@ def _version() -> str:
     return subprocess.run([*compiler(), "--version"], capture_output=True, text=True).stdout
 
 
-def shared_object(text: str, flags: Sequence[str], *headers: Path) -> ctypes.CDLL:
-    """C++ text that includes some headers, compiled for the host, and loaded."""
+def _compiled_once(header: Path, flags: Sequence[str]) -> list[str]:
+    """Flags by which g++ takes a header as it was compiled once: most of it is the library's."""
+    if compiler() != ("g++",):
+        return []
+
+    def compiled(to: Path) -> None:
+        command = ["g++", *flags, "-fPIC", "-x", "c++-header", str(header), "-o", str(to)]
+        subprocess.run(command, check=True, capture_output=True)
+
+    made = built(compiled, " ".join(flags), _version(), header, suffix=".hpp.gch")
+    return ["-include", str(made.with_suffix(""))]
+
+
+def shared_object(
+    text: str, flags: Sequence[str], *headers: Path, first: Path | None = None
+) -> ctypes.CDLL:
+    """C++ text that includes some headers, compiled for the host, and loaded.
+
+    `first` is a header that every such text begins with.
+    """
 
     def compiled(to: Path) -> None:
         whole = to.with_suffix(".cpp")
         whole.write_text(text)
-        command = [*compiler(), *flags, "-shared", "-fPIC", "-o", str(to), str(whole)]
+        once = _compiled_once(first, flags) if first else []
+        command = [*compiler(), *flags, *once, "-shared", "-fPIC", "-o", str(to), str(whole)]
         done = subprocess.run(command, capture_output=True, text=True)
         whole.unlink()
         assert done.returncode == 0, done.stderr[:4000]
 
     # Headers count by what they say, wherever they are.
     own = " ".join(flag for flag in flags if not flag.startswith("-I"))
-    made = built(compiled, text, own, _version(), *headers, suffix=".so")
+    every = [*headers, first] if first else headers
+    made = built(compiled, text, own, _version(), *every, suffix=".so")
     return ctypes.CDLL(str(made))
 
 
@@ -138,7 +158,7 @@ def library(entries: tuple[Entry, ...]) -> ctypes.CDLL:
     flags += ["-fno-strict-aliasing", "-fno-sanitize=all"]
     # Jumps between fibers are not what a hardened libc expects of a jump.
     flags += ["-U_FORTIFY_SOURCE"]
-    return shared_object(source(entries), flags, HERE / "emulator.hpp")
+    return shared_object(source(entries), flags, first=HERE / "emulator.hpp")
 
 
 _PAGE = mmap.PAGESIZE

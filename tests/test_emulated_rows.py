@@ -150,20 +150,21 @@ def mixed_trials(op: str, dtype: str) -> Iterator[Trial]:
     """Columns, residual streams, or both, wider than the rest, in every way of sharing a row."""
     every = [mixed for mixed in mixtures_of(registry[op].spec.wide) if mixed]
     for mixed in every if lanes.FULL else dict.fromkeys((every[0], every[-1])):
-        yield from mixture_trials(op, dtype, mixed)
+        # Rows that are kept, or come in bulk, are widened as others are.
+        yield from mixture_trials(op, dtype, mixed, lanes.FULL or mixed == every[-1])
 
 
-def mixture_trials(op: str, dtype: str, mixed: Mixed) -> Iterator[Trial]:
+def mixture_trials(op: str, dtype: str, mixed: Mixed, kept: bool) -> Iterator[Trial]:
     form = registry[op].spec.signatures[-1]
     for n in (1, 7, 64, 1000, 4096, SUMMED[dtype]):
         facts = SMALL if n == SUMMED[dtype] else FACTS
         shapes = {p.name: p.shape({"b": (3, 5) if n < 100 else (2,), "n": n}) for p in form.inputs}
         for how in ("dense", "padded", "odd", "stepped") if n == 64 else ("dense",):
             yield trial(op, shapes, dtype, how, facts=facts, mixed=mixed)
-    if registry[op].spec.accumulates:
+    if registry[op].spec.accumulates and kept:
         yield from kept_trials(op, dtype, mixed)
         yield from streamed_trials(op, dtype, mixed)
-    else:
+    elif not registry[op].spec.accumulates:
         shapes = {p.name: p.shape({"b": (2,), "n": LENGTHS[dtype][-1]}) for p in form.inputs}
         yield trial(op, shapes, dtype, mixed=mixed)
 
