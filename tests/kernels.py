@@ -6,7 +6,8 @@ powers and sizes of windows) has a `Case`, a layout or an alignment below that l
 have too many combinations for any run: unless ``BARACUDA_ALL_KERNELS=1``, norms other than the
 Euclidean go without the alignments between the ends, and without 64-bit offsets in strips, as do
 losses; and variants that only `autotune` asks for are planned for fully aligned arrays alone.
-Outside of the full lane nothing is planned for alignments between the ends, and float16 is dense.
+Outside of the full lane nothing is planned for alignments between the ends, in few layouts, and
+float16 is dense.
 """
 
 from __future__ import annotations
@@ -292,6 +293,15 @@ LAYOUTS = (
     ("far", "shared", "far"),
     ("far-stepped", "far-stepped", "far-stepped"),
 )
+# Those without which a template argument would be missing: `test_kernels` looks.
+FEW = (
+    ("dense", "dense", ""),
+    ("dense", "shared", ""),
+    ("stepped", "dense", ""),
+    ("turned", "turned", ""),
+    ("far", "far", ""),
+    ("far", "shared", "far"),
+)
 
 
 def strides(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
@@ -345,9 +355,9 @@ def cases(spec: OpSpec) -> tuple[Case, ...]:
     return own + tuple(Case(c.axes, **c.options, **more) for c in own for more in chosen[1:])
 
 
-def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
+def problems(spec: OpSpec, dtype: str, every: bool = FULL) -> Iterator[tuple[Problem, str]]:
     """Every form of an op, at all sizes and in all layouts; with the layout of given outputs."""
-    for (case, form), layout in product(tried(spec, cases(spec)), layouts_of(spec, dtype)):
+    for (case, form), layout in product(tried(spec, cases(spec)), layouts_of(spec, dtype, every)):
         options = options_of(spec, case)
         if (
             "rotary_dim" in spec.options
@@ -375,13 +385,16 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[tuple[Problem, str]]:
                 yield check.problem(spec, list(arrays.values()), given, DEFAULT), layout[2]
 
 
-def layouts_of(spec: OpSpec, dtype: str) -> tuple[tuple[str, ...], ...]:
-    """In which layouts a dtype is planned: outside of the full lane float16 is dense.
+def layouts_of(spec: OpSpec, dtype: str, every: bool) -> tuple[tuple[str, ...], ...]:
+    """In which layouts a dtype is planned: all, or those that lead to every template argument.
 
-    It is as wide as bfloat16, so that its kernels differ by the dtype alone.
+    float16 is dense then: it is as wide as bfloat16, so its kernels differ by the dtype alone.
     """
-    alike = dtype == "float16" and "bfloat16" in spec.dtypes and not spec.moves
-    return LAYOUTS[:1] if alike and not FULL else LAYOUTS
+    if every:
+        return LAYOUTS
+    if dtype == "float16" and "bfloat16" in spec.dtypes and not spec.moves:
+        return LAYOUTS[:1]
+    return tuple([each for each in FEW if spec.integers or each[1] != "shared"])
 
 
 def mixtures(spec: OpSpec, form: Signature, dtype: str) -> tuple[tuple[Wide, ...], ...]:
@@ -479,12 +492,12 @@ def dtypes(spec: OpSpec) -> tuple[str, ...]:
 
 
 @cache
-def _planned(op: str, dtype: str) -> dict[Entry, set[DeviceFacts]]:
+def _planned(op: str, dtype: str, every: bool = FULL) -> dict[Entry, set[DeviceFacts]]:
     """Every kernel of an op for a dtype, with the devices that it is planned for."""
     names: dict[str, Entry] = {}
     found: dict[Entry, set[DeviceFacts]] = {}
     spec = registry[op].spec
-    for problem, out in problems(spec, dtype):
+    for problem, out in problems(spec, dtype, every):
         for device in devices(spec):
             for entry in planned(problem, out, device):
                 other = names.setdefault(entry.symbol, entry)
@@ -494,7 +507,7 @@ def _planned(op: str, dtype: str) -> dict[Entry, set[DeviceFacts]]:
     return found
 
 
-def entries(op: str, dtype: str) -> tuple[Entry, ...]:
+def entries(op: str, dtype: str, every: bool = FULL) -> tuple[Entry, ...]:
     """Every kernel of an op for a dtype, each once.
 
     Raises
@@ -502,7 +515,7 @@ def entries(op: str, dtype: str) -> tuple[Entry, ...]:
     ValueError
         Where two kernels have one name.
     """
-    return tuple(_planned(op, dtype))
+    return tuple(_planned(op, dtype, every))
 
 
 def launched(op: str, dtype: str, new: bool) -> tuple[Entry, ...]:

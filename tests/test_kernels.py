@@ -152,6 +152,24 @@ def test_the_kernels_of_a_file_compile_and_stay_in_registers(
 
 
 @pytest.mark.full
+@pytest.mark.slow("every kernel of the file's ops is planned twice")
+@pytest.mark.parametrize(("file", "op"), FILES.items())
+def test_few_layouts_lead_to_every_template_argument(file: str, op: str) -> None:
+    few, every = (
+        frozenset[Any]().union(
+            *(
+                kernels.arguments(entry)
+                for name, dtype in (kind.values for kind in KINDS)
+                if registry[name].spec.kernel.file == file
+                for entry in kernels.entries(name, dtype, layouts)
+            )
+        )
+        for layouts in (False, True)
+    )
+    assert few == every, f"kernels.FEW lacks a layout: {sorted(every - few)}"
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("arch", [*WHOLE, *COVERED])
 @pytest.mark.parametrize(("op", "dtype"), KINDS)
 def test_a_kernel_compiles_and_stays_in_registers(
@@ -246,7 +264,13 @@ def test_kernels_are_found_whatever_arrays_are_called(name: str) -> None:
 @pytest.mark.full
 @pytest.mark.slow("every kernel of every op is planned")
 def test_allowances_are_for_kernels_that_exist() -> None:
-    names = [e.symbol for kind in KINDS for e in kernels.entries(*map(str, kind.values))]
+    names = [
+        entry.symbol
+        for name, op in registry.items()
+        if op.spec.kernel
+        for dtype in kernels.dtypes(op.spec)
+        for entry in kernels.entries(name, dtype)
+    ]
     for part, (_, reason) in ALLOWED.items():
         assert reason, part
         assert any(part in name for name in names), part
