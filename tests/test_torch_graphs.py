@@ -15,6 +15,7 @@ from functorch.compile import make_boxed_func
 from graphs import calls, floats, options_of, overload
 from kinds import USUAL, runs_both_ways
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import baracuda as bc
 from baracuda.calls import adjoint
@@ -131,7 +132,7 @@ def test_a_compiled_call_is_one_operator_and_so_is_its_gradient(op: str, dynamic
 
 def test_new_sizes_compile_nothing() -> None:
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
 
     def step(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         return bc.swiglu_backward(dy, bc.rope(x)) + 1
