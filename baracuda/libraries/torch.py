@@ -150,6 +150,11 @@ class Torch(Library):
         state = self.state((x,))
         return self.readable(x) and (state is None or state[0] != "traced")
 
+    def view(self, x: Array, dtype: str) -> Array:
+        if not _compiling() and transforms() is not None:
+            return _Viewed.apply(x, self.dtype(dtype))  # type: ignore[no-untyped-call]
+        return x.view(self.dtype(dtype))
+
     def empty(self, shape: Shape, dtype: str, like: Array, strides: Shape | None) -> Array:
         if strides is None:
             return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
@@ -288,6 +293,26 @@ class Torch(Library):
             return out.scatter_add(axis, index.long(), values)
         out[near(index.shape, axis)].index_add_(axis, line, values)
         return out
+
+
+class _Viewed(torch.autograd.Function):
+    """The bytes of a tensor as another dtype of its size, which `vmap` of torch 2.11 has not."""
+
+    @staticmethod
+    def forward(x: Array, dtype: Any) -> Array:
+        return x.view(dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Array) -> None:
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> Any:
+        return None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Array, dtype: Any) -> Any:
+        return _Viewed.apply(x, dtype), in_dims[0]  # type: ignore[no-untyped-call]
 
 
 def region_of(arrays: Sequence[Array]) -> Region:

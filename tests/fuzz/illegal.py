@@ -56,10 +56,12 @@ def check(drawn: Drawn, tally: Any) -> None:
     except (ValueError, TypeError, IndexError, NotImplementedError) as error:
         if not isinstance(error, BaracudaError):
             raise Wrong(f"{label}: a raw {type(error).__name__}: {error}") from error
-        # A composite's index on a GPU is met by the kernel of the op inside, which it names.
-        inside = drawn.spec.composite and drawn.device != "cpu" and isinstance(error, IndexError)
-        inner = drawn.op.removeprefix("linear_").partition("_with")[0].partition("_back")[0]
-        if (inner if inside else drawn.op) not in str(error):
+        names = [drawn.op]
+        if drawn.spec.composite and drawn.device != "cpu" and isinstance(error, IndexError):
+            # A composite's index on a GPU is met by the kernel of an op inside, which it names.
+            inner = drawn.op.removeprefix("linear_").partition("_with")[0].partition("_back")[0]
+            names += [inner, "embedding", "gather"]
+        if not any(name in str(error) for name in names):
             raise Wrong(f"{label}: the error does not name the op: {error}") from error
     else:
         shapes = [tuple(x.shape) for x in many(got)]
@@ -140,6 +142,12 @@ def _indices(drawn: Drawn, op: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
             continue
         values = drawn.arrays[name].values()
         place = tuple(int(drawn.rng.integers(n)) for n in values.shape)
+        if name != "rows" and "rows" in drawn.arrays and drawn.device != "cpu":
+            # A device reads what belongs to the rows that are listed, and nothing else.
+            listed = drawn.arrays["rows"].values()
+            if not listed.size:
+                continue
+            place = (int(listed[place[0] % listed.size]), *place[1:])
         values[place] = drawn.rng.choice([-1, 10**6])
         memory = drawn.arrays[name]
         strides = [math.prod(values.shape[i + 1 :]) for i in range(values.ndim)]
@@ -182,7 +190,7 @@ def _outs(drawn: Drawn, op: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "out of another dtype", lambda: plan(*given, out=pack(narrow), **scalars)
     yield "too many outputs", lambda: plan(*given, out=(*outputs, outputs[0]), **scalars)
     yield "out is no array", lambda: plan(*given, out=pack(1.5), **scalars)
-    if not drawn.spec.accumulates:
+    if not any(drawn.spec.adds_into(p.name) for p in drawn.form.outputs):
         yield (
             "accumulate without a gradient",
             lambda: plan(*given, out=pack(outputs[0]), accumulate=True, **scalars),

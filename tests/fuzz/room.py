@@ -25,6 +25,12 @@ SHARP = frozenset(
                  "l1_loss", "segment_max")
     for end in ("", "_backward")
 )  # fmt: skip
+# Sums of whatever names the same place, which torch makes by atomic additions.
+SCATTERED = frozenset((
+    "gather_backward", "index_select_backward", "embedding_backward", "index_add", "scatter_add",
+    "scatter", "permute_rows", "unpermute_rows", "permute_rows_backward", "unpermute_rows_backward",
+    "segment_sum", "segment_mean", "segment_softmax", "segment_softmax_backward",
+))  # fmt: skip
 TOP = {"float16": 65504.0, "bfloat16": 3.3895314e38, "float32": 3.4028235e38}
 
 
@@ -100,10 +106,11 @@ def reference(drawn: Drawn, truth: Any) -> tuple[list[Any], list[Any]]:
             more = 16 if drawn.dtype == "float64" else 1
             steps = compute.eps * (STEPS * (value + scales[i]) + 0.25 * size)
             room = rounding + more * (steps + STEPS * moving) + smallest
-            if drawn.op == "gather_backward" and drawn.device != "cpu":
+            if drawn.op in SCATTERED and drawn.device != "cpu":
                 # Atomic additions in the memory of a GPU take subnormal float32 numbers for 0.
-                ones = {**wide, "dout": np.ones_like(wide["dout"])}
-                room = room + 2 * expected(drawn.op, ones, drawn.options)[i] * 2.0**-126
+                ones = {n: a if a.dtype.kind in "iub" else np.ones_like(a) for n, a in wide.items()}
+                terms = np.abs(expected(drawn.op, ones, drawn.options)[i])
+                room = room + 2 * terms * 2.0**-126
             cast = drawn.options.get("casting") == "before_weight" and "weight" in wide
             if cast and i == ("dy" in wide):
                 # The normalised rows are rounded: those of y, or of the gradient of the weight.
@@ -121,6 +128,11 @@ def reference(drawn: Drawn, truth: Any) -> tuple[list[Any], list[Any]]:
                 most[i] = most[i] + np.where(np.isnan(dy), 0.0, np.abs(dy)) * 2.0**-116
             elif spec.elementwise and "x" in wide and wide["x"].shape == x.shape:
                 most[i] = most[i] + np.clip(np.nan_to_num(np.abs(wide["x"])), 0, 1e3) * 2.0**-126
+            if spec.category == "gated" and np.isinf(x).any():
+                # An infinity beside a gate that float32 takes for 0 is no number.
+                plain = {n: np.where(np.isinf(a), 1.0, a) for n, a in wide.items()}
+                least = np.abs(expected(drawn.op, plain, drawn.options)[i]) < 2.0**-116
+                most[i] = np.where(np.isinf(x) & least, np.inf, most[i])
             if spec.category == "gated":
                 most[i] = most[i] + _finite(wide["x"]) * _finite(wide.get("dy", 1.0)) * 2.0**-116
     return want, most
@@ -231,6 +243,11 @@ def _softmax(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     if drawn.op.startswith("log"):
         return [scale * (dy + np.exp(t["y"]) * total)]
     return [scale * t["y"] * (dy + total)]
+
+
+def _probabilities(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """A bias may take up digits of the input that it is added to."""
+    return [want[0] * _log_softmax(drawn, t, want)[0] if "bias" in t else np.zeros(())]
 
 
 def _log_softmax(drawn: Drawn, t: Any, want: Any) -> list[Any]:
@@ -365,6 +382,7 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     **{f"{op}{end}": _pairs for end in ("", "_backward") for op in
        ("rope", "rope_with_tables", "rope_qk", "rope_qk_with_tables")},
     **dict.fromkeys(("qk_norm_rope", "qk_norm_rope_backward"), _heads),
+    "softmax": _probabilities,
     "log_softmax": _log_softmax,
     "softmax_backward": _softmax,
     "l2_normalize_backward": _unit,
