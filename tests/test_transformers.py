@@ -264,7 +264,8 @@ def test_a_compiled_model_is_one_graph_of_the_ops(family: str) -> None:
     # Of the two adds of each layer, a norm makes every one.
     assert ops["add_rms_norm"] == 4
     assert ops["rms_norm"] == {"Llama": 1, "Gemma3": 5}[family]
-    assert (ops["rope_qk"], ops["qk_norm_rope"]) == {"Llama": (2, 0), "Gemma3": (0, 2)}[family]
+    rotations = ops["rope_qk_with_tables"], ops["qk_norm_rope"]
+    assert rotations == {"Llama": (2, 0), "Gemma3": (0, 2)}[family]
     assert ops["swiglu"] + ops["geglu"] == 2
     assert ops["linear_cross_entropy"] + ops["linear_cross_entropy_with_gradient"] == 1
 
@@ -416,6 +417,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_fac
 
 
 ROPES = [
+    {"rope_type": "default", "rope_theta": 1e4},
     LLAMA3,
     {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
     {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
@@ -427,7 +429,7 @@ ROPES = [
 
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
-def test_scaled_ropes_turn_by_the_tables_of_the_model(
+def test_ropes_turn_by_the_tables_of_the_model(
     rope: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond the length of training too, where some rules have other angles."""
@@ -481,12 +483,13 @@ def test_pairs_turn_by_positions_along_several_axes() -> None:
     assert apart(ours, theirs) < 1e-5
 
 
-def test_a_rope_of_an_unknown_type_is_left() -> None:
-    model = model_of()
-    model.config.rope_parameters["rope_type"] = "spiral"
-    assert patch(model, only="rope").left["model.layers.1.self_attn"] == (
-        "rope: its angles are of rope_type 'spiral', of which nothing is known"
-    )
+def test_frequencies_are_those_of_the_model() -> None:
+    """`model.to(dtype)` rounds the frequencies, which turns the last positions by other angles."""
+    plain, patched = twins()
+    for model in (plain, patched):
+        model.model.rotary_emb.inv_freq.mul_(1.25)
+    patch(patched, only="rope")
+    assert_same_step(step(patched), step(plain))
 
 
 def test_norms_of_heads_are_made_with_a_rotation_of_any_angles() -> None:

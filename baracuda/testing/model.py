@@ -131,7 +131,8 @@ def model_of(name: str, sizes: Sizes, device: str) -> Any:
     )  # fmt: skip
     torch.manual_seed(0)
     with torch.device(device):
-        return getattr(transformers, class_name)(config).to(DTYPE).train()
+        # `model.to` would round the frequencies of rope, too.
+        return getattr(transformers, class_name)._from_config(config, dtype=DTYPE).train()
 
 
 def batches(sizes: Sizes, device: str) -> Iterator[Array]:

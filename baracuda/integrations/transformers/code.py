@@ -9,13 +9,12 @@ import ast
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 import torch
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from baracuda.integrations.transformers.modules import Mismatch, Norm, norm_of, probing
 from baracuda.ops.norm import rms_norm
@@ -38,8 +37,6 @@ class Rope:
     """The name under which its code calls that function."""
     tables: str
     """Its parameter that takes the cosines and sines."""
-    base: float | None
-    """That of the angles; None where the tables alone know these."""
     interleaved: bool
     copies: int
     """How often its tables have each entry, as halves."""
@@ -106,8 +103,8 @@ def _own(node: ast.AST) -> str:
 # -- rope ----------------------------------------------------------------------------------------
 
 
-def rope_of(module: Any, tables: Iterable[torch.nn.Module]) -> Rope | Mismatch:
-    """The rotation in an attention's code; `tables` are modules that make cosines and sines."""
+def rope_of(module: Any) -> Rope | Mismatch:
+    """The rotation in an attention's code."""
     found = _code(module)
     if isinstance(found, Mismatch):
         return found
@@ -116,13 +113,10 @@ def rope_of(module: Any, tables: Iterable[torch.nn.Module]) -> Rope | Mismatch:
     rotate = function.__globals__.get(name)
     if not name or not callable(rotate):
         return NO_ROTATION
-    base = _base(module, tables)
-    if isinstance(base, Mismatch):
-        return base
     ways = itertools.product((False, True), (2, 1))
     for interleaved, copies in ways:
         if _rotates(rotate, interleaved, copies):
-            return Rope(name, parameter, base, interleaved, copies, function)
+            return Rope(name, parameter, interleaved, copies, function)
     return Mismatch(f"{name} is another rotation than that of rope")
 
 
@@ -146,35 +140,6 @@ def _rotation(tree: ast.FunctionDef) -> tuple[str, str]:
                 used = [len(_loads(tree, each)) for each in (cos, sin, parameter)]
                 return (name, parameter) if used == [1, 1, 1] else ("", "")
     return "", ""
-
-
-def _base(module: Any, tables: Iterable[torch.nn.Module]) -> float | Mismatch | None:
-    """The base of an attention's angles; None where its tables alone know these.
-
-    Angles may be scaled, and pairs may turn by positions along several axes.
-    """
-    config = getattr(module, "config", None)
-    parameters, options = getattr(config, "rope_parameters", None) or {}, {}
-    layer_type = getattr(module, "layer_type", None)
-    if isinstance(parameters.get(layer_type), dict):
-        parameters, options = parameters[layer_type], {"layer_type": layer_type}
-    kind, base = parameters.get("rope_type"), parameters.get("rope_theta")
-    sections = "mrope_section"
-    if kind in ROPE_INIT_FUNCTIONS or any(hasattr(each, sections) for each in tables):
-        return None
-    if kind != "default" or base is None:
-        return Mismatch(f"its angles are of rope_type {kind!r}, of which nothing is known")
-    for each in tables:
-        compute = getattr(each, "compute_default_rope_parameters", None)
-        if compute is None:
-            continue
-        with probing():
-            turns, scaling = compute(config, "cpu", **options)
-            half = turns.shape[0]
-            expected = float(base) ** -(torch.arange(half, dtype=torch.float64) / half)
-            if scaling == 1 and torch.allclose(turns.double(), expected, 1e-5, 0):
-                return float(base)
-    return Mismatch("no module makes tables of the angles of rope")
 
 
 def _rotates(function: Callable[..., Any], interleaved: bool, copies: int = 2) -> bool:

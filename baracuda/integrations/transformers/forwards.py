@@ -20,7 +20,7 @@ from baracuda.nn.namesakes import taken
 from baracuda.ops.embedding import embedding as lookup
 from baracuda.ops.linear_cross_entropy import linear_cross_entropy
 from baracuda.ops.qk_norm_rope import qk_norm_rope
-from baracuda.ops.rope_qk import rope_qk, rope_qk_with_tables
+from baracuda.ops.rope_qk import rope_qk_with_tables
 
 __all__ = ["attention", "causal", "decoder", "embedding", "heads", "layer", "mlp", "norm"]
 
@@ -147,43 +147,24 @@ def mlp(was: Forward, found: Mlp) -> Forward:
 
 
 def attention(was: Forward, found: Rope) -> Forward:
-    """An attention that rotates q and k by one op, in the layouts that they have.
-
-    By their positions where the base of angles is known, so that no table is read; else by tables.
-    """
+    """An attention that rotates q and k by one op and its model's tables, in their layouts."""
     rotate = found.inner.__globals__[found.function]
 
     def rotated(
-        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, more: tuple[Any, ...]
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        sin, positions = more
         pairs = cos.shape[-1] // found.copies
         if cos.ndim != 3 or not taken(q, k, parameters=(cos, sin)):
             turned: tuple[torch.Tensor, torch.Tensor] = rotate(q, k, cos, sin)
             return turned
-        own = q.transpose(1, 2), k.transpose(1, 2)
-        options: Any = {
-            "interleaved": found.interleaved, "rotary_dim": 2 * pairs, "seq_axis": -3,
-        }  # fmt: skip
-        if found.base is not None and positions is not None and positions.ndim == 2:
-            rows = positions[0] if positions.shape[0] == 1 else positions[:, :, None]
-            y, z = rope_qk(*own, rows, base=found.base, **options)
-        else:
-            tables = [table[:, :, None, :pairs] for table in (cos, sin)]
-            y, z = rope_qk_with_tables(*own, *tables, **options)
+        y, z = rope_qk_with_tables(
+            q.transpose(1, 2), k.transpose(1, 2),
+            *(table[:, :, None, :pairs] for table in (cos, sin)),
+            interleaved=found.interleaved, rotary_dim=2 * pairs, seq_axis=-3,
+        )  # fmt: skip
         return y.transpose(1, 2), z.transpose(1, 2)
 
-    inner = _with_globals(found.inner, **{found.function: rotated})
-
-    def forward(self: Any, *inputs: Any, **keywords: Any) -> Any:
-        tables = keywords.get(found.tables)
-        if tables is None:
-            return was(self, *inputs, **keywords)
-        cos, sin = tables
-        keywords[found.tables] = cos, (sin, keywords.get("position_ids"))
-        return inner(self, *inputs, **keywords)
-
-    return forward
+    return _with_globals(found.inner, **{found.function: rotated})
 
 
 def heads(was: Forward, found: Heads) -> Forward:

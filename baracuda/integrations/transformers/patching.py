@@ -105,7 +105,6 @@ class _Patching:
 
     def run(self) -> Report:
         """Walk over the model, and set the forwards that were found."""
-        tables = [m for m in self.names if hasattr(m, "compute_default_rope_parameters")]
         for module in self.names:
             if "norm" in self.wanted and _is_norm(module):
                 self.set(module, "norm", forwards.norm, modules.norm_of(module), True)
@@ -115,7 +114,7 @@ class _Patching:
                 found = modules.embedding_of(module)
                 self.set(module, "embedding", forwards.embedding, found)
             elif hasattr(module, "layer_idx") and module._modules:
-                self.attention(module, tables)
+                self.attention(module)
             elif isinstance(module, PreTrainedModel):
                 if "loss" in self.wanted and module.get_output_embeddings() is not None:
                     self.set(module, "loss", forwards.causal, code.head_of(module))
@@ -126,12 +125,12 @@ class _Patching:
             self.report.patched[self.names[module]] = ", ".join(made)
         return self.report
 
-    def attention(self, module: torch.nn.Module, tables: Iterable[torch.nn.Module]) -> None:
+    def attention(self, module: torch.nn.Module) -> None:
         """Take a forward for the rotation of q and k, and for the norms before it where it can."""
         heads = code.heads_of(module) if "qk_norm" in self.wanted else code.NO_NORMS
         if heads != code.NO_NORMS and self.set(module, "qk_norm", forwards.heads, heads):
             return
-        rope = code.rope_of(module, tables) if "rope" in self.wanted else code.NO_ROTATION
+        rope = code.rope_of(module) if "rope" in self.wanted else code.NO_ROTATION
         if rope != code.NO_ROTATION:
             self.set(module, "rope", forwards.attention, rope)
 
