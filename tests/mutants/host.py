@@ -1164,5 +1164,30 @@ _NAMESAKES = (
     ),
 )  # fmt: skip
 
+_EXAMPLES = (
+    mutant(
+        "a recorded step is replayed", "examples/training.py",
+        "(self._replay or self.run)()", "self.run()",
+        "test_train.py::test_a_replay_is_counted_as_a_step_and_not_as_calls",
+    ),
+    mutant(
+        "the number of a step goes on along the device", "examples/training.py",
+        "        self._number += 1\n", "        self._number += 0 * t.passes + (t.passes < 2)\n",
+        "test_train.py::test_a_step_on_the_device_alone_has_the_same_bits",
+    ),
+    mutant(
+        "weights that are trained in place are not those of others", "examples/training.py",
+        "self.average = {name: xp.asarray(w, copy=True) for name, w in weights.items()}",
+        "self.average = dict(weights)",
+        "test_train.py::test_weights_and_their_average_share_no_memory",
+    ),
+    mutant(
+        "cuBLAS is told of an array whose rows lie as columns", "examples/graphs/cupy.py",
+        "return x, max(x.strides[1] // x.itemsize, x.shape[0]), 0, _TURNED",
+        "return x, max(x.strides[1] // x.itemsize, x.shape[0]), 0, _AS_IT_LIES",
+        "test_train.py::test_products_of_cupy_are_those_of_the_definition",
+    ),
+)  # fmt: skip
+
 MUTANTS = (*_CACHE, *_PLANS, *_CHECKS, *_VALUES, *_BODIES, *_FRAMEWORKS, *_MODULES, *_TOOLS,
-           *_NAMESAKES)  # fmt: skip
+           *_NAMESAKES, *_EXAMPLES)  # fmt: skip
