@@ -1182,6 +1182,16 @@ _EXAMPLES = (
         "test_train.py::test_weights_and_their_average_share_no_memory",
     ),
     mutant(
+        "the gradient of a mean over tokens is shared by them", "examples/digits.py",
+        "plans.dot(dlogits, w[\"head\"].T) / c.tokens", "plans.dot(dlogits, w[\"head\"].T)",
+        "test_train_digits.py::test_the_gradient_is_that_of_the_loss",
+    ),
+    mutant(
+        "no image is in both parts", "examples/digits.py",
+        "return Digits(images[cut:]", "return Digits(images",
+        "test_train_digits.py::test_images_are_split_once_and_moved_by_a_pixel",
+    ),
+    mutant(
         "cuBLAS is told of an array whose rows lie as columns", "examples/graphs/cupy.py",
         "return x, max(x.strides[1] // x.itemsize, x.shape[0]), 0, _TURNED",
         "return x, max(x.strides[1] // x.itemsize, x.shape[0]), 0, _AS_IT_LIES",

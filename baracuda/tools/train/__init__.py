@@ -1,4 +1,4 @@
-"""``python -m baracuda train``: a small transformer, trained by baracuda on one array library.
+"""``python -m baracuda train``: small transformers, trained by baracuda on one array library.
 
 The text is CPython's own reference (`pydoc_data.topics`), its last tenth held out. Batches and
 initial weights are drawn by NumPy from the seed, so every library trains on the same numbers, and
@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,9 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from baracuda.examples import digits
 from baracuda.examples.charlm import Config, Text, python_reference
+from baracuda.examples.curves import Curves
 from baracuda.examples.training import as_it_is
 from baracuda.tools import CannotRun, can_plot, needs
+from baracuda.tools.train import images
 from baracuda.tools.train.fitting import Alone, Run, fit
 from baracuda.tools.train.report import beside, progress, summary
 
@@ -59,13 +63,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parse.__name__ = f"positive {kind.__name__}"
         return parse
 
+    parser.add_argument(
+        "--example",
+        choices=("text", "digits"),
+        default="text",
+        help="what to learn: text (default), or the handwritten digits of scikit-learn",
+    )
     parser.add_argument("--xp", choices=NAMESPACES, help="array library (default: numpy)")
     parser.add_argument("--device", help="torch device, such as cuda (default: torch's own)")
     parser.add_argument(
         "--steps",
         type=positive(int),
         metavar="N",
-        help=f"most steps (default: {STEPS} and {SECONDS:.0f} seconds, if neither is given)",
+        help=f"most steps (default: {STEPS} and {SECONDS:.0f} seconds, if neither is given;"
+        f" {images.STEPS} of digits)",
     )
     parser.add_argument("--seconds", type=positive(float), metavar="T", help="most seconds")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
@@ -92,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, show what came of it, and return the exit status."""
     steps, seconds = arguments.steps, arguments.seconds
     if steps is None and seconds is None:
-        steps, seconds = STEPS, SECONDS
+        steps, seconds = (STEPS, SECONDS) if arguments.example == "text" else (images.STEPS, None)
     try:
         xp = _ready(arguments)
     except CannotRun as error:
@@ -102,12 +113,22 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     if arguments.xp == "numpy":
         _settle_numpy()
+    how = {
+        "seed": arguments.seed, "device": arguments.device,
+        "compiler": import_module("jax").jit if arguments.xp == "jax" else as_it_is,
+    }  # fmt: skip
+    if arguments.example == "digits":
+        model = digits.Config()
+        if arguments.dropout is not None:
+            model = replace(model, dropout=arguments.dropout)
+        seen = images.fit(
+            xp, digits.handwritten(), model, steps=steps, seconds=seconds, report=images.line, **how
+        )
+        _show(seen, images.summary(seen), arguments)
+        return 0
     text = python_reference()
     config = Config(text.vocabulary, dropout=arguments.dropout or 0.0)
-    fitted = partial(
-        fit, xp, text, config, seed=arguments.seed, device=arguments.device,
-        compiler=import_module("jax").jit if arguments.xp == "jax" else as_it_is,
-    )  # fmt: skip
+    fitted = partial(fit, xp, text, config, **how)
     with contextlib.ExitStack() as stack:
         team: Alone | Ranks = Alone()
         if arguments.distributed:
@@ -128,13 +149,17 @@ def run(arguments: argparse.Namespace) -> int:
             line, same = beside(done, plain)
             words, kept = f"{words}\n\n{line}", kept and same
     if team.first:
-        print(f"\n{done.in_text()}\n\n{words}")
-        if arguments.plot:
-            done.save_picture(arguments.plot)
-            print(f"\ncurves drawn to {arguments.plot}")
-        if arguments.json:
-            done.save_json(arguments.json)
+        _show(done, words, arguments)
     return 0 if kept else 1
+
+
+def _show(curves: Curves, words: str, arguments: argparse.Namespace) -> None:
+    print(f"\n{curves.in_text()}\n\n{words}")
+    if arguments.plot:
+        curves.save_picture(arguments.plot)
+        print(f"\ncurves drawn to {arguments.plot}")
+    if arguments.json:
+        curves.save_json(arguments.json)
 
 
 def _ready(arguments: argparse.Namespace) -> Any:
@@ -142,9 +167,19 @@ def _ready(arguments: argparse.Namespace) -> Any:
 
     What `arguments` leave open is filled in.
     """
-    engine = arguments.distributed
-    arguments.xp = library = arguments.xp or ("torch" if engine or arguments.graph else "numpy")
-    if arguments.graph and (engine or library not in ("torch", "cupy")):
+    engine, graph = arguments.distributed, arguments.graph
+    if arguments.example == "digits":
+        if engine or graph:
+            raise CannotRun("--distributed and --graph go with --example text")
+        try:
+            import_module("sklearn.datasets")
+        except ModuleNotFoundError:
+            raise CannotRun(
+                "--example digits needs scikit-learn, which is not installed: "
+                "pip install scikit-learn"
+            ) from None
+    arguments.xp = library = arguments.xp or ("torch" if engine or graph else "numpy")
+    if graph and (engine or library not in ("torch", "cupy")):
         raise CannotRun("--graph goes with --xp torch or cupy, and without --distributed")
     for option in ("distributed", "device"):
         if getattr(arguments, option) and library != "torch":
@@ -154,7 +189,7 @@ def _ready(arguments: argparse.Namespace) -> Any:
     needs(library, "--distributed" if engine else f"--xp {library}", library)
     if engine:
         arguments.device = _place(arguments.device)
-    if arguments.graph and library == "torch":
+    if graph and library == "torch":
         arguments.device = _on_gpu(arguments.device)
     xp = import_module(NAMESPACES[library])
     try:

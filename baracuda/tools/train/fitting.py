@@ -75,12 +75,28 @@ class Alone:
 
 
 @dataclass(kw_only=True)
-class Run(Curves):
-    """A training under way, and what it has left behind so far."""
+class Trained(Curves):
+    """A training under way, and its plans."""
+
+    training: Training
+    first_calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @property
+    def steps(self) -> int:
+        return self.training.steps
+
+    def compiled(self, slot: tuple[str, str]) -> bool:
+        """Whether a plan is part of a program: called in the first step, and not since."""
+        passes, calls = self.training.passes, self.training.plans.calls
+        return passes > 1 and calls[slot] == self.first_calls[slot]
+
+
+@dataclass(kw_only=True)
+class Run(Trained):
+    """A training on text, and what it has left behind so far."""
 
     text: Text
     config: Config
-    training: Training
     loss: Callable[..., Array]
     to_library: Callable[[Any], Array]
     team: Alone | Ranks
@@ -88,13 +104,8 @@ class Run(Curves):
     first_misses: int = 0
     validation_misses: int = 0
     later_misses: int = 0
-    first_calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     calls_per_step: int = 0
     first_seconds: float = 0.0
-
-    @property
-    def steps(self) -> int:
-        return self.training.steps
 
     @property
     def tokens_per_second(self) -> float:
@@ -126,11 +137,6 @@ class Run(Curves):
             tokens, targets = self.batch(ids, starts[i : i + config.batch])
             losses.append(self.loss(weights, tokens, targets))
         return float(np.mean(self.team.mean(losses)))
-
-    def compiled(self, slot: tuple[str, str]) -> bool:
-        """Whether a plan is part of a program: called in the first step, and not since."""
-        passes, calls = self.training.passes, self.training.plans.calls
-        return passes > 1 and calls[slot] == self.first_calls[slot]
 
     def hold_out(self) -> None:
         """Validate the averaged weights; only the first time may make plans of its own."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from baracuda.tools.train.fitting import Run
+from baracuda.tools.train.fitting import Run, Trained
 
 
 @contextlib.contextmanager
@@ -44,14 +44,15 @@ def progress(steps: int | None, seconds: float | None) -> Iterator[Callable[[Run
         yield draw
 
 
-def sku_table(run: Run) -> str:
+def sku_table(run: Trained, others: Mapping[str, int] = {}) -> str:
     """What ran: per SKU the number of plans that made this choice, and of their calls.
 
-    Of some plans nobody counts the calls: compiled programs and autograd make them.
+    Of some plans nobody counts the calls: compiled programs make them, and autograd those of
+    `others`.
     """
     rows: Counter[str] = Counter()
     calls: Counter[str] = Counter()
-    plans, others = run.training.plans, run.team.gradients()
+    plans = run.training.plans
     for slot in plans.plans:
         for sku in map(str, plans.skus(slot)):
             rows[sku] += 1
@@ -95,7 +96,7 @@ def summary(run: Run) -> tuple[str, bool]:
         + (f", beside {traced} in compiled programs" if traced else "")
         + ("" if kept else "  NOT what the plans promise"),
         "",
-        sku_table(run),
+        sku_table(run, team.gradients()),
     ]
     return "\n".join(lines), kept
 
