@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from scipy import special
 
 from .formulas import FORMULAS, Formula, formula
-from .philox import masks
+from .philox import masks, whole
 
 SQRT = math.sqrt(2 / math.pi)
 SELU, SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
@@ -160,6 +160,43 @@ def dropout_add(t: Any, o: Any) -> Any:
     """The gradient to the residual is the cotangent itself."""
     (left,) = dropout(t, o)
     return (left + t["residual"] if "residual" in t else left,)
+
+
+@formula("stochastic_depth", "stochastic_depth_backward")
+def stochastic_depth(t: Any, o: Any) -> Any:
+    """The mask of dropout of as many elements as there are examples, or of one."""
+    x = next(iter(t.values()))
+    n = x.shape[0] if o["mode"] == "row" else 1
+    keep = masks(n, o["seed"], o["offset"]) >= int(o["p"] * 2**32)
+    scale = 1 / (1 - o["p"]) if o["p"] < 1 else 0.0
+    mask = torch.from_numpy(np.asarray(keep)).reshape(n, *(1,) * (x.ndim - 1))
+    return (torch.where(mask, x * scale, 0.0),)
+
+
+@formula("bernoulli")
+def bernoulli(t: Any, o: Any) -> Any:
+    """1 where dropout drops."""
+    x = t["x"]
+    ones = masks(x.numel(), o["seed"], o["offset"]) < int(o["p"] * 2**32)
+    return (torch.from_numpy(np.asarray(ones)).reshape(x.shape).to(x.dtype),)
+
+
+@formula("uniform")
+def uniform(t: Any, o: Any) -> Any:
+    x = t["x"]
+    unit = (whole(x.numel(), o["seed"], o["offset"]) >> np.uint64(8)).astype(float) * 2.0**-24
+    found = o["low"] + (o["high"] - o["low"]) * unit
+    return (torch.from_numpy(np.asarray(found)).reshape(x.shape),)
+
+
+@formula("normal")
+def normal(t: Any, o: Any) -> Any:
+    """By SciPy's quantile, from the nearer end, so that both tails are as exact."""
+    x = t["x"]
+    word = whole(x.numel(), o["seed"], o["offset"]).astype(float)
+    end = np.minimum(word, 2.0**32 - 1 - word)
+    z = special.ndtri((end + 0.5) * 2.0**-32) * np.where(word < 2.0**31, 1, -1)
+    return (torch.from_numpy(np.asarray(o["mean"] + o["std"] * z)).reshape(x.shape),)
 
 
 @formula("lerp")

@@ -1166,6 +1166,28 @@ _NAMESAKES = (
 
 _EXAMPLES = (
     mutant(
+        "random numbers are made of words that share nothing", "families/philox.py",
+        "word = words_of(like.shape, seed, offset, like, whole=True)\n        top",
+        "word = words_of(like.shape, seed, offset, like)\n        top",
+        "test_random.py::test_numbers_follow_from_the_seed_and_the_places_alone",
+    ),
+    mutant(
+        "a quantile is found from the nearer end", "families/philox.py",
+        "from_end = above * _TOP + (1 - 2 * above) * word", "from_end = word",
+        "test_random.py::test_normal_numbers_are_quantiles_of_words",
+    ),
+    mutant(
+        "numbers that elements share are walked along by strides",
+        "backends/cuda/schedules/elementwise.py",
+        "kind, beside = 0, beside and not inner[-1]", "pass",
+        "test_random.py::test_a_kernel_drops_examples[shape2-row]",
+    ),
+    mutant(
+        "a batch is dropped at once", "ops/stochastic_depth.py",
+        "x.shape[0] if mode == \"row\" else 1, *", "x.shape[0], *",
+        "test_random.py::test_an_example_is_dropped_as_an_element_of_dropout_is[batch]",
+    ),
+    mutant(
         "a recorded step is replayed", "examples/training.py",
         "(self._replay or self.run)()", "self.run()",
         "test_train.py::test_a_replay_is_counted_as_a_step_and_not_as_calls",
