@@ -1166,6 +1166,11 @@ _NAMESAKES = (
 
 _EXAMPLES = (
     mutant(
+        "the number of a step is no constant of a program", "frameworks/torch/operators.py",
+        "kind = \"SymInt\" if kind == \"int\" and name in op.spec.scalars else kind", "pass",
+        "test_torch_graphs.py::test_new_offsets_and_steps_compile_nothing",
+    ),
+    mutant(
         "random numbers are made of words that share nothing", "families/philox.py",
         "word = words_of(like.shape, seed, offset, like, whole=True)\n        top",
         "word = words_of(like.shape, seed, offset, like)\n        top",

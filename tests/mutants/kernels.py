@@ -58,7 +58,8 @@ MUTANTS = (
     ),
     mutant(
         "each group of eight has a counter of its own", "cuda_src/common/philox.cuh",
-        "counted(number >> 3, place, four);", "counted(0, place, four);", f"{_NUMBERS}[bfloat16-dense]",
+        "counted(number >> 3, place, four);", "counted(0, place, four);",
+        f"{_NUMBERS}[bfloat16-dense]",
     ),
     mutant(
         "each array of a list has random words of its own", "cuda_src/common/philox.cuh",
