@@ -18,7 +18,7 @@ COMMANDS = {
     "bench": "time each op beside what one would write without it",
     "warmup": "compile kernels into the cache on disk before they are needed",
     "cache": "look at the cache on disk, or empty it",
-    "train": "train a small character-level transformer on one array library",
+    "train": "train a small transformer on text or digits, on one array library",
 }
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 Shape: TypeAlias = tuple[int, ...]
+
+Numbering: TypeAlias = Callable[[Shape, Mapping[str, Any]], Shape]
+"""``(shape, options)`` of a call to the strides of the numbers that its elements have."""
 
 # Beyond this many steps the exact overlap test gives up and the answer is "may overlap".
 _OVERLAP_WORK = 20_000

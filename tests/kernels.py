@@ -276,6 +276,11 @@ CASES = {
         Case({"s": (7, 64)}, stochastic_rounding=True, seed=5, offset=2**33),
     ),
     "prelu": PRELU,
+    # Vectors, their rests, one word for each element, and more than 32 bits count.
+    "stochastic_depth": tuple(
+        Case({"n": n, "s": s})
+        for n, s in ((5, (64,)), (5, (3, 41)), (64, ()), (1, (24,)), (HUGE, (HUGE,)))
+    ),
 }
 
 # How the arrays of a call lie: the floating ones, the integer one, the outputs ("": new ones).

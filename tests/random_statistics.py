@@ -10,6 +10,11 @@ likely each is in a perfect generator. `--log2` takes another power of two.
 - `runs`: chi-square of the lengths of runs of a mask of one half.
 - `seeds`, `offsets`, `arrays`: correlation, and agreement of bits, between streams of neighbouring
   seeds, of neighbouring offsets, and of neighbours in a list (2^32 further).
+- `whole bits`: as `bits`, of words that share nothing, of which random numbers are made.
+- `whole pairs`: chi-square of the lowest 6 of 24 bits of such a word beside the top 6 of the next.
+- `uniform`: chi-square of `bc.uniform` in 4,096 bins, and Kolmogorov and Smirnov's test of 2^20.
+- `normal`: the same of `bc.normal` in 256 bins that are equally likely.
+- `bernoulli`: how often `bc.bernoulli` is 1, for 12 probabilities.
 - `avalanche`: how many bits of 128 change with one bit of a counter or key.
 """
 
@@ -22,9 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+import baracuda as bc
 from baracuda.families import philox
 
 Halves = NDArray[np.int64]
+Numbers = NDArray[np.float64]
 # So many words are drawn at a time.
 _PART = 1 << 22
 SEED, OFFSET = 20_011, 5
@@ -129,6 +136,47 @@ def avalanche(size: int) -> float:
     return normal(np.asarray(z))
 
 
+def whole(size: int) -> Iterator[Halves]:
+    """Words that share nothing, in parts."""
+    for k in range(max(size // _PART, 1)):
+        yield philox.words_of((min(size, _PART),), SEED, OFFSET + k, np.empty(0), whole=True)
+
+
+def whole_bits(size: int) -> float:
+    ones, count = np.zeros(32), 0
+    for x in whole(size):
+        ones += [float((x >> k & 1).sum()) for k in range(32)]
+        count += x.size
+    return normal((2 * ones - count) / np.sqrt(count))
+
+
+def whole_pairs(size: int) -> float:
+    counts = np.zeros(1 << 12, np.int64)
+    for x in whole(size):
+        counts += np.bincount((x[:-1] >> 8 & 63) << 6 | x[1:] >> 26, minlength=counts.size)
+    return chi_square(counts, 1 / counts.size)
+
+
+def _of_numbers(size: int, name: str, bins: int, share: Callable[[Numbers], Numbers]) -> float:
+    """Chi-square in equally likely bins, and the largest distance of the first from their law."""
+    counts, distance = np.zeros(bins, np.int64), 1.0
+    for k in range(max(size // _PART, 1)):
+        like = np.empty(min(size, _PART), np.float32)
+        below = share(getattr(bc, name)(like, seed=SEED, offset=OFFSET + k).astype(float))
+        counts += np.bincount(np.minimum((below * bins).astype(int), bins - 1), minlength=bins)
+        if k == 0:
+            distance = float(stats.kstest(below[: 1 << 20], "uniform").pvalue)
+    return min(1.0, 2 * min(chi_square(counts, 1 / bins), distance))
+
+
+def bernoulli(size: int) -> float:
+    z, like = [], np.empty(min(size, _PART), np.float32)
+    for k, p in enumerate(2.0 ** -np.arange(1, 13)):
+        ones = float(bc.bernoulli(like, p=p, seed=SEED, offset=OFFSET + k).sum(dtype=float))
+        z.append((ones - p * like.size) / np.sqrt(p * (1 - p) * like.size))
+    return normal(np.asarray(z))
+
+
 BATTERY: dict[str, Callable[[int], float]] = {
     "bits": bits,
     "halves": lambda n: _of_values(n, 0, 1),
@@ -141,6 +189,11 @@ BATTERY: dict[str, Callable[[int], float]] = {
     "arrays": lambda n: _between(
         n, lambda k: halves(min(n, _PART), SEED, OFFSET + 2 * k + 2**32)
     ),
+    "whole bits": whole_bits,
+    "whole pairs": whole_pairs,
+    "uniform": lambda n: _of_numbers(n, "uniform", 4096, lambda x: x),
+    "normal": lambda n: _of_numbers(n, "normal", 256, stats.norm.cdf),
+    "bernoulli": bernoulli,
     "avalanche": avalanche,
 }  # fmt: skip
 

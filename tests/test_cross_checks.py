@@ -129,6 +129,12 @@ def rows():
         yield f"dropout_add {p}", "dropout_add", given, {"p": p, "seed": 7, "offset": 2**40}, (
             lambda x, residual, keep=keep: residual + x * keep
         )  # fmt: skip
+        shared = torch.from_numpy(dropped(np.ones(5), p, 7, 2**40))[:, None]
+        for mode, scale in (("row", shared), ("batch", shared[:1])):
+            how = {"p": p, "seed": 7, "offset": 2**40, "mode": mode}
+            yield f"stochastic_depth {p} {mode}", "stochastic_depth", [normal(5, 9)], how, (
+                lambda x, scale=scale: x * scale
+            )  # fmt: skip
     for shape, at, axis in [((7, 5), (9, 5), 0), ((4, 6, 3), (2, 8, 3), 1), ((4, 6), (4, 6), -1)]:
         yield f"gather {axis}", "gather", [normal(*shape), index(shape[axis], *at)], (
             {"axis": axis}
@@ -331,7 +337,8 @@ def added(norm):
 
 TABLE = {name: row for name, *row in rows()}
 # Not every floating input has an explicit gradient: test_rope.py holds these to transformers.
-ELSEWHERE = {"rope_qk", "rope_qk_with_tables", "rope_with_tables"}
+ELSEWHERE = {"rope_qk", "rope_qk_with_tables", "rope_with_tables",
+             "bernoulli", "normal", "uniform"}  # fmt: skip
 every_row = pytest.mark.parametrize("row", TABLE)
 SEVERAL = ["swiglu", "geglu apart", "F.glu axis", "reglu first", "geglu tanh", "lerp 0.3",
            "gather 1", "lp_pool1d even 2 3 None", "lp_pool1d any sign 2.5", "lp_pool2d ceil",
@@ -375,7 +382,7 @@ def backward(op, dy, arrays, options):
         return (call(dy, forward(op, *arrays, **options), arrays[1], **options),)
     if op == "segment_max":
         return (call(dy, arrays[0], bc.segment_max(*arrays, **options), arrays[1], **options),)
-    if op in ("lerp", "dropout"):
+    if op in ("lerp", "dropout", "stochastic_depth"):
         return many(call(dy, **options))
     if op == "rope":
         return (call(dy, *arrays[1:], **options),)
@@ -456,7 +463,11 @@ def test_the_table_has_every_op_that_names_no_function_of_torch():
         'function, declare namesake="nn.functional.NAME"; else add a row to rows() in this file.'
     )
     assert not rows - forwards, f"rows of ops that are not public: {sorted(rows - forwards)}"
-    lonely = public.keys() ^ (forwards | {f"{name}_backward" for name in forwards})
+    sloping = {
+        name for name in forwards
+        if any(public[name].spec.role(p.name).flows for f in public[name].forms for p in f.outputs)
+    }  # fmt: skip
+    lonely = public.keys() ^ (forwards | {f"{name}_backward" for name in sloping})
     assert not lonely, f"an op without its gradient, or a gradient without its op: {sorted(lonely)}"
 
 

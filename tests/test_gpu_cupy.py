@@ -399,6 +399,5 @@ def test_training_agrees_with_numpy_and_torch() -> None:
     for name in ("torch", "cupy"):
         apart = np.abs(np.subtract(runs[name].losses, runs["numpy"].losses))
         assert apart.max() <= 1e-4, (name, apart.max())
-        skus = [plan.sku for plan in runs[name].training.plans.plans.values()]
-        assert {sku.backend for sku in skus} == {"cuda"}
+        assert {sku.backend for sku in runs[name].training.plans.skus()} == {"cuda"}
         assert runs[name].later_misses == 0

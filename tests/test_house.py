@@ -73,7 +73,8 @@ NAMESAKES = {
 # Packages whose modules import each other, besides their own __init__.
 ROOMS = [
     ("backends", "numpy"), ("backends", "torch"), ("backends", "cuda"), ("frameworks", "torch"),
-    ("nn",), ("optim",), ("testing",), ("integrations", "transformers"),
+    ("nn",), ("optim",), ("testing",), ("integrations", "transformers"), ("examples",),
+    ("tools", "train"),
 ]  # fmt: skip
 # What is imported when it is asked for, and shown to type checkers.
 LAZY = {("__init__", "baracuda.nn"), ("__init__", "baracuda.optim")}
@@ -136,7 +137,7 @@ def broken(package: Path) -> list[str]:
             # A package's names come from its __init__; the package itself is "baracuda.x".
             name = floor(target) if floor(target) in HEIGHT else "__init__"
             if name == own and own != "__init__":
-                to_init = len(target) == 1 and parts[-1] != "__init__"
+                to_init = len(target) == 1 and parts != (own, "__init__")
                 inside = parts[-1] == "__init__" and tuple(target[: len(parts) - 1]) == parts[:-1]
                 room = any(parts[: len(r)] == r == tuple(target[: len(r)]) for r in ROOMS)
                 to_own = tuple(target) == parts[:-1]

@@ -12,11 +12,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from fuzz.philox import dropped, masks
+from fuzz.philox import dropped, masks, whole
 from fuzz.philox import philox as reference
+from scipy import special
 
 import baracuda as bc
-from baracuda.families.philox import philox
+from baracuda.families.philox import gaussian, philox
 
 # The known answers of Random123 (kat_vectors, philox4x32 with 10 rounds): counter, key, words.
 KNOWN = [
@@ -205,3 +206,115 @@ def test_a_kernel_drops_none_or_all(p: float) -> None:
     x = emulator.placed(np.asarray([np.nan, np.inf, 1.0, -2.5, 0.0] * 5))
     (got,) = emulator.launched(bc.dropout, [x], {"seed": 1, "offset": 0, "p": p})
     np.testing.assert_array_equal(got, np.zeros_like(x) if p else x)
+
+
+# Examples that share a word.
+
+
+@pytest.mark.parametrize("mode", ["row", "batch"])
+def test_an_example_is_dropped_as_an_element_of_dropout_is(mode: str) -> None:
+    rng, how = np.random.default_rng(0), {"p": 0.4, "seed": 2**64 - 5, "offset": 2**33 + 2}
+    x = rng.standard_normal((24, 3, 5)).astype(np.float32)
+    x[:4, 0, 0] = np.nan
+    scale = bc.dropout(np.ones(24 if mode == "row" else 1, np.float32), **how)
+    assert mode == "batch" or 0 < (scale == 0).sum() < 24
+    want = np.where(scale[:, None, None] == 0, 0, x * scale[:, None, None])
+    for given in (
+        x, torch.from_numpy(x), jnp.asarray(x), np.asfortranarray(x),
+        torch.from_numpy(x.transpose(2, 1, 0).copy()).permute(2, 1, 0),
+    ):  # fmt: skip
+        got = bc.stochastic_depth(given, mode=mode, **how)
+        np.testing.assert_array_equal(np.asarray(got), want)
+        back = bc.stochastic_depth_backward(given, mode=mode, **how)
+        np.testing.assert_array_equal(np.asarray(back), want)
+    with pytest.raises(ValueError, match="stochastic_depth: x"):
+        bc.stochastic_depth(np.ones(()), **how)
+
+
+def test_torch_trains_and_jax_traces_through_dropped_examples() -> None:
+    x = torch.randn(16, 4, requires_grad=True)
+    y = bc.stochastic_depth(x, p=0.5, seed=5)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    np.testing.assert_array_equal(dx.numpy(), 2.0 * (y != 0).numpy())
+    run = jax.jit(jax.grad(lambda x, at: bc.stochastic_depth(x, p=0.5, seed=5, offset=at).sum()))
+    at = jnp.asarray([0, 0], jnp.uint32)
+    np.testing.assert_array_equal(run(jnp.asarray(x.detach().numpy()), at), dx.numpy())
+
+
+# Numbers in the shape of an array.
+
+STREAM = {"seed": 2**64 - 3, "offset": 2**35 + 9}
+
+
+def test_numbers_follow_from_the_seed_and_the_places_alone() -> None:
+    word = whole(6 * 40, **STREAM).reshape(6, 40)
+    want = ((word >> np.uint64(8)).astype(float) * 2.0**-24).astype(np.float32)
+    ones = (masks(6 * 40, **STREAM) < 2**30).reshape(6, 40)
+    for like in (
+        np.full((6, 40), np.nan, np.float32), np.empty((6, 40)), torch.empty(6, 40),
+        torch.empty(40, 6).T, torch.empty(1).expand(6, 40), torch.empty(6, 40).half(),
+        jnp.zeros((6, 40)),
+    ):  # fmt: skip
+        got = bc.uniform(like, **STREAM)
+        assert (got.dtype, tuple(got.shape)) == (like.dtype, (6, 40))
+        np.testing.assert_array_equal(np.asarray(got), want.astype(np.asarray(got).dtype))
+        np.testing.assert_array_equal(np.asarray(bc.bernoulli(like, p=0.25, **STREAM)), ones)
+    ends = bc.uniform(np.empty((6, 40)), low=-2.0, high=6.0, **STREAM)
+    np.testing.assert_array_equal(ends, 8 * want.astype(float) - 2)
+    assert bc.uniform(np.empty(3), low=2.0, high=2.0, seed=1).tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match="uniform: high: expected"):
+        bc.uniform(np.empty(3), low=2.0, high=1.0, seed=1)
+
+
+def test_normal_numbers_are_quantiles_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = [0, 1, 2, 58, 59, 60, 2**26, int(0.075 * 2**32), 2**31 - 2, 2**31 - 1]
+    word = np.asarray([*ends, *[2**32 - 1 - k for k in ends], *whole(5000, **STREAM).tolist()])
+    end = np.minimum(word, 2**32 - 1 - word)
+    want = special.ndtri((end + 0.5) * 2.0**-32) * np.where(word < 2**31, 1, -1)
+    drawn = bc.normal(np.empty(5000), mean=3.0, std=2.0, **STREAM)
+    np.testing.assert_allclose(drawn, 3 + 2 * want[20:], rtol=1e-6, atol=1e-6)
+    monkeypatch.setattr("baracuda.families.philox.words_of", lambda *a, whole: word)
+    for dtype, rtol in ((np.float32, 1e-6), (np.float64, 3e-7)):
+        np.testing.assert_allclose(gaussian(np.empty(word.size, dtype), 0, 0), want, rtol=rtol)
+
+
+def test_nothing_flows_back_from_random_numbers() -> None:
+    x = torch.ones(8, requires_grad=True)
+    y = bc.normal(x, seed=3)
+    assert not y.requires_grad
+    slope = jax.grad(lambda x: (x * bc.uniform(x, seed=3)).sum())(jnp.ones(8))
+    np.testing.assert_array_equal(slope, bc.uniform(jnp.ones(8), seed=3))
+    into = np.ones(8)
+    plan = bc.uniform.plan(into, seed=3)
+    assert plan(into, out=into, seed=3) is into
+    np.testing.assert_array_equal(into, bc.uniform(np.empty(8), seed=3))
+
+
+@pytest.mark.parametrize("how", ["dense", "padded", "odd", "turned"])
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [("uniform", "float32"), ("uniform", "bfloat16"), ("normal", "float32"),
+     ("bernoulli", "bfloat16")],
+)  # fmt: skip
+def test_a_kernel_draws_the_numbers_of_the_body(op: str, dtype: str, how: str) -> None:
+    # What is there is not read.
+    values = np.full((6, 37), np.nan, getattr(ml_dtypes, dtype, dtype))
+    x = emulator.placed(values.T).T if how == "turned" else emulator.lying(values, how)
+    options = {**STREAM, "p": 0.3} if op == "bernoulli" else STREAM
+    (got,) = emulator.launched(getattr(bc, op), [x], options)
+    want = getattr(bc, op)(values, **options)
+    if op == "normal":
+        np.testing.assert_allclose(got, want, rtol=2e-6)
+    else:
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("mode", ["row", "batch"])
+@pytest.mark.parametrize("shape", [(9, 3, 8), (9, 5), (1, 16), (17,), (6, 2, 1, 4), (1,)])
+def test_a_kernel_drops_examples(shape: tuple[int, ...], mode: str) -> None:
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    options = {"seed": 2**63 + 1, "offset": 3, "p": 0.5, "mode": mode}
+    want = bc.stochastic_depth(values, **options)
+    for x in (emulator.placed(values), emulator.placed(values.T).T):
+        (got,) = emulator.launched(bc.stochastic_depth, [x], options)
+        np.testing.assert_array_equal(got, want)

@@ -144,6 +144,30 @@ def test_new_sizes_compile_nothing() -> None:
     assert counter.frame_count == 1
 
 
+def test_new_offsets_and_steps_compile_nothing() -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    x = torch.randn(4, 16, requires_grad=True)
+    states = [torch.rand(3) for _ in range(4)]
+
+    def step(x: torch.Tensor, number: int) -> tuple[torch.Tensor, ...]:
+        places = bc.seeds(7, step=number)
+        y = bc.dropout(x, p=0.5, **next(places))
+        z = bc.dropout_add(y, x, p=0.25, **next(places))
+        noise = bc.uniform(x, seed=3, offset=number)
+        return z, noise, bc.adamw(*states, step=number + 1)[0]
+
+    compiled = torch.compile(step, fullgraph=True, backend=counter)
+    for number in (0, 1, 2, 3, 17, 2**31 + 5, 2**32 - 1):
+        got, want = compiled(x, number), step(x, number)
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
+        slopes = [torch.autograd.grad(some[0].sum(), x)[0] for some in (got, want)]
+        torch.testing.assert_close(*slopes, rtol=0, atol=0)
+    # The first number is taken for a constant until there is another.
+    assert counter.frame_count == 2
+
+
 FUNCTIONS = {
     "glu": bc.glu,
     "lerp": lambda x: bc.lerp(x, x * 2, weight=0.3),

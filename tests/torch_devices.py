@@ -199,7 +199,11 @@ def over_each_axis(op: str, mesh: Any) -> Iterator[str]:
                         assert kinds == [has(call.form, p, label) for p in call.form.outputs], kinds
                 except Exception as error:
                     yield f"{call.case} {call.form.text} {label}: {type(error).__name__}: {error}"
-    if not quiet and registry[op].spec.numbered is not True and next(calls(op, even=False), None):
+    if (
+        not quiet
+        and not all(map(registry[op].spec.numbers, registry[op].forms))
+        and next(calls(op, even=False), None)
+    ):
         yield "nothing was free"
 
 

@@ -26,6 +26,7 @@ from baracuda.declaration.sku import KernelSku
 from baracuda.declaration.spec import Case, Kernel, Normaliser, OpSpec, Packed, Problem, Resolver
 from baracuda.declaration.verify import verify
 from baracuda.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
+from baracuda.layouts import Numbering
 from baracuda.libraries import TRACED, UNFIT, compiling, facts_of, library_of, unwrapped
 
 P = ParamSpec("P")
@@ -381,7 +382,7 @@ def op(
     batches: tuple[str, ...] | None = None,
     elementwise: bool = False,
     keeps_layout: bool = False,
-    numbered: bool | str = False,
+    numbered: bool | str | Numbering = False,
     products: bool = False,
     composite: bool = False,
     inplace: bool = False,

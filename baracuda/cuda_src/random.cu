@@ -1,4 +1,4 @@
-// Random masks. A word of 32 bits decides on an element, and nothing is kept of it.
+// Random masks and numbers. A word of 32 bits decides on an element, and nothing is kept of it.
 #include "common/elementwise.cuh"
 #include "common/philox.cuh"
 
@@ -23,6 +23,69 @@ template <class A> struct DropoutAdd : Dropout<A> {
   static constexpr int inputs = 2;
   HD void operator()(const A (&x)[2], A (&y)[1], u32 word) const {
     y[0] = x[1] + this->left(x[0], word);
+  }
+};
+
+// Whole examples, or the whole array.
+template <class A> struct StochasticDepth : Shared<Dropout<A>> {};
+template <class A> using StochasticDepthRow = StochasticDepth<A>;
+template <class A> using StochasticDepthBatch = StochasticDepth<A>;
+
+// What is `blind` reads nothing of its input, which says of what shape the result is.
+template <class A> struct Bernoulli : Stream {
+  static constexpr int inputs = 1, outputs = 1;
+  static constexpr bool blind = true;
+  f64 p;
+
+  HD void operator()(const A (&)[1], A (&y)[1], u32 word) const {
+    const u32 bound = u32(p * 4294967296.0);
+    y[0] = p < 1 && word >= bound ? A(0) : A(1);
+  }
+};
+
+template <class A> struct Uniform : WholeWords {
+  static constexpr int inputs = 1, outputs = 1;
+  static constexpr bool blind = true;
+  f64 low, high;
+
+  HD void operator()(const A (&)[1], A (&y)[1], u32 word) const {
+    const A unit = A(word >> 8) * A(1.0 / (1 << 24));
+    y[0] = A(low) + A(high - low) * unit;
+  }
+};
+
+// The quantile by Wichura's AS 241, PPND7; `families/philox.py` has the formula in words.
+template <class A> struct Normal : WholeWords {
+  static constexpr int inputs = 1, outputs = 1;
+  static constexpr bool blind = true;
+  f64 mean, std;
+
+  HD void operator()(const A (&)[1], A (&y)[1], u32 word) const {
+    const bool above = word >> 31;
+    const u32 end = above ? ~word : word;
+    const A unit = A(1.0 / 4294967296.0);
+    const A q = (A(0x7FFFFFFFu - end) + A(0.5)) * unit, p = (A(end) + A(0.5)) * unit;
+    A z;
+    if (q <= A(0.425)) {
+      const A x = A(0.180625) - q * q;
+      const A above0 = ((A(59.109374720) * x + A(159.29113202)) * x + A(50.434271938)) * x;
+      const A below0 = ((A(67.187563600) * x + A(78.757757664)) * x + A(17.895169469)) * x;
+      z = q * ((above0 + A(3.3871327179)) / (below0 + A(1)));
+    } else {
+      const A root = sqrt(-log(p));
+      if (root <= A(5)) {
+        const A x = root - A(1.6);
+        const A over = ((A(0.17023821103) * x + A(1.3067284816)) * x + A(2.7568153900)) * x;
+        const A under = (A(0.12021132975) * x + A(0.73700164250)) * x;
+        z = (over + A(1.4234372777)) / (under + A(1));
+      } else {
+        const A x = root - A(5);
+        const A over = ((A(0.017337203997) * x + A(0.42868294337)) * x + A(3.0812263860)) * x;
+        const A under = (A(0.012258202635) * x + A(0.24197894225)) * x;
+        z = (over + A(6.6579051150)) / (under + A(1));
+      }
+    }
+    y[0] = A(mean) + A(std) * (above ? z : -z);
   }
 };
 

@@ -13,7 +13,7 @@ from baracuda.declaration.dtypes import FLOATS, named
 from baracuda.declaration.roles import VALUE, Role, Wide
 from baracuda.declaration.shapes import Axes, Signature, Term
 from baracuda.forks import cached_property
-from baracuda.layouts import Shape, least_regular
+from baracuda.layouts import Numbering, Shape, least_regular
 from baracuda.libraries import Library
 
 Normaliser: TypeAlias = Callable[[str, str, Any], Any]
@@ -111,9 +111,10 @@ class OpSpec:
         An element of the outputs depends on those in its place alone.
     keeps_layout : bool
         Outputs keep the layout of a dense input. Those of elementwise ops always do.
-    numbered : bool or str
+    numbered : bool, str or callable
         Elements depend on their number in the whole array, in C order: functors take random words.
-        Or the flag with which the first result is rounded at random, and depends on it.
+        Or the flag with which the first result is rounded at random, and depends on it. Or the
+        strides of the numbers, ``(shape, options) -> strides``, where elements share some.
     products : bool
         Its arrays are factors of matrix products, which an autocast region computes in its dtype.
     composite : bool
@@ -140,7 +141,7 @@ class OpSpec:
     batches: tuple[str, ...] | None = None
     elementwise: bool = False
     keeps_layout: bool = False
-    numbered: bool | str = False
+    numbered: bool | str | Numbering = False
     products: bool = False
     composite: bool = False
     inplace: bool = False
@@ -261,7 +262,7 @@ class OpSpec:
 
     def numbers(self, form: Signature) -> bool:
         """Whether elements of this form depend on their number in the whole array."""
-        return self.numbered is True or self.rounds(form)
+        return self.numbered is True or callable(self.numbered) or self.rounds(form)
 
     def asked(self, form: Signature) -> tuple[str, ...]:
         """The options by which a form has more results than another of the same arrays."""

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 _TRAINING, _VALIDATION = "training", "validation (averaged weights)"
-_UNIT = "nats per character"
 
 
 @dataclass
@@ -25,11 +24,14 @@ class Curves:
         Steps made, and the loss on held-out text then.
     seconds : float
         Spent in steps.
+    unit : str
+        Of the losses.
     """
 
     losses: list[float] = field(default_factory=list)
     validations: list[tuple[int, float]] = field(default_factory=list)
     seconds: float = 0.0
+    unit: str = "nats per character"
 
     def in_stretches(self, columns: int) -> list[tuple[float, float]]:
         """The losses in at most so many stretches: the middle step and the mean loss of each."""
@@ -60,7 +62,7 @@ class Curves:
                 canvas[row][round((step - 1) / max(steps - 1, 1) * (width - 1))] = mark
         ends = {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
         rows = [f"{ends.get(i, ''):>6} |{''.join(row)}" for i, row in enumerate(canvas)]
-        title = f"{_UNIT}    . {_TRAINING}    o {_VALIDATION}"
+        title = f"{self.unit}    . {_TRAINING}    o {_VALIDATION}"
         return "\n".join([f"{'':8}{title}", *rows, f"{'':8}1{f'step {steps}':>{width - 1}}"])
 
     def save_picture(self, path: Path) -> None:
@@ -76,7 +78,7 @@ class Curves:
 
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot(xlabel="step", ylabel=_UNIT)
+        axes = figure.add_subplot(xlabel="step", ylabel=self.unit)
         axes.plot(*zip(*self.in_stretches(400), strict=True), label=_TRAINING, linewidth=1)
         axes.plot(*zip(*self.validations, strict=True), "o-", label=_VALIDATION)
         axes.grid(alpha=0.3)

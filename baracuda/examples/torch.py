@@ -205,6 +205,13 @@ class Ranks:
         dist.all_reduce(among, dist.ReduceOp.MAX)
         return float(among.item())
 
+    def squares(self, gradient: Sequence[torch.Tensor], plans: Any) -> torch.Tensor:
+        """The squares of all elements of the whole gradient, summed; `plans` are `Plans`."""
+        total: torch.Tensor = plans(bc.sum_of_squares, gradient)
+        if self.engine == "fsdp":  # under DDP each process has the whole
+            dist.all_reduce(total)
+        return total
+
     def gradients(self) -> Counter[str]:
         """How many plans of gradients the plan cache has, by SKU: autograd keeps them to itself."""
         with TemporaryDirectory() as folder:

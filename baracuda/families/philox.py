@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import reduce
 from itertools import count, pairwise
 from numbers import Integral
 from typing import Any, TypeAlias
@@ -101,11 +102,12 @@ def philox(counter: tuple[Word, ...], key: tuple[Word, ...]) -> tuple[Word, ...]
     return a, b, c, d
 
 
-def words_of(shape: Shape, seed: Any, offset: Any, like: Array) -> Array:
+def words_of(shape: Shape, seed: Any, offset: Any, like: Array, whole: bool = False) -> Array:
     """A word of int64 for each element of `shape`, on the device of `like`.
 
     The four words of a counter are eight halves. The word of an element is its half, and behind it
-    the next one, which hardly ever counts: all of 32 bits at the cost of 16.
+    the next one, which hardly ever counts: all of 32 bits at the cost of 16. Those that are
+    `whole` share nothing: a counter has four.
     """
     library = library_of(like)
     xp, there = library.xp, {
@@ -114,7 +116,7 @@ def words_of(shape: Shape, seed: Any, offset: Any, like: Array) -> Array:
     }  # fmt: skip
     key, high = words(seed), words(offset)
     size = math.prod(shape)
-    groups = max(-(-size // 8), 1)
+    groups = max(-(-size // (4 if whole else 8)), 1)
     step = _BLOCK if library.readable(like) else groups
 
     def part(first: int) -> Array:
@@ -122,6 +124,8 @@ def words_of(shape: Shape, seed: Any, offset: Any, like: Array) -> Array:
         # Of 2^35 elements on, some have more groups before them than a word counts.
         counter = (number & _TOP, number >> 32) if groups > _TOP else (number, 0)
         four = philox((*counter, *high), key)
+        if whole:
+            return xp.reshape(xp.stack(four, axis=-1), (-1,))
         between = [((x << 16) & _TOP) | (y >> 16) for x, y in pairwise((*four, four[0]))]
         eight = [x for both in zip(four, between, strict=True) for x in both]
         return xp.reshape(xp.stack(eight, axis=-1), (-1,))
@@ -131,10 +135,11 @@ def words_of(shape: Shape, seed: Any, offset: Any, like: Array) -> Array:
     return xp.reshape(every[:size], shape)
 
 
-def kept(x: Array, p: Any, seed: Any, offset: Any) -> Array:
+def kept(x: Array, p: Any, seed: Any, offset: Any, shape: Shape | None = None) -> Array:
     """Where the words of the elements of `x` are not below `p` times 2^32, rounded down.
 
-    That is everywhere for ``p = 0``, and nowhere for ``p = 1``.
+    That is everywhere for ``p = 0``, and nowhere for ``p = 1``. Of another `shape` where elements
+    share words.
 
     Parameters
     ----------
@@ -144,10 +149,65 @@ def kept(x: Array, p: Any, seed: Any, offset: Any) -> Array:
     """
     library = library_of(x)
     with library.wide_integers():
-        word = words_of(x.shape, seed, offset, x)
+        word = words_of(x.shape if shape is None else shape, seed, offset, x)
         if not traced(p):
             return word >= int(p * 2.0**32)
         return word >= library.xp.astype(library.xp.floor(p * 2.0**32), word.dtype)
+
+
+def dropped(x: Array, p: Any, seed: Any, offset: Any, shape: Shape | None = None) -> Array:
+    """0 where `kept` says no, else `x`, scaled so that the mean stays."""
+    xp = library_of(x).xp
+    # Where nothing is left, the quotient does not count.
+    scale = xp.astype(1 / (1 - p), x.dtype) if traced(p) else 1 / (1 - p) if p < 1 else 1.0
+    return xp.where(kept(x, p, seed, offset, shape), x * scale, 0)
+
+
+def unit(like: Array, seed: Any, offset: Any) -> Array:
+    """A multiple of 2^-24 from 0 to below 1 for each element of `like`, in its dtype."""
+    library = library_of(like)
+    with library.wide_integers():
+        word = words_of(like.shape, seed, offset, like, whole=True)
+        top = library.xp.astype(word >> 8, like.dtype)
+    return top * 2.0**-24
+
+
+# Wichura's AS 241 (Applied Statistics 37, 1988), PPND7: the numerators and the denominators, from
+# the constant on. Near the middle they are of (0.425^2 - q^2), in both tails of what a root is
+# above 1.6, and above 5.
+_MIDDLE = ((3.3871327179, 50.434271938, 159.29113202, 59.109374720),
+           (1.0, 17.895169469, 78.757757664, 67.187563600))  # fmt: skip
+_TAIL = ((1.4234372777, 2.7568153900, 1.3067284816, 0.17023821103),
+         (1.0, 0.73700164250, 0.12021132975))  # fmt: skip
+_FAR = ((6.6579051150, 3.0812263860, 0.42868294337, 0.017337203997),
+        (1.0, 0.24197894225, 0.012258202635))  # fmt: skip
+
+
+def gaussian(like: Array, seed: Any, offset: Any) -> Array:
+    """A number of the standard normal distribution for each element of `like`, in its dtype.
+
+    The quantile of (word + 1/2) 2^-32. It is found from the distance to 1/2 and to the nearer end,
+    which are exact or rounded once, so that nothing cancels.
+    """
+    library, dtype = library_of(like), like.dtype
+    xp = library.xp
+    with library.wide_integers():
+        word = words_of(like.shape, seed, offset, like, whole=True)
+        above = word >> 31
+        from_end = above * _TOP + (1 - 2 * above) * word
+        to_middle = xp.astype((1 << 31) - 1 - from_end, dtype)
+        sign, tail = xp.astype(2 * above - 1, dtype), xp.astype(from_end, dtype)
+    q, p = (to_middle + 0.5) * 2.0**-32, (tail + 0.5) * 2.0**-32
+    root = xp.sqrt(-xp.log(p))
+    middle = q * _quotient(0.180625 - q * q, _MIDDLE)
+    outside = xp.where(root <= 5, _quotient(root - 1.6, _TAIL), _quotient(root - 5, _FAR))
+    return sign * xp.where(q <= 0.425, middle, outside)
+
+
+def _quotient(x: Array, coefficients: tuple[tuple[float, ...], ...]) -> Array:
+    """Of two polynomials."""
+    first, second = [reduce(lambda y, c: y * x + c, c[::-1], 0.0 * x) for c in coefficients]
+    return first / second
 
 
 def stochastic(x: Array, number: int, seed: Any, offset: Any) -> Array:

@@ -34,6 +34,7 @@ from baracuda.ops.pooling import *
 from baracuda.ops.prelu import *
 from baracuda.ops.qk_norm_rope import *
 from baracuda.ops.random import *
+from baracuda.ops.random_numbers import *
 from baracuda.ops.rectifiers import *
 from baracuda.ops.rope import *
 from baracuda.ops.rope_qk import *
@@ -46,6 +47,7 @@ from baracuda.ops.shrinks import *
 from baracuda.ops.sigmoids import *
 from baracuda.ops.soft_target_cross_entropy import *
 from baracuda.ops.softmax import *
+from baracuda.ops.stochastic_depth import *
 
 # Each family exports what it registers. Type checkers go by the imports: mypy takes a list that is
 # put together for an empty one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 from baracuda.calls.op import op
 from baracuda.declaration import roles
@@ -11,9 +11,8 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel, Normaliser
 from baracuda.declaration.values import Number
 from baracuda.declaration.values import seed as bits
-from baracuda.families.numerics import traced
-from baracuda.families.philox import kept
-from baracuda.libraries import A, Array, library_of
+from baracuda.families.philox import dropped
+from baracuda.libraries import A, Array
 
 __all__ = ["dropout", "dropout_add", "dropout_add_backward", "dropout_backward"]
 
@@ -27,13 +26,6 @@ CASES = (
 )
 
 _op = partial(op, category="random", scalars=MASK, elementwise=True, numbered=True, inplace=True)
-
-
-def _dropped(x: Array, p: Any, seed: Any, offset: Any) -> Array:
-    xp = library_of(x).xp
-    # Where nothing is left, the quotient does not count.
-    scale = xp.astype(1 / (1 - p), x.dtype) if traced(p) else 1 / (1 - p) if p < 1 else 1.0
-    return xp.where(kept(x, p, seed, offset), x * scale, 0)
 
 
 @_op(
@@ -91,7 +83,7 @@ def dropout(x: A, /, *, p: float, seed: int, offset: int = 0, **dispatch: Unpack
     >>> bc.dropout(np.ones(8), p=0.5, seed=3)
     array([2., 0., 0., 0., 2., 2., 2., 0.])
     """
-    return _dropped(x, p, seed, offset)
+    return dropped(x, p, seed, offset)
 
 
 @_op(
@@ -134,7 +126,7 @@ def dropout_backward(
     >>> bc.dropout_backward(np.ones(8), p=0.5, seed=3)
     array([2., 0., 0., 0., 2., 2., 2., 0.])
     """
-    return _dropped(dy, p, seed, offset)
+    return dropped(dy, p, seed, offset)
 
 
 @_op(
@@ -177,7 +169,7 @@ def dropout_add(
     >>> bc.dropout_add(np.ones(8), np.arange(8.0), p=0.5, seed=3)
     array([2., 1., 2., 3., 6., 7., 8., 7.])
     """
-    return residual + _dropped(x, p, seed, offset)
+    return residual + dropped(x, p, seed, offset)
 
 
 @_op(
@@ -220,4 +212,4 @@ def dropout_add_backward(
     >>> bc.dropout_add_backward(np.ones(8), p=0.5, seed=3)
     array([2., 0., 0., 0., 2., 2., 2., 0.])
     """
-    return _dropped(dy, p, seed, offset)
+    return dropped(dy, p, seed, offset)

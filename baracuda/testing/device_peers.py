@@ -25,7 +25,16 @@ Task = Callable[[], Any]
 _MASKS: dict[str, Callable[..., Any]] = {
     "dropout": lambda x, p, **_: torch.nn.functional.dropout(x, p),
     "dropout_add": lambda x, r, p, **_: r + torch.nn.functional.dropout(x, p),
+    "stochastic_depth": lambda x, p, **_: x * _rows(x).bernoulli_(1 - p).div_(1 - p),
+    "bernoulli": lambda x, p, **_: torch.empty_like(x).bernoulli_(p),
+    "uniform": lambda x, **_: torch.rand_like(x),
+    "normal": lambda x, **_: torch.randn_like(x),
 }
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """A number for each example of `x`."""
+    return x.new_empty(x.shape[0], *(1,) * (x.ndim - 1))
 
 
 def random_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Array:

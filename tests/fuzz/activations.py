@@ -12,9 +12,18 @@ import torch.nn.functional as F
 from scipy import special
 
 from .formulas import FORMULAS, Formula, formula
-from .philox import masks
+from .philox import masks, whole
 
 SQRT = math.sqrt(2 / math.pi)
+# The polynomials of PPND7, from the highest power on.
+QUANTILE = (
+    ([59.109374720, 159.29113202, 50.434271938, 3.3871327179],
+     [67.187563600, 78.757757664, 17.895169469, 1.0]),
+    ([0.17023821103, 1.3067284816, 2.7568153900, 1.4234372777],
+     [0.12021132975, 0.73700164250, 1.0]),
+    ([0.017337203997, 0.42868294337, 3.0812263860, 6.6579051150],
+     [0.012258202635, 0.24197894225, 1.0]),
+)  # fmt: skip
 SELU, SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
@@ -160,6 +169,49 @@ def dropout_add(t: Any, o: Any) -> Any:
     """The gradient to the residual is the cotangent itself."""
     (left,) = dropout(t, o)
     return (left + t["residual"] if "residual" in t else left,)
+
+
+@formula("stochastic_depth", "stochastic_depth_backward")
+def stochastic_depth(t: Any, o: Any) -> Any:
+    """The mask of dropout of as many elements as there are examples, or of one."""
+    x = next(iter(t.values()))
+    n = x.shape[0] if o["mode"] == "row" else 1
+    keep = masks(n, o["seed"], o["offset"]) >= int(o["p"] * 2**32)
+    scale = 1 / (1 - o["p"]) if o["p"] < 1 else 0.0
+    mask = torch.from_numpy(np.asarray(keep)).reshape(n, *(1,) * (x.ndim - 1))
+    return (torch.where(mask, x * scale, 0.0),)
+
+
+@formula("bernoulli")
+def bernoulli(t: Any, o: Any) -> Any:
+    """1 where dropout drops."""
+    x = t["x"]
+    ones = masks(x.numel(), o["seed"], o["offset"]) < int(o["p"] * 2**32)
+    return (torch.from_numpy(np.asarray(ones)).reshape(x.shape).to(x.dtype),)
+
+
+@formula("uniform")
+def uniform(t: Any, o: Any) -> Any:
+    x = t["x"]
+    unit = (whole(x.numel(), o["seed"], o["offset"]) >> np.uint64(8)).astype(float) * 2.0**-24
+    found = o["low"] + (o["high"] - o["low"]) * unit
+    return (torch.from_numpy(np.asarray(found)).reshape(x.shape),)
+
+
+@formula("normal")
+def normal(t: Any, o: Any) -> Any:
+    """AS 241 with 7 digits, which `test_random` holds to SciPy's quantile."""
+    x = t["x"]
+    word = whole(x.numel(), o["seed"], o["offset"]).astype(float)
+    p = (np.minimum(word, 2.0**32 - 1 - word) + 0.5) * 2.0**-32
+    q, r = 0.5 - p, np.sqrt(-np.log(p))
+    near, tail, far = (
+        np.polyval(above, y) / np.polyval(below, y)
+        for (above, below), y in zip(QUANTILE, (0.180625 - q * q, r - 1.6, r - 5), strict=True)
+    )
+    z = np.where(q <= 0.425, q * near, np.where(r <= 5, tail, far))
+    z = z * np.where(word < 2.0**31, -1, 1)
+    return (torch.from_numpy(np.asarray(o["mean"] + o["std"] * z)).reshape(x.shape),)
 
 
 @formula("lerp")

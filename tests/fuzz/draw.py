@@ -128,7 +128,8 @@ def drawn(rng: Any, seed: int, number: int, op: str, library: str, device: str) 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "gate_first": (False, True), "approximate": ("none", "tanh"), "swap": (False, True),
     "log_target": (False, True), "causal": (False, False, True), "interleaved": (True, False),
-    "ceil_mode": (False, True), "mode": ("raise", "drop"), "chunk": (None, 7, 100),
+    "ceil_mode": (False, True), "mode": ("raise", "drop"), "low": (0.0, -2.5), "high": (1.0, 3, 0),
+    "mean": (0.0, -1.5), "std": (1.0, 0.3, 0), "chunk": (None, 7, 100),
     "norm_type": (1, 2, 2.0, 3, 0.5, 1.5, 4, math.inf), "base": (10000.0, 10000.0, 50.0, 2),
     "p": (1, 2, 2.0, 3, 1.5, 8), "ignore_index": (-100, -100, 0, 1), "stride": (None, 1, 2, 3),
     "weight": (0.0, 1.0, 0.5, 0.25, 0.3, -2.0, 1.75), "negative_slope": (0.01, 0.25, 0, -0.5, 1.5),
@@ -151,7 +152,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "seed": (0, 5, -3, 2**63 + 11),
 }  # fmt: skip
 # Where a name means something else.
-_OF_MASKS = {"p": (0.1, 0.5, 0, 1, 0.3), "offset": (0, 1, 2**40 + 1)}
+_OF_MASKS = {"p": (0.1, 0.5, 0, 1, 0.3), "offset": (0, 1, 2**40 + 1),
+             "mode": ("row", "batch")}  # fmt: skip
 
 
 def _options(rng: Any, spec: OpSpec, form: Signature, dtype: str) -> dict[str, Any]:

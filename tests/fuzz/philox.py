@@ -23,14 +23,20 @@ def philox(counter: Any, key: Any) -> Any:
     return np.stack(c, -1)
 
 
-def masks(size: int, seed: int, offset: int) -> Any:
-    """Of each element the 32 bits from its own 16 on, among the eight halves of its counter."""
-    seed, offset, groups = seed % 2**64, offset % 2**64, -(-size // 8)
+def whole(size: int, seed: int, offset: int) -> Any:
+    """The words of counters from 0 on, four of each."""
+    seed, offset, groups = seed % 2**64, offset % 2**64, -(-size // 4)
     high = [np.full(groups, offset % 2**32), np.full(groups, offset // 2**32)]
     four = philox(
         np.stack([np.arange(groups), np.zeros(groups), *high], -1), (seed % 2**32, seed // 2**32)
     )
-    halves = np.stack([four >> U64(16), four & U64(0xFFFF)], -1).reshape(groups, 8)
+    return four.reshape(-1)[:size]
+
+
+def masks(size: int, seed: int, offset: int) -> Any:
+    """Of each element the 32 bits from its own 16 on, among the eight halves of its counter."""
+    four = whole(4 * -(-size // 8), seed, offset).reshape(-1, 4)
+    halves = np.stack([four >> U64(16), four & U64(0xFFFF)], -1).reshape(-1, 8)
     return (halves << U64(16) | np.roll(halves, -1, -1)).reshape(-1)[:size]
 
 

@@ -147,6 +147,15 @@ def _lerp(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     return [np.where(np.isfinite(size), size, 0.0) * (1 + abs(drawn.options["weight"]))]
 
 
+def _placed(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """A random number is what its law is moved by, and a multiple of where it was drawn."""
+    low, high, mean, std = (
+        abs(drawn.options.get(name, usual))
+        for name, usual in (("low", 0), ("high", 1), ("mean", 0), ("std", 1))
+    )
+    return [low + high if drawn.op == "uniform" else mean + std]
+
+
 def _ones(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     """A cosine, which is taken off 1."""
     return [t["target"].size if drawn.options.get("reduction") == "sum" else 1.0]
@@ -375,6 +384,7 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     "triplet_margin_loss": _triplet,
     "triplet_margin_loss_backward": _triplet,
     "lerp": _lerp,
+    **dict.fromkeys(("uniform", "normal"), _placed),
     **dict.fromkeys(("layer_norm", "add_layer_norm", "group_norm", "instance_norm", "batch_norm"),
                     _centred),
     **dict.fromkeys(("mish_backward", "silu_backward", "gelu_backward"), _act),

@@ -1164,5 +1164,67 @@ _NAMESAKES = (
     ),
 )  # fmt: skip
 
+_EXAMPLES = (
+    mutant(
+        "the number of a step is no constant of a program", "frameworks/torch/operators.py",
+        "kind = \"SymInt\" if kind == \"int\" and name in op.spec.scalars else kind", "pass",
+        "test_torch_graphs.py::test_new_offsets_and_steps_compile_nothing",
+    ),
+    mutant(
+        "random numbers are made of words that share nothing", "families/philox.py",
+        "word = words_of(like.shape, seed, offset, like, whole=True)\n        top",
+        "word = words_of(like.shape, seed, offset, like)\n        top",
+        "test_random.py::test_numbers_follow_from_the_seed_and_the_places_alone",
+    ),
+    mutant(
+        "a quantile is found from the nearer end", "families/philox.py",
+        "from_end = above * _TOP + (1 - 2 * above) * word", "from_end = word",
+        "test_random.py::test_normal_numbers_are_quantiles_of_words",
+    ),
+    mutant(
+        "numbers that elements share are walked along by strides",
+        "backends/cuda/schedules/elementwise.py",
+        "kind, beside = 0, beside and not inner[-1]", "pass",
+        "test_random.py::test_a_kernel_drops_examples[shape2-row]",
+    ),
+    mutant(
+        "a batch is dropped at once", "ops/stochastic_depth.py",
+        "x.shape[0] if mode == \"row\" else 1, *", "x.shape[0], *",
+        "test_random.py::test_an_example_is_dropped_as_an_element_of_dropout_is[batch]",
+    ),
+    mutant(
+        "a recorded step is replayed", "examples/training.py",
+        "(self._replay or self.run)()", "self.run()",
+        "test_train.py::test_a_replay_is_counted_as_a_step_and_not_as_calls",
+    ),
+    mutant(
+        "the number of a step goes on along the device", "examples/training.py",
+        "        self._number += 1\n", "        self._number += 0 * t.passes + (t.passes < 2)\n",
+        "test_train.py::test_a_step_on_the_device_alone_has_the_same_bits",
+    ),
+    mutant(
+        "weights that are trained in place are not those of others", "examples/training.py",
+        "self.average = {name: xp.asarray(w, copy=True) for name, w in weights.items()}",
+        "self.average = dict(weights)",
+        "test_train.py::test_weights_and_their_average_share_no_memory",
+    ),
+    mutant(
+        "the gradient of a mean over tokens is shared by them", "examples/digits.py",
+        "plans.dot(dlogits, w[\"head\"].T) / c.tokens", "plans.dot(dlogits, w[\"head\"].T)",
+        "test_train_digits.py::test_the_gradient_is_that_of_the_loss",
+    ),
+    mutant(
+        "no image is in both parts", "examples/digits.py",
+        "return Digits(images[cut:]", "return Digits(images",
+        "test_train_digits.py::test_images_are_split_once_and_moved_by_a_pixel",
+    ),
+    mutant(
+        "cuBLAS is told of an array whose rows lie as columns", "examples/graphs/cupy.py",
+        "return x, max(x.strides[1] // x.itemsize, x.shape[0]), 0, _TURNED",
+        "return x, max(x.strides[1] // x.itemsize, x.shape[0]), 0, _AS_IT_LIES",
+        "test_train.py::test_products_of_cupy_are_those_of_the_definition",
+    ),
+)  # fmt: skip
+
 MUTANTS = (*_CACHE, *_PLANS, *_CHECKS, *_VALUES, *_BODIES, *_FRAMEWORKS, *_MODULES, *_TOOLS,
-           *_NAMESAKES)  # fmt: skip
+           *_NAMESAKES, *_EXAMPLES)  # fmt: skip

@@ -46,8 +46,20 @@ MUTANTS = (
         "(int(number) + i) & 7", "int(number) & 7", f"{_NUMBERS}[float32-dense]",
     ),
     mutant(
+        "a vector of eight takes whole words of two counters", "cuda_src/common/philox.cuh",
+        "counted((number >> 2) + (first >> 2), place, four);", "counted(number >> 2, place, four);",
+        "test_random.py::test_a_kernel_draws_the_numbers_of_the_body[uniform-bfloat16-dense]",
+    ),
+    mutant(
+        "elements of an example share its word", "cuda_src/common/philox.cuh",
+        "UNROLL for (int i = 0; i < N; ++i) words[i] = one[0];",
+        "F::template draw<N>(number, words, place);",
+        "test_random.py::test_a_kernel_drops_examples[shape0-row]",
+    ),
+    mutant(
         "each group of eight has a counter of its own", "cuda_src/common/philox.cuh",
-        "group = number >> 3, stream", "group = 0, stream", f"{_NUMBERS}[bfloat16-dense]",
+        "counted(number >> 3, place, four);", "counted(0, place, four);",
+        f"{_NUMBERS}[bfloat16-dense]",
     ),
     mutant(
         "each array of a list has random words of its own", "cuda_src/common/philox.cuh",

@@ -22,6 +22,10 @@ template <class F> HD const F& readied(const F& f, long) { return f; }
 template <class F> HD constexpr bool rounds(decltype(F::rounds)) { return true; }
 template <class F> HD constexpr bool rounds(...) { return false; }
 
+// Whether a functor reads nothing of its inputs.
+template <class F> HD constexpr bool blind(decltype(F::blind)) { return F::blind; }
+template <class F> HD constexpr bool blind(...) { return false; }
+
 }  // namespace baracuda
 #ifdef __CUDACC__
 
@@ -73,7 +77,8 @@ struct Elementwise {
   // Where no more is read than written, blocks ask the L2 for what later ones will read: loads that
   // wait behind stores hold up both.
   static_assert(!ONE || !MANY, "beside one element for all, no vectors of the accumulate type");
-  static constexpr bool EARLY = IN - ones(ONE) <= OUT && DIMS == 1 && !ADD && !MANY;
+  static constexpr bool BLIND = blind<Functor>(0);
+  static constexpr bool EARLY = IN - ones(ONE) <= OUT && DIMS == 1 && !ADD && !MANY && !BLIND;
 
   struct Args : Operands<T, IN, OUT>, Functor, Share<ONE != 0> {
     I items, tail;  // vectors, and the elements left over behind them
@@ -99,7 +104,8 @@ struct Elementwise {
           continue;
         }
       }
-      if (!one(k)) batch.x[k] = load<N>(args.in[k] + at[k]);
+      if constexpr (BLIND) batch.x[k] = {};
+      else if (!one(k)) batch.x[k] = load<N>(args.in[k] + at[k]);
     }
   }
 

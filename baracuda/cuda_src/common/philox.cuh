@@ -24,7 +24,20 @@ struct Stream {
   // divides the number of the first. Arrays in lists have streams of their own.
   template <int N> HD void draw(u64 number, u32 (&words)[N], u64 place = 0) const {
     static_assert(N <= 8, "neighbours of one counter");
-    const u64 group = number >> 3, stream = offset + (place << 32);
+    u32 four[4];
+    counted(number >> 3, place, four);
+    UNROLL for (int i = 0; i < N; ++i) {
+      // By selections, as only memory has places that are found when a program runs.
+      const int k = N == 8 ? i : (int(number) + i) & 7;
+      const u32 some = chosen(four, k >> 1), next = chosen(four, (k >> 1) + 1 & 3);
+      words[i] = k & 1 ? some << 16 | next >> 16 : some;
+    }
+  }
+
+ protected:
+  // The four words of a counter.
+  HD void counted(u64 group, u64 place, u32 (&four)[4]) const {
+    const u64 stream = offset + (place << 32);
     u32 a = u32(group), b = u32(group >> 32), c = u32(stream), d = u32(stream >> 32);
     u32 first = u32(seed), second = u32(seed >> 32);
     UNROLL for (int turn = 0; turn < 10; ++turn) {
@@ -36,19 +49,36 @@ struct Stream {
       first += 0x9E3779B9u;
       second += 0xBB67AE85u;
     }
-    const u32 four[4] = {a, b, c, d};
-    UNROLL for (int i = 0; i < N; ++i) {
-      // By selections, as only memory has places that are found when a program runs.
-      const int k = N == 8 ? i : (int(number) + i) & 7;
-      const u32 some = chosen(four, k >> 1), next = chosen(four, (k >> 1) + 1 & 3);
-      words[i] = k & 1 ? some << 16 | next >> 16 : some;
-    }
+    four[0] = a;
+    four[1] = b;
+    four[2] = c;
+    four[3] = d;
   }
-
- private:
   static HD u32 chosen(const u32 (&x)[4], int k) {
     const u32 low = k & 1 ? x[1] : x[0], high = k & 1 ? x[3] : x[2];
     return k & 2 ? high : low;
+  }
+};
+
+// What a functor of random numbers begins with: words that share no bits, four of a counter.
+struct WholeWords : Stream {
+  template <int N> HD void draw(u64 number, u32 (&words)[N], u64 place = 0) const {
+    UNROLL for (int first = 0; first < N; first += 4) {
+      u32 four[4];
+      counted((number >> 2) + (first >> 2), place, four);
+      UNROLL for (int i = first; i < N && i < first + 4; ++i) {
+        words[i] = chosen(four, N >= 4 ? i & 3 : (int(number) + i) & 3);
+      }
+    }
+  }
+};
+
+// What a functor begins with of which several elements share a number, and so a word.
+template <class F> struct Shared : F {
+  template <int N> HD void draw(u64 number, u32 (&words)[N], u64 place = 0) const {
+    u32 one[1];
+    F::template draw<1>(number, one, place);
+    UNROLL for (int i = 0; i < N; ++i) words[i] = one[0];
   }
 };
 

@@ -88,6 +88,8 @@ def schema(op: Op[Any, Any], forms: Sequence[Signature]) -> str:
         if p.kind is p.KEYWORD_ONLY:
             default = "" if p.default is p.empty else f"={_literal(p.default)}"
             kind = "str" if p.annotation.startswith("Literal[") else _TYPES[p.annotation]
+            # A run-time integer, such as the number of a step, is no constant of a program.
+            kind = "SymInt" if kind == "int" and name in op.spec.scalars else kind
             options.append(f"{kind} {name}{default}")
     results = ["Tensor"] * len(forms[0].outputs)
     returned = results[0] if len(results) == 1 else f"({', '.join(results)})"

@@ -82,7 +82,7 @@ TUNINGS = {"sm_90": SM_90}
 class Operand(NamedTuple):
     """Which array of a call, and the first element and the strides of what is meant of it.
 
-    `one`: it has one element for all.
+    `one`: it has one element for all, or one of the numbers that elements share for several.
     """
 
     slot: int
@@ -127,7 +127,10 @@ def way(call: Call, shape: Shape, operands: Sequence[Operand]) -> Way:
     inner = dims[0].strides if dims else ()
     beside = all(s == 1 for s, o in zip(inner, operands, strict=False) if not o.one)
     kind = 0 if not beside or len(dims) > 2 else max(len(dims), 1)
-    width = _width(call, [o.offset for o in operands], dims, kind) if beside else 1
+    if dims and operands[-1].slot < 0 and operands[-1].one:
+        # Numbers that elements share: those of a vector have to be one.
+        kind, beside = 0, beside and not inner[-1]
+    width = _width(call, operands, dims, kind) if beside else 1
     return Way(dims, kind, width, *divmod(count(dims), width))
 
 
@@ -153,8 +156,10 @@ def plan(call: Call) -> Steps:
     shape, inputs, outputs = operands_of(call)
     operands, itemsize = [*inputs, *outputs], call.itemsize
     every = (*call.problem.given, *call.problem.outputs)
-    numbered = call.problem.spec.numbers(call.problem.signature)
+    numbered, spec = call.problem.spec.numbers(call.problem.signature), call.problem.spec
     numbers = [Operand(-1, 0, contiguous(shape))] if numbered else []
+    if callable(spec.numbered):
+        numbers = [Operand(-1, 0, spec.numbered(shape, call.problem.options), one=True)]
     over = way(call, shape, [*operands, *numbers])
     _, kind, width, items, tail = over
     variant, scalars = call.variant or variants(call)[0], call.problem.spec.codes
@@ -227,11 +232,12 @@ def _names(depths: tuple[int, ...], most: int) -> tuple[str, ...]:
     return tuple([f"depth {depth}" for depth in (rule, *[d for d in others if d <= most])])
 
 
-def _width(call: Call, offsets: Sequence[int], dims: Sequence[Dim], kind: int) -> int:
+def _width(call: Call, operands: Sequence[Operand], dims: Sequence[Dim], kind: int) -> int:
     """Elements per access, as many as addresses, extents and strides allow."""
+    offsets = [o.offset for o in operands]
     if kind == 1:
         return divisor(offsets, call.elements())
-    steps = [s for d in dims[1:] for s in d.strides]
+    steps = [s for d in dims[1:] for s, o in zip(d.strides, operands, strict=True) if not o.one]
     return divisor([*offsets, dims[0].extent, *steps], call.elements())
 
 

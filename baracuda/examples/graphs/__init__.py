@@ -1,0 +1,1 @@
+"""CUDA graphs of steps that are functions of arrays on a device alone."""

@@ -1,0 +1,145 @@
+"""Stochastic depth: whole examples are dropped from a branch, by the words of `dropout`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal, Unpack
+
+from baracuda.calls.op import op
+from baracuda.declaration.dispatch import Dispatch
+from baracuda.declaration.spec import Case, Kernel
+from baracuda.declaration.values import Number, choice
+from baracuda.declaration.values import seed as bits
+from baracuda.families.philox import dropped
+from baracuda.layouts import Shape
+from baracuda.libraries import A, Array
+
+__all__ = ["stochastic_depth", "stochastic_depth_backward"]
+
+RATE = Number("a number from 0 to 1", (0.0, 1.0), exact=True)
+
+
+def _numbers(shape: Shape, options: Mapping[str, Any]) -> Shape:
+    """The number of an element is that of its example, or 0."""
+    return (int(options["mode"] == "row"), *(0,) * (len(shape) - 1))
+
+
+def _dropped(x: Array, p: Any, seed: Any, offset: Any, mode: str) -> Array:
+    shape = (x.shape[0] if mode == "row" else 1, *(1,) * (x.ndim - 1))
+    return dropped(x, p, seed, offset, shape)
+
+
+_op = partial(
+    op,
+    category="random",
+    options={"mode": choice("row", "batch")},
+    scalars={"seed": bits, "offset": bits, "p": RATE},
+    elementwise=True,
+    numbered=_numbers,
+    inplace=True,
+    kernel=Kernel("random.cu", "StochasticDepth", schedule="elementwise"),
+    cases=(
+        Case({"n": 37, "s": (2, 4)}, p=0.25, seed=2**64 - 3, offset=1),
+        Case({"n": 1, "s": (3, 7)}, p=0.5, seed=7),
+        Case({"n": 9, "s": ()}, p=0.5, seed=3, offset=2**33),
+        Case({"n": 3, "s": (16,)}, p=0.5, seed=1, mode="batch"),
+    ),
+)
+
+
+@_op("x[n *s] -> y[n *s]")
+def stochastic_depth(
+    x: A, /, *, p: float, seed: int, offset: int = 0, mode: Literal["row", "batch"] = "row",
+    **dispatch: Unpack[Dispatch],
+) -> A:  # fmt: skip
+    """Set whole examples to 0 with probability `p`, and scale the others: ``x / (1 - p)``.
+
+    Parameters
+    ----------
+    x : array of shape [n, *s]
+        A branch that is added to a stream; float16, bfloat16, float32 or float64. Examples lie
+        along axis 0.
+    p : float
+        From 0 to 1. It counts as a multiple of 2^-32, rounded down; 0 and 1 are exact.
+    seed : int
+        64 bits: from -2^63 to 2^64 - 1, negative numbers by their bits. Under `jax.jit` also a
+        traced array of two uint32 words, the low one first.
+    offset : int, optional
+        64 bits, as `seed`. Give each layer and each step its own, as `seeds` does.
+    mode : {"row", "batch"}
+        Drop each example by itself, or all of them at once.
+    **dispatch
+        `Dispatch` options. The three numbers are run-time values, which may be arrays on a device.
+
+    Returns
+    -------
+    array of shape [n, *s]
+        In the layout of a dense `x`.
+
+    Raises
+    ------
+    TypeError
+        A dtype that is not floating; a seed or offset that is no integer.
+    ValueError
+        `x` without axes; `p` out of range; a seed or offset of more than 64 bits.
+
+    Notes
+    -----
+    Huang et al. (arXiv:1603.09382), with the modes of `torchvision.ops.stochastic_depth`, which
+    draws from torch's own generator. An example is dropped where `dropout` of an array of shape [n]
+    drops the element in its place; all are where it drops the first. The mask is the same bit for
+    bit on every library, device and dtype. What is dropped is 0, also if it was NaN or infinite.
+    Sharded arrays are gathered for it. Bit-stable.
+
+    Under `vmap` each example of the batch has the mask of an array of its own shape.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.stochastic_depth(np.ones((4, 2)), p=0.5, seed=3)
+    array([[2., 2.],
+           [0., 0.],
+           [0., 0.],
+           [0., 0.]])
+    """
+    return _dropped(x, p, seed, offset, mode)
+
+
+@_op("dy[n *s] -> dx[n *s]", adjoint_of="stochastic_depth")
+def stochastic_depth_backward(
+    dy: A, /, *, p: float, seed: int, offset: int = 0, mode: Literal["row", "batch"] = "row",
+    **dispatch: Unpack[Dispatch],
+) -> A:  # fmt: skip
+    """Gradient of `stochastic_depth`: the same function of `dy`.
+
+    Parameters
+    ----------
+    dy : array of shape [n, *s]
+        Gradient of the result.
+    p, seed, offset, mode
+        As in `stochastic_depth`: those of the forward draw its mask again.
+    **dispatch
+        `Dispatch` options.
+
+    Returns
+    -------
+    array of shape [n, *s]
+        In the layout of a dense `dy`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `stochastic_depth`.
+
+    Notes
+    -----
+    Linear in `dy`. Bit-stable.
+
+    Examples
+    --------
+    >>> import numpy as np, baracuda as bc
+    >>> bc.stochastic_depth_backward(np.ones((4, 1)), p=0.5, seed=3)[:, 0]
+    array([2., 0., 0., 0.])
+    """
+    return _dropped(dy, p, seed, offset, mode)
