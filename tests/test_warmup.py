@@ -91,7 +91,7 @@ def test_what_is_warm_is_not_compiled_again(
     assert first["kernels"] == {f"swiglu float32 {ARCH}": first["compiled"]}
     assert first["folder"] == str(tmp_path / "kernels")
     assert first["bytes"] == sum(path.stat().st_size for path in files(tmp_path))
-    assert first["nvrtc"] == precompile.nvrtc_version()
+    assert first["nvrtc"] == compiler.nvrtc_version()
 
     from baracuda.backends.cuda import launch
 
@@ -136,7 +136,7 @@ def test_it_ends_with_what_there_is_in_words(
     assert main(["warmup", "--jobs", "1", "--arch", ARCH]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"1/4 lerp float32 {ARCH}"
-    nvrtc = precompile.nvrtc_version()
+    nvrtc = compiler.nvrtc_version()
     assert lines[1].startswith(f"4 kernels compiled by NVRTC {nvrtc} for {ARCH} in ")
     assert lines[1].endswith(" s, 0 were there")
     nbytes = sum(path.stat().st_size for path in files(tmp_path))

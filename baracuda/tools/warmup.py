@@ -1,4 +1,4 @@
-"""``python -m baracuda warmup``: kernels compiled into the cache on disk, on any machine."""
+"""``python -m baracuda warmup``: kernels compiled into the cache on disk, or into wheels."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 from itertools import product
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from baracuda import layouts
-from baracuda.backends.cuda import compiler, precompile
+from baracuda import __version__, layouts
+from baracuda.backends.cuda import archive, compiler, precompile, wheels
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.launch_plan import DeviceFacts
 from baracuda.backends.cuda.precompile import Phantom
@@ -33,6 +34,8 @@ from baracuda.tools import CannotRun, chosen, emit, folder, gpus, needs, one_lin
 
 # Extents are multiples of the widest access from here on, and of so many bytes behind a row.
 _EVEN = 16
+# What a wheel may have: package indexes take no larger files.
+_MOST_BYTES = 100_000_000
 # So many rows have more elements than 32 bits count, in no more blocks than one launch has.
 _MANY = 1 << 26
 
@@ -196,6 +199,45 @@ def compile_all(
     return out
 
 
+# -- packing ---------------------------------------------------------------------------------------
+
+
+class Packed(NamedTuple):
+    """One wheel that was written."""
+
+    path: Path
+    kernels: int
+    nbytes: int
+
+
+def pack(to: Path, wanted: Sequence[Task]) -> list[Packed]:
+    """Write the wheel of each architecture, of kernels that are in the cache on disk.
+
+    Raises
+    ------
+    CannotRun
+        Where a wheel would be larger than package indexes take; nothing is written of it.
+    """
+    out = []
+    for arch in dict.fromkeys(task.arch for task in wanted):
+        entries = [task.entry for task in wanted if task.arch == arch]
+        data = archive.packed(
+            {"arch": arch, "version": __version__, "nvrtc": compiler.nvrtc_version()},
+            (
+                archive.Kernel(e.symbol, wheels.digest(e.source, arch), compiler.compiled(e, arch))
+                for e in entries
+            ),
+        )
+        if len(data) > _MOST_BYTES:
+            raise CannotRun(
+                f"--pack: {len(entries)} kernels for {arch} take {len(data):,} bytes, and a wheel "
+                f"may have {_MOST_BYTES:,}: name fewer --ops or --dtypes"
+            )
+        path = wheels.write(to, arch, data, __version__)
+        out.append(Packed(path, len(entries), path.stat().st_size))
+    return out
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -226,6 +268,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let every user of the machine read the cache; they take it from root alone",
     )
+    parser.add_argument(
+        "--pack",
+        type=Path,
+        metavar="FOLDER",
+        help="write wheels of these kernels there, one for each architecture and its family "
+        f"(default: {' '.join(wheels.FAMILIES)}); where one is installed nothing in it is compiled",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -239,28 +288,40 @@ def run(arguments: argparse.Namespace) -> int:
     for module in ("cuda.core", "cuda.bindings.nvrtc"):
         needs(module, "warmup", "cuda")
     try:
-        version = precompile.nvrtc_version()
+        version = compiler.nvrtc_version()
     except (ImportError, RuntimeError) as error:
         install = "pip install 'baracuda[cuda]'"
         raise CannotRun(f"NVRTC cannot be loaded: {one_line(error)}: {install}") from error
-    devices = _devices(arguments.arch)
+    to: Path | None = arguments.pack
+    devices = _devices(arguments.arch) if to is None else _families(arguments.arch)
+    if to is not None and not to.is_dir():
+        raise CannotRun(f"--pack: there is no folder {to}")
     if not compiler.usable():
         raise CannotRun(f"the cache cannot be written: {folder().path or folder()}")
     start = time.perf_counter()
     wanted = tasks(ops, arguments.dtypes, devices)
-    missing = [task for task in wanted if not compiler.kept(task.entry, task.arch)]
+    # What is packed is what NVRTC makes here, whatever wheels are installed.
+    missing = [
+        task
+        for task in wanted
+        if not compiler.kept(task.entry, task.arch)
+        and (to is not None or not compiler.packed(task.entry, task.arch))
+    ]
     quiet = nullcontext(lambda text: None)
     with quiet if arguments.json else progress(len(missing)) as show:
         results = compile_all(missing, arguments.jobs, show)
+    failed = {f"{t.entry.symbol} for {t.arch}": why for t, why in results.items() if why}
+    # A wheel without what should be in it would be found out much later.
+    made = pack(to, wanted) if to is not None and not failed else []
     seconds = time.perf_counter() - start
     if arguments.share:
         share()
-    failed = {f"{t.entry.symbol} for {t.arch}": why for t, why in results.items() if why}
     compiled, there = len(missing) - len(failed), len(wanted) - len(missing)
     if arguments.json:
         emit(
             {"nvrtc": version, "archs": list(devices), "compiled": compiled, "there": there,
              "failed": failed, "kernels": dict(Counter(task.label for task in wanted)),
+             "wheels": [one._asdict() | {"path": str(one.path)} for one in made],
              "seconds": seconds, **folder().record()}
         )  # fmt: skip
     else:
@@ -270,7 +331,19 @@ def run(arguments: argparse.Namespace) -> int:
             f"{compiled} kernels compiled by NVRTC {version} for {', '.join(devices)} in "
             f"{seconds:.1f} s, {there} were there\n{folder()}"
         )
+        for wheel in made:
+            print(f"{wheel.path}: {wheel.kernels} kernels, {wheel.nbytes:,} bytes")
     return int(bool(failed))
+
+
+def _families(archs: Sequence[str] | None) -> dict[str, Sequence[DeviceFacts]]:
+    """What to pack for: of each family all devices, as schedules may choose otherwise on them."""
+    for arch in archs or ():
+        if arch not in wheels.FAMILIES:
+            family = wheels.family_of(arch)
+            hint = f"that of {family} has its kernels" if family else "each kernel compiles there"
+            raise CannotRun(f"--pack: there is no wheel for {arch}: {hint}")
+    return {arch: precompile.family(arch) for arch in archs or wheels.FAMILIES}
 
 
 def _devices(archs: Sequence[str] | None) -> dict[str, Sequence[DeviceFacts]]:

@@ -49,7 +49,7 @@ _STORE = (
     ),
     mutant(
         "files of others are not read", "backends/cuda/store.py",
-        "info.st_uid not in (os.geteuid(), 0) or ", "",
+        "info.st_uid not in {os.geteuid(), *owners} or others", "others",
         "test_kernel_store.py::test_only_this_user_and_root_are_believed",
     ),
     mutant(

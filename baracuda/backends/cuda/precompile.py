@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from baracuda.backends.cuda import compiler, schedules
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.launch_plan import WIDEST, Call, DeviceFacts, strides_of
+from baracuda.backends.cuda.wheels import FAMILIES
 from baracuda.calls import check, outputs
 from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dispatch import DEFAULT
@@ -82,6 +83,11 @@ def devices(arch: str) -> tuple[DeviceFacts, ...]:
     return tuple(DeviceFacts(0, arch, count, shared) for count in dict.fromkeys((fewest, most)))
 
 
+def family(name: str) -> tuple[DeviceFacts, ...]:
+    """The devices of a family of architectures, each of which runs code for the first of them."""
+    return tuple(facts for arch in FAMILIES[name] for facts in devices(arch))
+
+
 def entries(problem: Problem, devices: Sequence[DeviceFacts]) -> Iterator[Entry]:
     """The kernels that calls of a problem launch on any of these devices.
 
@@ -103,22 +109,6 @@ def entries(problem: Problem, devices: Sequence[DeviceFacts]) -> Iterator[Entry]
             yield from (step.entry for step in schedules.plan(call).kernels)
 
 
-def nvrtc_version() -> str:
-    """Of the NVRTC that compiles here; the cache keeps apart what different ones have compiled.
-
-    Raises
-    ------
-    ImportError, RuntimeError
-        Where there is none.
-    """
-    from cuda.bindings import nvrtc
-
-    status, major, minor = nvrtc.nvrtcVersion()
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise RuntimeError(f"NVRTC does not say its version: {status.name}")
-    return f"{major}.{minor}"
-
-
 def keep(entry: Entry, arch: str) -> None:
     """Compile a kernel into the cache on disk.
 
@@ -127,6 +117,6 @@ def keep(entry: Entry, arch: str) -> None:
     OSError
         Where the cache did not take it.
     """
-    compiler.cubin(entry, arch)
+    compiler.compiled(entry, arch)
     if not compiler.kept(entry, arch):
         raise OSError(f"{compiler.cache_directory()} cannot be written")
