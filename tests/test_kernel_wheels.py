@@ -252,10 +252,9 @@ def test_a_wheel_that_no_index_would_take_is_not_written(
 
 
 def test_a_wheel_lacks_no_kernel_that_does_not_compile(
-    apart: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    few: list[Task], apart: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken = Entry("elementwise.cu", "k", "Elementwise<Nothing>", 256, 56)
-    monkeypatch.setattr(warmup, "tasks", lambda *given: [Task(broken, ARCH, "k")])
+    few.append(Task(Entry("elementwise.cu", "k", "Elementwise<Nothing>", 256, 56), ARCH, "k"))
     assert main(["warmup", "--pack", str(apart), "--arch", ARCH, "--jobs", "1"]) == 1
     assert "does not compile" in capsys.readouterr().out
     assert not list(apart.glob("*.whl"))
@@ -369,6 +368,7 @@ def test_what_is_damaged_is_compiled(damage: str, apart: Path, compiled: list[st
     path = installed(apart, packed({ENTRY: CODE}))
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     assert compiler.cubin(ENTRY, ARCH) == b"compiled"
+    assert (wheels.of(ARCH) is None) == (damage != "cut off in a group")
 
 
 def test_no_bit_of_a_group_can_change(apart: Path) -> None:

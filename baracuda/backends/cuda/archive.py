@@ -65,7 +65,7 @@ def packed(description: Mapping[str, str], kernels: Iterable[Kernel]) -> bytes:
     lzma, filters = _codec()
     groups: list[list[Kernel]] = []
     room = 0
-    for kernel in sorted({k.digest: k for k in sorted(kernels, reverse=True)}.values()):
+    for kernel in sorted({kernel.digest: kernel for kernel in kernels}.values()):
         if len(kernel.code) > room:
             groups.append([])
             room = GROUP
