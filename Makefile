@@ -51,6 +51,9 @@ bench: $(VENV)/.test  ## time the ops against what one would write without them
 docs: $(VENV)/.test  ## the documentation as a site, in docs/_build
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build
 
+dist: $(VENV)/.test  ## wheel and sdist in dist, checked, and installed into each Python found here
+	$(BIN)/python -m tests.dist
+
 linkcheck: $(VENV)/.test  ## ask other sites for what the documentation links to; needs a network
 	$(BIN)/sphinx-build -q -b linkcheck docs docs/_build/links
 
