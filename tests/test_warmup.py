@@ -290,6 +290,30 @@ def test_each_kernel_is_asked_for_once() -> None:
     assert tasks(["lerp"], ["int8"], devices) == []
 
 
+def symbols(op: str, dtype: str) -> set[str]:
+    return {t.entry.symbol for t in tasks([op], [dtype], {ARCH: precompile.devices(ARCH)})}
+
+
+def test_parameters_wider_than_rows_are_planned_too() -> None:
+    for op, kinds in (("rms_norm", ("bfloat16", "float32")), ("adamw", ("bfloat16",) * 2)):
+        shapes = [(4096, 1024), (1024,)] if op == "rms_norm" else [(1024,)] * 2
+        arrays = [precompile.Phantom(k, s) for k, s in zip(kinds, shapes, strict=True)]
+        if op == "adamw":
+            arrays += [precompile.Phantom("float32", (1024,))] * 2
+        made = precompile.problem(registry[op].spec, arrays, {"step": 1} if op == "adamw" else {})
+        wanted = {e.symbol for e in precompile.entries(made, precompile.devices(ARCH))}
+        assert made.mixed
+        assert wanted <= symbols(op, "bfloat16"), op
+
+
+def test_lists_of_arrays_are_planned_too() -> None:
+    assert "adamw_f32_lists" in symbols("adamw", "float32")
+    assert {"sum_of_squares_f32_list_totals", "sum_of_squares_f32_total"} <= symbols(
+        "sum_of_squares", "float32"
+    )
+    assert not any("lists" in symbol for symbol in symbols("swiglu", "float32"))
+
+
 def test_a_phantom_makes_the_problem_that_an_array_makes() -> None:
     spec, x = registry["swiglu"].spec, torch.zeros(48, 256)
     real = bc.swiglu.plan(x).problem

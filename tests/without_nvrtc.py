@@ -62,7 +62,6 @@ def main() -> dict[str, Any]:
         "unavailable": unavailable,
         "swiglu": json.loads(plan.sku.to_json()),
         "mish": [other.sku.backend, dict(other.why).get("cuda")],
-        "lists": [p.sku.backend for p in bc.lerp.plan([x, x], [x, x], weight=0.5).plans],
     }
     if plan.sku.backend == "cuda":
         plan(x)

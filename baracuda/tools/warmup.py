@@ -22,12 +22,13 @@ from baracuda.backends.cuda.launch_plan import DeviceFacts
 from baracuda.backends.cuda.precompile import Phantom
 from baracuda.calls import check
 from baracuda.calls.op import registry
-from baracuda.declaration.dtypes import FLOATS, INDICES
+from baracuda.declaration.dtypes import FLOATS, INDICES, named
+from baracuda.declaration.roles import Wide
 from baracuda.declaration.shapes import Axes, Signature
 from baracuda.declaration.spec import Case, OpSpec, Problem
 from baracuda.errors import ArgumentValueError
 from baracuda.layouts import Shape
-from baracuda.testing.cases import options_of, tried
+from baracuda.testing.cases import mixtures, options_of, tried
 from baracuda.testing.problems import device_rows
 from baracuda.testing.timed_row import Row
 from baracuda.tools import CannotRun, chosen, emit, folder, gpus, needs, one_line, progress
@@ -94,7 +95,11 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[Problem]:
     """The benchmark's problems of an op, then those of every form at the cases of its block."""
     for row in device_rows(dtype) if dtype in FLOATS else ():
         if row.op == spec.name:
-            yield from (_of_row(spec, row, dtype, index) for index in INDICES)
+            for index in INDICES:
+                plain = _of_row(spec, row, dtype, index, ())
+                yield plain
+                for mixed in mixtures(spec, plain.signature, dtype)[1:]:
+                    yield _of_row(spec, row, dtype, index, mixed)
     for case, form in tried(spec, spec.cases):
         integer = any(p.name in spec.integers for p in form.inputs)
         kinds, lying = INDICES[: 1 + integer], _LAYOUTS[: 3 + integer]
@@ -104,11 +109,14 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[Problem]:
             except ArgumentValueError:
                 continue  # an option of the case fits its own axes alone
             for layout, index, fixed in product(lying, kinds, (False, True)):
-                arrays = _arrays(spec, form, axes, dtype, index, layout)
-                yield precompile.problem(spec, arrays, options, fixed)
+                # Parameters and residual streams beside 16 bits lie as they are made.
+                some = mixtures(spec, form, dtype) if layout is lying[0] else ((),)
+                for mixed in some:
+                    arrays = _arrays(spec, form, axes, dtype, index, layout, mixed)
+                    yield precompile.problem(spec, arrays, options, fixed)
 
 
-def _of_row(spec: OpSpec, row: Row, dtype: str, index: str) -> Problem:
+def _of_row(spec: OpSpec, row: Row, dtype: str, index: str, mixed: Sequence[Wide]) -> Problem:
     arrays = []
     for name, shape in zip(spec.arrays, row.shapes, strict=False):
         if name in spec.integers:
@@ -116,7 +124,8 @@ def _of_row(spec: OpSpec, row: Row, dtype: str, index: str) -> Problem:
             steps = tuple([0 if have < want else step for have, want, step in pairs])
             arrays.append(Phantom(index, row.broadcast, steps))
         else:
-            arrays.append(Phantom(dtype, shape))
+            wide = spec.role(name).wide in mixed
+            arrays.append(Phantom(named(dtype).accumulate if wide else dtype, shape))
     return precompile.problem(spec, arrays, row.options, row.deterministic)
 
 
@@ -139,12 +148,15 @@ def _arrays(
     dtype: str,
     index: str,
     layout: Sequence[Callable[[Shape], Shape | None]],
+    mixed: Sequence[Wide],
 ) -> list[Phantom | None]:
     found = {}
     for pattern in form.inputs:
         if not pattern.is_option:
             integer, shape = pattern.name in spec.integers, pattern.shape(axes)
             kind = spec.dtype_of(pattern.name, dtype, index)
+            if spec.role(pattern.name).wide in mixed:
+                kind = named(dtype).accumulate
             found[pattern.name] = Phantom(kind, shape, layout[integer](shape))
     return [found.get(name) for name in spec.arrays]
 

@@ -99,8 +99,6 @@ class CudaBackend:
             kernel is not None
             and kernel.lists
             and library != "jax"
-            # Wheels of kernels have none for lists.
-            and _module("compiler").missing() is None
             and bool(_module("schedules.lists").takes(problem))
         )
 
