@@ -205,6 +205,16 @@ _WHEELS = (
         f"{_WHEEL}a_wheel_lacks_no_kernel_that_does_not_compile",
     ),
     mutant(
+        "lists that no wheel has are launched one by one", "calls/lists.py",
+        "        except Refusal as refusal:", "        except KeyError as refusal:",
+        f"{_WHEEL}lists_that_no_wheel_has_are_launched_one_by_one",
+    ),
+    mutant(
+        "benchmark rows are warmed beside wider parameters", "tools/warmup.py",
+        "for mixed in mixtures(spec, plain.signature, dtype)[1:]:", "for mixed in ():",
+        "test_warmup.py::test_parameters_wider_than_rows_are_planned_too",
+    ),
+    mutant(
         "where code is from tells no SKUs apart", "declaration/sku.py",
         "field(default=\"\", compare=False)", "field(default=\"\")",
         f"{_WHEEL}skus_that_differ_in_the_origin_of_the_code_are_equal",
