@@ -158,9 +158,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.dist", description=__doc__)
     parser.add_argument("--to", type=Path, default=ROOT / "dist", help="where to build (dist)")
     to: Path = parser.parse_args().to
-    shutil.rmtree(to, ignore_errors=True)
+    for old in to.glob("baracuda-*"):
+        old.unlink()
     subprocess.run([sys.executable, "-m", "build", "--outdir", to, ROOT], check=True)
-    (wheel,), (sdist,) = to.glob("*.whl"), to.glob("*.tar.gz")
+    (wheel,), (sdist,) = to.glob("baracuda-*.whl"), to.glob("baracuda-*.tar.gz")
     wrong = faults(wheel, sdist)
     for path in (wheel, sdist):
         print(f"{path.name}: {path.stat().st_size:,} bytes")
