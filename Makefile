@@ -5,15 +5,15 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 # What `make quick` runs of the tests: the declarations, the plans, the values.
 QUICK := $(addprefix tests/test_, house.py plans.py cache.py errors.py claims.py cross_checks.py \
-	docs.py laws.py functors.py kernels.py pages.py typing.py)
+	docs.py links.py laws.py functors.py kernels.py pages.py typing.py)
 # Of one family, `make quick OPS=gated` leaves out what is not about an op.
 ABOUT_OPS := $(filter-out %_plans.py %_cache.py %_errors.py %_typing.py, $(QUICK)) \
-	--deselect tests/test_pages.py::test_the_docs_build_without_a_warning \
+	--deselect tests/test_pages.py::test_the_docs_build_without_a_warning_or_a_dead_link \
 	--deselect tests/test_docs.py::test_the_code_of_a_page_runs
 # Changes count from the last tag, where there is none from the last merge.
 SINCE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git log -1 --merges --format=%H)
 
-.PHONY: demo quick test test-full test-touched lint fuzz mutants bench docs clean
+.PHONY: demo quick test test-full test-touched lint fuzz mutants bench docs linkcheck dist clean
 
 demo: $(VENV)/.cli  ## train the example model on NumPy
 	$(BIN)/python -m baracuda train
@@ -50,6 +50,12 @@ bench: $(VENV)/.test  ## time the ops against what one would write without them
 
 docs: $(VENV)/.test  ## the documentation as a site, in docs/_build
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build
+
+dist: $(VENV)/.test  ## wheel and sdist in dist, checked, and installed into each Python found here
+	$(BIN)/python -m tests.dist
+
+linkcheck: $(VENV)/.test  ## ask other sites for what the documentation links to; needs a network
+	$(BIN)/sphinx-build -q -b linkcheck docs docs/_build/links
 
 clean:
 	rm -rf $(VENV) dist docs/_build

@@ -24,7 +24,7 @@ from kinds import FIRST
 from lanes import FULL
 
 import baracuda.ops  # noqa: F401
-from baracuda import backends, layouts
+from baracuda import layouts
 from baracuda.backends.cuda import schedules
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.launch_plan import WIDEST, Call, DeviceFacts, Steps, strides_of
@@ -32,11 +32,9 @@ from baracuda.calls import check, outputs
 from baracuda.calls.op import registry
 from baracuda.declaration.dispatch import DEFAULT
 from baracuda.declaration.dtypes import FLOATS, INDICES, named
-from baracuda.declaration.roles import Wide
-from baracuda.declaration.shapes import Signature
 from baracuda.declaration.spec import Case, OpSpec, Problem
 from baracuda.libraries import library
-from baracuda.testing.cases import _derived, mixtures_of, options_of, tried
+from baracuda.testing.cases import _derived, mixtures, options_of, tried
 
 ALL = os.environ.get("BARACUDA_ALL_KERNELS") == "1"
 FACTS = DeviceFacts(0, "sm_90", 132, 232448)
@@ -400,13 +398,6 @@ def layouts_of(spec: OpSpec, dtype: str, every: bool) -> tuple[tuple[str, ...], 
     if dtype == "float16" and "bfloat16" in spec.dtypes and not spec.moves:
         return LAYOUTS[:1]
     return tuple([each for each in FEW if spec.integers or each[1] != "shared"])
-
-
-def mixtures(spec: OpSpec, form: Signature, dtype: str) -> tuple[tuple[Wide, ...], ...]:
-    """Which kinds of values are wider: kernels for such are made where a schedule has any."""
-    takes = backends.mixes(spec, "cuda", dtype)
-    there = {spec.role(p.name).wide for p in form.inputs}
-    return mixtures_of(tuple([kind for kind in spec.wide if takes and kind in there]))
 
 
 def results(spec: OpSpec, dtype: str) -> Iterator[dict[str, str]]:

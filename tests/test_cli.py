@@ -503,8 +503,11 @@ SHOWN = re.findall(r"```console\n\$ python -m baracuda (.+)\n((?:.*\n)*?)```", P
 @pytest.mark.skipif(not unavailable(), reason="the page is of a machine without a GPU")
 @pytest.mark.parametrize(("command", "output"), SHOWN, ids=[command for command, _ in SHOWN])
 def test_the_page_shows_what_commands_print(
-    command: str, output: str, own_cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    command: str, output: str, own_cache: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    # Some write files where they are called.
+    monkeypatch.chdir(own_cache.parent)
     text = {" ".join(words(line)) for line in said(capsys, *command.split()).splitlines()}
     # Figures differ; what has none is the same everywhere.
     lines = [" ".join(words(line)) for line in output.splitlines() if not re.search(r"\d", line)]

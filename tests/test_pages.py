@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import lanes
 import numpy as np
 import pytest
+from links import dead_in_site
 
 import baracuda as bc
 from baracuda.calls.op import registry
@@ -218,7 +219,7 @@ def test_what_is_said_of_backends_on_request_holds() -> None:
 # The site's theme, furo, takes as long for its frames as all else for the pages.
 @pytest.mark.slow("a page for every op")
 @pytest.mark.parametrize("theme", lanes.cases(("basic", "furo"), "basic".__eq__))
-def test_the_docs_build_without_a_warning(theme: str, tmp_path: Path) -> None:
+def test_the_docs_build_without_a_warning_or_a_dead_link(theme: str, tmp_path: Path) -> None:
     for module in ("sphinx", "furo", "numpydoc", "myst_parser"):
         pytest.importorskip(module)
     done = subprocess.run(
@@ -229,3 +230,4 @@ def test_the_docs_build_without_a_warning(theme: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "html/reference/ops/swiglu.html").is_file()
+    assert list(dead_in_site(tmp_path / "html")) == []

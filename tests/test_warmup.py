@@ -91,7 +91,7 @@ def test_what_is_warm_is_not_compiled_again(
     assert first["kernels"] == {f"swiglu float32 {ARCH}": first["compiled"]}
     assert first["folder"] == str(tmp_path / "kernels")
     assert first["bytes"] == sum(path.stat().st_size for path in files(tmp_path))
-    assert first["nvrtc"] == precompile.nvrtc_version()
+    assert first["nvrtc"] == compiler.nvrtc_version()
 
     from baracuda.backends.cuda import launch
 
@@ -136,7 +136,7 @@ def test_it_ends_with_what_there_is_in_words(
     assert main(["warmup", "--jobs", "1", "--arch", ARCH]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"1/4 lerp float32 {ARCH}"
-    nvrtc = precompile.nvrtc_version()
+    nvrtc = compiler.nvrtc_version()
     assert lines[1].startswith(f"4 kernels compiled by NVRTC {nvrtc} for {ARCH} in ")
     assert lines[1].endswith(" s, 0 were there")
     nbytes = sum(path.stat().st_size for path in files(tmp_path))
@@ -288,6 +288,30 @@ def test_each_kernel_is_asked_for_once() -> None:
         for op in ("lerp", "gather") for dtype in FLOATS for arch in devices
     }  # fmt: skip
     assert tasks(["lerp"], ["int8"], devices) == []
+
+
+def symbols(op: str, dtype: str) -> set[str]:
+    return {t.entry.symbol for t in tasks([op], [dtype], {ARCH: precompile.devices(ARCH)})}
+
+
+def test_parameters_wider_than_rows_are_planned_too() -> None:
+    for op, kinds in (("rms_norm", ("bfloat16", "float32")), ("adamw", ("bfloat16",) * 2)):
+        shapes = [(4096, 1024), (1024,)] if op == "rms_norm" else [(1024,)] * 2
+        arrays = [precompile.Phantom(k, s) for k, s in zip(kinds, shapes, strict=True)]
+        if op == "adamw":
+            arrays += [precompile.Phantom("float32", (1024,))] * 2
+        made = precompile.problem(registry[op].spec, arrays, {"step": 1} if op == "adamw" else {})
+        wanted = {e.symbol for e in precompile.entries(made, precompile.devices(ARCH))}
+        assert made.mixed
+        assert wanted <= symbols(op, "bfloat16"), op
+
+
+def test_lists_of_arrays_are_planned_too() -> None:
+    assert "adamw_f32_lists" in symbols("adamw", "float32")
+    assert {"sum_of_squares_f32_list_totals", "sum_of_squares_f32_total"} <= symbols(
+        "sum_of_squares", "float32"
+    )
+    assert not any("lists" in symbol for symbol in symbols("swiglu", "float32"))
 
 
 def test_a_phantom_makes_the_problem_that_an_array_makes() -> None:

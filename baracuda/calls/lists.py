@@ -13,10 +13,12 @@ from baracuda import backends
 from baracuda.calls import check
 from baracuda.calls.cache import plan_cache
 from baracuda.calls.plan import Plan
+from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dispatch import current
 from baracuda.declaration.sku import KernelSku
 from baracuda.declaration.spec import OpSpec
 from baracuda.errors import ArgumentTypeError, type_error, value_error
+from baracuda.instruments import logger
 from baracuda.libraries import UNFIT, Array, facts_of, library_of
 
 Lists = Sequence[Sequence[Array] | None]
@@ -195,11 +197,16 @@ class ListPlan:
         most = max(together.items(), key=lambda x: len(x[1]), default=(("", ""), []))
         (name, _), taken = most
         problems = [self.plans[i].problem for i in taken]
-        self._together = backends.load(name).prepare_list(problems) if taken else None  # type: ignore[attr-defined]
+        try:
+            self._together = backends.load(name).prepare_list(problems) if taken else None  # type: ignore[attr-defined]
+        except Refusal as refusal:
+            logger.info("%s: a launch for each set of arrays: %s", self._op.spec.name, refusal)
+            self._together, taken = None, []
         self._taken, self._alone = taken, sorted({*range(self._count)} - {*taken})
         skus = []
-        for first, kernel, variant in self._together.launches if self._together else ():
-            skus.append(replace(self.plans[taken[first]].sku, kernel=kernel, variant=variant))
+        for first, kernel, variant, code in self._together.launches if self._together else ():
+            made = {"kernel": kernel, "variant": variant, "code": code}
+            skus.append(replace(self.plans[taken[first]].sku, **made))
         skus += dict.fromkeys([self.plans[i].sku for i in self._alone])
         self.skus: tuple[KernelSku, ...] = tuple(skus)
 

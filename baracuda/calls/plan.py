@@ -134,6 +134,7 @@ class Plan(Generic[R]):
                 variant=prepared.variant,
                 version=__version__,
                 precision=prepared.precision,
+                code=prepared.code,
             )
         return self._sku
 

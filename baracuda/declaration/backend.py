@@ -36,6 +36,8 @@ class Prepared(NamedTuple):
     """Measures the variants on these arrays and prepares the fastest; None where there is one."""
     provisional: bool = False
     """Set by `backends.choose`: a backend ahead of this one could not be loaded."""
+    code: str = ""
+    """Where the machine code of the kernels is from."""
 
 
 class Refusal(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from baracuda.declaration.dtypes import named
@@ -53,6 +53,9 @@ class KernelSku:
     version : str
         baracuda's version.
     precision : PrecisionGuarantee
+    code : str
+        Where the kernels' machine code is from: a wheel of kernels with its version, or NVRTC with
+        its own; "" where no kernel of ours runs. SKUs that differ in this alone are equal.
     """
 
     category: str
@@ -66,6 +69,7 @@ class KernelSku:
     variant: str
     version: str
     precision: PrecisionGuarantee
+    code: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         types = named(self.dtype).short
@@ -101,9 +105,9 @@ class KernelSku:
             sku = cls(**record)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"KernelSku: not a SKU record: {error}") from None
-        for field in fields(cls):
-            value = getattr(sku, field.name)
-            optional = field.name == "index_dtype" and value is None
-            if field.name != "precision" and not optional and not isinstance(value, str):
-                raise ValueError(f"KernelSku: {field.name}: expected a string, got {value!r}")
+        for name in (one.name for one in fields(cls)):
+            value = getattr(sku, name)
+            optional = name == "index_dtype" and value is None
+            if name != "precision" and not optional and not isinstance(value, str):
+                raise ValueError(f"KernelSku: {name}: expected a string, got {value!r}")
         return sku

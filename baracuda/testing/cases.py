@@ -102,6 +102,13 @@ def mixtures_of(kinds: Sequence[Wide]) -> tuple[tuple[Wide, ...], ...]:
     return tuple([c for many in range(len(kinds) + 1) for c in combinations(kinds, many)])
 
 
+def mixtures(spec: OpSpec, form: Signature, dtype: str) -> tuple[tuple[Wide, ...], ...]:
+    """Which kinds of a form's values may be wider for kernels: those for which there are any."""
+    takes = backends.mixes(spec, "cuda", dtype)
+    there = {spec.role(p.name).wide for p in form.inputs}
+    return mixtures_of([kind for kind in spec.wide if takes and kind in there])
+
+
 @cache
 def holds(lib: str, dtype: str) -> bool:
     """Whether the library has arrays of this dtype; JAX only while `Subject.context` is entered."""

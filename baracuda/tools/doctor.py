@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from baracuda import __version__, backends
-from baracuda.backends.cuda import compiler, precompile, unavailable
+from baracuda.backends.cuda import compiler, precompile, unavailable, wheels
 from baracuda.calls.op import registry
 from baracuda.testing.cases import Subject, to_numpy
 from baracuda.tools import (
@@ -155,7 +155,7 @@ def compiles() -> Finding:
     problem = precompile.problem(spec, [precompile.Phantom("float32", (64, 256))], {})
     entry = next(precompile.entries(problem, precompile.devices(ARCH)))
     try:
-        nvrtc = precompile.nvrtc_version()
+        nvrtc = compiler.nvrtc_version()
         start = time.perf_counter()
         use = compiler.usage(entry, arch)
     except Exception as error:
@@ -164,6 +164,23 @@ def compiles() -> Finding:
     there = "" if here else ", though no such device is here"
     text = f"compiled {entry.symbol} for {arch}{there} in {took:.0f} ms, {use.registers} registers"
     return Finding("NVRTC", "ok", f"{nvrtc}, {text}")
+
+
+def packed() -> list[Finding]:
+    """The installed wheels of kernels, and what is in each."""
+    found = []
+    for family, archs in wheels.FAMILIES.items():
+        name = wheels.distribution(family)
+        try:
+            wheel = wheels.opened(family)
+        except (OSError, ValueError) as error:
+            found.append(Finding(name, "broken", f"{error}: pip install --force-reinstall {name}"))
+            continue
+        if wheel is not None:
+            facts, count = wheel.archive.description, len(wheel.archive)
+            text = f"{facts['version']}, {count:,} kernels for {', '.join(archs)}"
+            found.append(Finding(name, "ok", f"{text}, compiled by NVRTC {facts['nvrtc']}"))
+    return found or [Finding("wheels", "none", "each kernel is compiled when it is first called")]
 
 
 def disk() -> Finding:
@@ -227,7 +244,7 @@ def examine() -> dict[str, list[Finding]]:
     kernel = Finding("NVRTC", "missing", "pip install 'baracuda[cuda]'")
     if all(states[name] == "ok" for name in needed):
         kernel = compiles()
-    return found | {"kernels": [kernel, disk()], "backends": available()}
+    return found | {"kernels": [kernel, *packed(), disk()], "backends": available()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

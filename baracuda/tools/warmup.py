@@ -1,4 +1,4 @@
-"""``python -m baracuda warmup``: kernels compiled into the cache on disk, on any machine."""
+"""``python -m baracuda warmup``: kernels compiled into the cache on disk, or into wheels."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 from itertools import product
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from baracuda import layouts
-from baracuda.backends.cuda import compiler, precompile
+from baracuda import __version__, layouts
+from baracuda.backends.cuda import archive, compiler, precompile, wheels
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.launch_plan import DeviceFacts
 from baracuda.backends.cuda.precompile import Phantom
 from baracuda.calls import check
 from baracuda.calls.op import registry
-from baracuda.declaration.dtypes import FLOATS, INDICES
+from baracuda.declaration.dtypes import FLOATS, INDICES, named
+from baracuda.declaration.roles import Wide
 from baracuda.declaration.shapes import Axes, Signature
 from baracuda.declaration.spec import Case, OpSpec, Problem
 from baracuda.errors import ArgumentValueError
 from baracuda.layouts import Shape
-from baracuda.testing.cases import options_of, tried
+from baracuda.testing.cases import mixtures, options_of, tried
 from baracuda.testing.problems import device_rows
 from baracuda.testing.timed_row import Row
 from baracuda.tools import CannotRun, chosen, emit, folder, gpus, needs, one_line, progress
 
 # Extents are multiples of the widest access from here on, and of so many bytes behind a row.
 _EVEN = 16
+# What a wheel may have: package indexes take no larger files.
+_MOST_BYTES = 100_000_000
 # So many rows have more elements than 32 bits count, in no more blocks than one launch has.
 _MANY = 1 << 26
 
@@ -91,7 +95,11 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[Problem]:
     """The benchmark's problems of an op, then those of every form at the cases of its block."""
     for row in device_rows(dtype) if dtype in FLOATS else ():
         if row.op == spec.name:
-            yield from (_of_row(spec, row, dtype, index) for index in INDICES)
+            for index in INDICES:
+                plain = _of_row(spec, row, dtype, index, ())
+                yield plain
+                for mixed in mixtures(spec, plain.signature, dtype)[1:]:
+                    yield _of_row(spec, row, dtype, index, mixed)
     for case, form in tried(spec, spec.cases):
         integer = any(p.name in spec.integers for p in form.inputs)
         kinds, lying = INDICES[: 1 + integer], _LAYOUTS[: 3 + integer]
@@ -101,11 +109,14 @@ def problems(spec: OpSpec, dtype: str) -> Iterator[Problem]:
             except ArgumentValueError:
                 continue  # an option of the case fits its own axes alone
             for layout, index, fixed in product(lying, kinds, (False, True)):
-                arrays = _arrays(spec, form, axes, dtype, index, layout)
-                yield precompile.problem(spec, arrays, options, fixed)
+                # Parameters and residual streams beside 16 bits lie as they are made.
+                some = mixtures(spec, form, dtype) if layout is lying[0] else ((),)
+                for mixed in some:
+                    arrays = _arrays(spec, form, axes, dtype, index, layout, mixed)
+                    yield precompile.problem(spec, arrays, options, fixed)
 
 
-def _of_row(spec: OpSpec, row: Row, dtype: str, index: str) -> Problem:
+def _of_row(spec: OpSpec, row: Row, dtype: str, index: str, mixed: Sequence[Wide]) -> Problem:
     arrays = []
     for name, shape in zip(spec.arrays, row.shapes, strict=False):
         if name in spec.integers:
@@ -113,7 +124,8 @@ def _of_row(spec: OpSpec, row: Row, dtype: str, index: str) -> Problem:
             steps = tuple([0 if have < want else step for have, want, step in pairs])
             arrays.append(Phantom(index, row.broadcast, steps))
         else:
-            arrays.append(Phantom(dtype, shape))
+            wide = spec.role(name).wide in mixed
+            arrays.append(Phantom(named(dtype).accumulate if wide else dtype, shape))
     return precompile.problem(spec, arrays, row.options, row.deterministic)
 
 
@@ -136,12 +148,15 @@ def _arrays(
     dtype: str,
     index: str,
     layout: Sequence[Callable[[Shape], Shape | None]],
+    mixed: Sequence[Wide],
 ) -> list[Phantom | None]:
     found = {}
     for pattern in form.inputs:
         if not pattern.is_option:
             integer, shape = pattern.name in spec.integers, pattern.shape(axes)
             kind = spec.dtype_of(pattern.name, dtype, index)
+            if spec.role(pattern.name).wide in mixed:
+                kind = named(dtype).accumulate
             found[pattern.name] = Phantom(kind, shape, layout[integer](shape))
     return [found.get(name) for name in spec.arrays]
 
@@ -196,6 +211,45 @@ def compile_all(
     return out
 
 
+# -- packing ---------------------------------------------------------------------------------------
+
+
+class Packed(NamedTuple):
+    """One wheel that was written."""
+
+    path: Path
+    kernels: int
+    nbytes: int
+
+
+def pack(to: Path, wanted: Sequence[Task]) -> list[Packed]:
+    """Write the wheel of each architecture, of kernels that are in the cache on disk.
+
+    Raises
+    ------
+    CannotRun
+        Where a wheel would be larger than package indexes take; nothing is written of it.
+    """
+    out = []
+    for arch in dict.fromkeys(task.arch for task in wanted):
+        entries = [task.entry for task in wanted if task.arch == arch]
+        data = archive.packed(
+            {"arch": arch, "version": __version__, "nvrtc": compiler.nvrtc_version()},
+            (
+                archive.Kernel(e.symbol, wheels.digest(e.source, arch), compiler.compiled(e, arch))
+                for e in entries
+            ),
+        )
+        if len(data) > _MOST_BYTES:
+            raise CannotRun(
+                f"--pack: {len(entries)} kernels for {arch} take {len(data):,} bytes, and a wheel "
+                f"may have {_MOST_BYTES:,}: name fewer --ops or --dtypes"
+            )
+        path = wheels.write(to, arch, data, __version__)
+        out.append(Packed(path, len(entries), path.stat().st_size))
+    return out
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -226,6 +280,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let every user of the machine read the cache; they take it from root alone",
     )
+    parser.add_argument(
+        "--pack",
+        type=Path,
+        metavar="FOLDER",
+        help="write wheels of these kernels there, one for each architecture and its family "
+        f"(default: {' '.join(wheels.FAMILIES)}); where one is installed nothing in it is compiled",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -239,28 +300,40 @@ def run(arguments: argparse.Namespace) -> int:
     for module in ("cuda.core", "cuda.bindings.nvrtc"):
         needs(module, "warmup", "cuda")
     try:
-        version = precompile.nvrtc_version()
+        version = compiler.nvrtc_version()
     except (ImportError, RuntimeError) as error:
         install = "pip install 'baracuda[cuda]'"
         raise CannotRun(f"NVRTC cannot be loaded: {one_line(error)}: {install}") from error
-    devices = _devices(arguments.arch)
+    to: Path | None = arguments.pack
+    devices = _devices(arguments.arch) if to is None else _families(arguments.arch)
+    if to is not None and not to.is_dir():
+        raise CannotRun(f"--pack: there is no folder {to}")
     if not compiler.usable():
         raise CannotRun(f"the cache cannot be written: {folder().path or folder()}")
     start = time.perf_counter()
     wanted = tasks(ops, arguments.dtypes, devices)
-    missing = [task for task in wanted if not compiler.kept(task.entry, task.arch)]
+    # What is packed is what NVRTC makes here, whatever wheels are installed.
+    missing = [
+        task
+        for task in wanted
+        if not compiler.kept(task.entry, task.arch)
+        and (to is not None or not compiler.packed(task.entry, task.arch))
+    ]
     quiet = nullcontext(lambda text: None)
     with quiet if arguments.json else progress(len(missing)) as show:
         results = compile_all(missing, arguments.jobs, show)
+    failed = {f"{t.entry.symbol} for {t.arch}": why for t, why in results.items() if why}
+    # A wheel without what should be in it would be found out much later.
+    made = pack(to, wanted) if to is not None and not failed else []
     seconds = time.perf_counter() - start
     if arguments.share:
         share()
-    failed = {f"{t.entry.symbol} for {t.arch}": why for t, why in results.items() if why}
     compiled, there = len(missing) - len(failed), len(wanted) - len(missing)
     if arguments.json:
         emit(
             {"nvrtc": version, "archs": list(devices), "compiled": compiled, "there": there,
              "failed": failed, "kernels": dict(Counter(task.label for task in wanted)),
+             "wheels": [one._asdict() | {"path": str(one.path)} for one in made],
              "seconds": seconds, **folder().record()}
         )  # fmt: skip
     else:
@@ -270,7 +343,19 @@ def run(arguments: argparse.Namespace) -> int:
             f"{compiled} kernels compiled by NVRTC {version} for {', '.join(devices)} in "
             f"{seconds:.1f} s, {there} were there\n{folder()}"
         )
+        for wheel in made:
+            print(f"{wheel.path}: {wheel.kernels} kernels, {wheel.nbytes:,} bytes")
     return int(bool(failed))
+
+
+def _families(archs: Sequence[str] | None) -> dict[str, Sequence[DeviceFacts]]:
+    """What to pack for: of each family all devices, as schedules may choose otherwise on them."""
+    for arch in archs or ():
+        if arch not in wheels.FAMILIES:
+            family = wheels.family_of(arch)
+            hint = f"that of {family} has its kernels" if family else "each kernel compiles there"
+            raise CannotRun(f"--pack: there is no wheel for {arch}: {hint}")
+    return {arch: precompile.family(arch) for arch in archs or wheels.FAMILIES}
 
 
 def _devices(archs: Sequence[str] | None) -> dict[str, Sequence[DeviceFacts]]:

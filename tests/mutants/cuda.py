@@ -49,7 +49,7 @@ _STORE = (
     ),
     mutant(
         "files of others are not read", "backends/cuda/store.py",
-        "info.st_uid not in (os.geteuid(), 0) or ", "",
+        "info.st_uid not in {os.geteuid(), *owners} or others", "others",
         "test_kernel_store.py::test_only_this_user_and_root_are_believed",
     ),
     mutant(
@@ -118,6 +118,106 @@ _STORE = (
         "warmup says what the cache did not take", "backends/cuda/precompile.py",
         "if not compiler.kept(entry, arch):", "if False:",
         "test_kernel_store.py::test_a_full_disk_costs_a_compilation_and_leaves_nothing",
+    ),
+)  # fmt: skip
+
+_WHEEL = "test_kernel_wheels.py::test_"
+
+_WHEELS = (
+    mutant(
+        "packed code proves its digest", "backends/cuda/archive.py",
+        "if hashlib.sha256(code).digest() != sum_:", "if False:",
+        f"{_WHEEL}no_bit_of_a_group_can_change",
+    ),
+    mutant(
+        "the index of an archive proves its digest", "backends/cuda/archive.py",
+        "front).digest() != identity:", "front).digest() == b\"\":",
+        f"{_WHEEL}what_is_damaged_is_compiled[the index]",
+    ),
+    mutant(
+        "the same kernels make the same archive", "backends/cuda/archive.py",
+        "sorted({kernel.digest: kernel for kernel in kernels}.values())",
+        "{kernel.digest: kernel for kernel in kernels}.values()",
+        f"{_WHEEL}the_same_kernels_make_the_same_file",
+    ),
+    mutant(
+        "a packed kernel is the one that was asked for", "backends/cuda/archive.py",
+        "(rest[0], rest[1], rest[2], rest[3]) if have == digest else None",
+        "(rest[0], rest[1], rest[2], rest[3])",
+        f"{_WHEEL}a_kernel_of_a_wheel_is_not_compiled",
+    ),
+    mutant(
+        "a wheel does not say when it was made", "backends/cuda/wheels.py",
+        "(1980, 1, 1, 0, 0, 0)", "__import__(\"time\").localtime()[:6]",
+        f"{_WHEEL}the_wheel_is_one_that_pip_installs",
+    ),
+    mutant(
+        "what is unpacked is of this wheel", "backends/cuda/wheels.py",
+        "b\"wheel\" + self.archive.identity + digest", "b\"wheel\" + digest",
+        f"{_WHEEL}what_is_unpacked_is_kept_for_this_wheel_alone",
+    ),
+    mutant(
+        "a wheel is for its architecture", "backends/cuda/wheels.py",
+        "archive.description.get(\"arch\") != family or ", "",
+        f"{_WHEEL}a_family_runs_the_code_of_its_first",
+    ),
+    mutant(
+        "code of other devices does not run on Tegra", "backends/cuda/wheels.py",
+        "(\"sm_80\", \"sm_86\", \"sm_89\")", "(\"sm_80\", \"sm_86\", \"sm_87\", \"sm_89\")",
+        f"{_WHEEL}each_architecture_has_a_wheel_or_none_runs_its_code",
+    ),
+    mutant(
+        "who may write a wheel may write this package", "backends/cuda/store.py",
+        "others &= ~(like.st_mode & stat.S_IWGRP)", "others &= ~stat.S_IWGRP",
+        f"{_WHEEL}a_wheel_is_believed_that_those_wrote_who_wrote_this_package",
+    ),
+    mutant(
+        "a wheel's group is this package's", "backends/cuda/store.py",
+        "if like.st_gid == info.st_gid:", "if True:",
+        f"{_WHEEL}a_wheel_is_believed_that_those_wrote_who_wrote_this_package",
+    ),
+    mutant(
+        "packed code that does not load is compiled", "backends/cuda/compiler.py",
+        "_unfit.add((entry, arch))", "pass",
+        f"{_WHEEL}code_that_the_driver_does_not_take_is_compiled",
+    ),
+    mutant(
+        "a kernel that is in no wheel is another backend's without NVRTC",
+        "backends/cuda/compiler.py",
+        "if (reason := missing()) is not None:", "if (reason := None) is not None:",
+        f"{_WHEEL}a_plan_runs_a_kernel_of_the_wheel_where_there_is_no_nvrtc",
+    ),
+    mutant(
+        "a planned kernel that cannot be had is an error of ours", "backends/cuda/runner.py",
+        "if key == self._usual:  # another", "if True:  # another",
+        f"{_WHEEL}a_plan_says_what_no_wheel_has_for_a_rarer_call",
+    ),
+    mutant(
+        "what is packed is what NVRTC makes", "tools/warmup.py",
+        "and (to is not None or not compiler.packed(task.entry, task.arch))",
+        "and not compiler.packed(task.entry, task.arch)",
+        f"{_WHEEL}what_a_wheel_has_is_not_compiled_by_warmup",
+    ),
+    mutant(
+        "a wheel lacks nothing that failed", "tools/warmup.py",
+        "made = pack(to, wanted) if to is not None and not failed else []",
+        "made = pack(to, wanted[:-1]) if to is not None else []",
+        f"{_WHEEL}a_wheel_lacks_no_kernel_that_does_not_compile",
+    ),
+    mutant(
+        "lists that no wheel has are launched one by one", "calls/lists.py",
+        "        except Refusal as refusal:", "        except KeyError as refusal:",
+        f"{_WHEEL}lists_that_no_wheel_has_are_launched_one_by_one",
+    ),
+    mutant(
+        "benchmark rows are warmed beside wider parameters", "tools/warmup.py",
+        "for mixed in mixtures(spec, plain.signature, dtype)[1:]:", "for mixed in ():",
+        "test_warmup.py::test_parameters_wider_than_rows_are_planned_too",
+    ),
+    mutant(
+        "where code is from tells no SKUs apart", "declaration/sku.py",
+        "field(default=\"\", compare=False)", "field(default=\"\")",
+        f"{_WHEEL}skus_that_differ_in_the_origin_of_the_code_are_equal",
     ),
 )  # fmt: skip
 
@@ -562,4 +662,4 @@ _CUPY = (
     ),
 )  # fmt: skip
 
-MUTANTS = (*_STORE, *_GEOMETRY, *_CALLS, *_VALUES, *_FRAMES, *_CUPY)
+MUTANTS = (*_STORE, *_WHEELS, *_GEOMETRY, *_CALLS, *_VALUES, *_FRAMES, *_CUPY)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _INSTALL = "pip install 'baracuda[cuda]'"
 # Packages that have to be there, and the oldest version of each.
 _NEEDS = (("cuda-core", (1, 2)), ("cuda-bindings", (13, 0)), ("nvidia-cuda-nvrtc", (13, 0)))
+# Not needed for kernels that are in an installed wheel.
+_COMPILER = "nvidia-cuda-nvrtc"
 
 
 class CudaBackend:
@@ -120,14 +122,16 @@ def _prepared(
     if entries:
         threads = f"{steps.kernels[0].threads} threads"
         variant = f"{variant}, {threads}" if variant else threads
+    run = runner.shortest()
     return Prepared(
-        run=runner.shortest(),
+        run=run,
         kernel="+".join([entry.symbol for entry in entries]) or "none",
         variant=variant,
         arch=arch,
         precision=_guarantee(problem.compute_dtype, steps.deterministic, steps.stable),
         workspace_size=steps.workspace_size,
         tuned=tuned,
+        code=_module("compiler").origin(entries, arch),
     )
 
 
@@ -168,6 +172,8 @@ def unavailable() -> str | None:
         try:
             have = version(package)
         except PackageNotFoundError:
+            if package == _COMPILER and _module("wheels").installed():
+                continue
             return f"needs {package}: {_INSTALL}"
         # The leading digits of each part: 1.3rc1 is a 1.3.
         if tuple(int(re.match(r"\d*", part)[0] or 0) for part in have.split(".")[:2]) < least:  # type: ignore[index]

@@ -1,7 +1,8 @@
-"""From an entry point to a cubin: one text without includes, NVRTC, and a cache on disk.
+"""From an entry point to a cubin: one text without includes; a wheel, a cache on disk, or NVRTC.
 
 The sources include each other only, so an entry point compiles from a single text. That text is the
-key of the cache, together with options and compiler: no stale header can hide behind it.
+key of the cache, together with options and compiler: no stale header can hide behind it. A wheel of
+kernels is asked first, so that NVRTC need not even be loaded where it has the kernel.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ import io
 import os
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from baracuda.backends.cuda import wheels
 from baracuda.backends.cuda.store import Store
+from baracuda.declaration.backend import Refusal
 from baracuda.instruments import logger
 
 SOURCES = Path(__file__).parents[2] / "cuda_src"
@@ -154,8 +159,81 @@ def _key(entry: Entry, arch: str) -> bytes:
     return key
 
 
+@cache
+def missing() -> str | None:
+    """What to install to compile kernels that no wheel has; None where NVRTC is there."""
+    try:
+        version("nvidia-cuda-nvrtc")
+    except PackageNotFoundError:
+        return "NVRTC is not installed: pip install 'baracuda[cuda]'"
+    return None
+
+
+@cache
+def nvrtc_version() -> str:
+    """Of the NVRTC that compiles here; the cache keeps apart what different ones have compiled.
+
+    Raises
+    ------
+    ImportError, RuntimeError
+        Where there is none.
+    """
+    from cuda.bindings import nvrtc
+
+    status, major, minor = nvrtc.nvrtcVersion()
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise RuntimeError(f"NVRTC does not say its version: {status.name}")
+    return f"{major}.{minor}"
+
+
+# Where the machine code is from that this process was given.
+_origins: dict[tuple[Entry, str], str] = {}
+# Kernels whose code from a wheel the driver did not take.
+_unfit: set[tuple[Entry, str]] = set()
+
+
+def origin(entries: Iterable[Entry], arch: str) -> str:
+    """Where the code of kernels is from: wheels by name and version, NVRTC; "" for no kernel."""
+    found = [_origins.get((entry, arch), "") for entry in entries]
+    return " + ".join(dict.fromkeys(filter(None, found)))
+
+
 def cubin(entry: Entry, arch: str) -> bytes:
-    """The machine code of `entry` for `arch` (``sm_90``), from the disk where it is there."""
+    """The machine code of `entry` for `arch` (``sm_90``): of a wheel, from the disk, or compiled.
+
+    Raises
+    ------
+    Refusal
+        Where it is in no wheel, and NVRTC is not installed.
+    """
+    wheel = wheels.of(arch)
+    if wheel is not None and (entry, arch) not in _unfit:
+        code = _unpacked(wheel, entry, arch)
+        if code is not None:
+            _origins[entry, arch] = str(wheel)
+            return code
+    if (reason := missing()) is not None:
+        raise Refusal(f"has no compiled kernel {entry.symbol} for {arch}, and {reason}")
+    code = compiled(entry, arch)
+    _origins[entry, arch] = f"NVRTC {nvrtc_version()}"
+    return code
+
+
+def _unpacked(wheel: wheels.Wheel, entry: Entry, arch: str) -> bytes | None:
+    """The code that a wheel has for `entry`, which is kept on the disk once it is unpacked."""
+    disk, digest = _disk(), wheels.digest(entry.source, wheel.family)
+    key = wheel.key(digest)
+    found = disk.get(key) if disk is not None else None
+    if found is None:
+        found = wheel.get(digest)
+        if found is not None:
+            logger.debug("unpacked %s for %s from %s", entry.symbol, arch, wheel)
+            _keep(key, found, entry, arch)
+    return found
+
+
+def compiled(entry: Entry, arch: str) -> bytes:
+    """What NVRTC makes of `entry` for `arch`, from the disk where it is there."""
     from cuda.core import Program
 
     disk = _disk()
@@ -168,13 +246,18 @@ def cubin(entry: Entry, arch: str) -> bytes:
     code = bytes(Program(entry.source, "c++", _options(arch)).compile("cubin").code)
     took = (time.perf_counter() - start) * 1e3
     logger.debug("compiled %s for %s in %.0f ms", entry.symbol, arch, took)
+    _keep(key, code, entry, arch)
+    return code
+
+
+def _keep(key: bytes, code: bytes, entry: Entry, arch: str) -> None:
+    """Put code on the disk. A full or read-only one costs the next process time, no more."""
+    disk = _disk()
     if disk is not None:
-        # A full or read-only disk costs the next process a compilation, no more.
         try:
             disk.put(key, code)
         except OSError as error:
             logger.info("%s for %s is not kept: %s", entry.symbol, arch, error)
-    return code
 
 
 def usable() -> bool:
@@ -183,15 +266,25 @@ def usable() -> bool:
 
 
 def kept(entry: Entry, arch: str) -> bool:
-    """Whether the cache on disk has the machine code of `entry`."""
+    """Whether the cache on disk has what NVRTC made of `entry`."""
     disk = _disk()
     return disk is not None and disk.get(_key(entry, arch)) is not None
 
 
+def packed(entry: Entry, arch: str) -> bool:
+    """Whether an installed wheel has the machine code of `entry`."""
+    wheel = wheels.of(arch)
+    return wheel is not None and wheel.archive.has(wheels.digest(entry.source, wheel.family))
+
+
 def forget(entry: Entry, arch: str) -> None:
-    """Drop what the disk holds for `entry`: it could not be loaded."""
-    disk = _disk()
-    if disk is not None:
+    """Look for other code of `entry`, in this process and on the disk: it could not be loaded."""
+    disk, wheel = _disk(), wheels.of(arch)
+    if wheel is not None and (entry, arch) not in _unfit and packed(entry, arch):
+        _unfit.add((entry, arch))
+        if disk is not None:
+            disk.drop(wheel.key(wheels.digest(entry.source, wheel.family)))
+    elif disk is not None:
         disk.drop(_key(entry, arch))
 
 

@@ -11,6 +11,7 @@ from cuda.bindings import driver
 from cuda.core import Device
 from numpy.typing import NDArray
 
+from baracuda.backends.cuda import compiler
 from baracuda.backends.cuda.launch import (
     NO_CONTEXT,
     Launch,
@@ -21,9 +22,10 @@ from baracuda.backends.cuda.launch import (
 )
 from baracuda.backends.cuda.launch_plan import DeviceFacts
 from baracuda.backends.cuda.schedules import lists
+from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
 from baracuda.declaration.spec import Problem
-from baracuda.errors import value_error
+from baracuda.errors import UnsupportedError, value_error
 from baracuda.forks import Guard
 from baracuda.libraries import Array
 
@@ -192,16 +194,17 @@ class ListRunner:
         summed = lists.sums(problems[0])
         self._adder = Adder(problems[0], chunks, facts, arrays) if summed else None
         self._steps = steps
-        self.launches = tuple(
-            (int(members[0]), step.entry.symbol, f"{self._variant}, {step.threads} threads")
-            for (step, _), (members, _, _) in zip(steps, self._groups, strict=True)
-        )
         self._loaded: dict[tuple[str, ...], list[tuple[Launch, int]]] = {}
         self._tables: dict[int, Table] = {}
         self._staging: list[Staging] = []
         self._before: _Rows | None = None
         self._guard = Guard()
         self._load(())
+        self.launches = tuple(
+            (int(members[0]), step.entry.symbol, f"{self._variant}, {step.threads} threads",
+             compiler.origin([step.entry], facts.arch))
+            for (step, _), (members, _, _) in zip(steps, self._groups, strict=True)
+        )  # fmt: skip
 
     def __call__(
         self,
@@ -250,7 +253,12 @@ class ListRunner:
         for step, offset in self._steps:
             read = step.reading(reads) if reads else step
             front = "<" + "Q" * len(read.front)
-            made.append((Launch(read, self._facts, front + read.scalars), offset))
+            try:
+                made.append((Launch(read, self._facts, front + read.scalars), offset))
+            except Refusal as refusal:
+                if not reads:  # each set may still have a launch of its own
+                    raise
+                raise UnsupportedError(f"{self._op}: the planned kernel {refusal}") from None
         self._loaded[reads] = made
         return made
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from baracuda.backends.cuda import compiler, schedules
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.launch_plan import WIDEST, Call, DeviceFacts, strides_of
+from baracuda.backends.cuda.schedules import lists
+from baracuda.backends.cuda.wheels import FAMILIES
 from baracuda.calls import check, outputs
 from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dispatch import DEFAULT
@@ -82,11 +84,17 @@ def devices(arch: str) -> tuple[DeviceFacts, ...]:
     return tuple(DeviceFacts(0, arch, count, shared) for count in dict.fromkeys((fewest, most)))
 
 
+def family(name: str) -> tuple[DeviceFacts, ...]:
+    """The devices of a family of architectures, each of which runs code for the first of them."""
+    return tuple(facts for arch in FAMILIES[name] for facts in devices(arch))
+
+
 def entries(problem: Problem, devices: Sequence[DeviceFacts]) -> Iterator[Entry]:
     """The kernels that calls of a problem launch on any of these devices.
 
     On arrays aligned as they are allocated, and as a view of them may be; into new outputs, and of
-    a gradient also added to given ones, or its sums of 16 bits to buffers that are wider.
+    a gradient also added to given ones, or its sums of 16 bits to buffers that are wider; and many
+    sets of such arrays in one launch.
     """
     outs = tuple(strides_of(x) for x in problem.outputs)
     if any(0 in x.shape for x in problem.outputs):
@@ -101,22 +109,12 @@ def entries(problem: Problem, devices: Sequence[DeviceFacts]) -> Iterator[Entry]
         with suppress(Refusal):
             call = Call(problem, facts, outs, alignment=alignment)._replace(**form)
             yield from (step.entry for step in schedules.plan(call).kernels)
-
-
-def nvrtc_version() -> str:
-    """Of the NVRTC that compiles here; the cache keeps apart what different ones have compiled.
-
-    Raises
-    ------
-    ImportError, RuntimeError
-        Where there is none.
-    """
-    from cuda.bindings import nvrtc
-
-    status, major, minor = nvrtc.nvrtcVersion()
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise RuntimeError(f"NVRTC does not say its version: {status.name}")
-    return f"{major}.{minor}"
+    kernel = problem.spec.kernel
+    if kernel is not None and kernel.lists and lists.takes(problem):
+        over = lists.layout([1], lists.Form.of(problem).row, lists.chunk(problem))
+        yield lists.plan(problem, over, 0, devices[0].multiprocessors, lists.VARIANTS[0]).entry
+        if lists.sums(problem):
+            yield lists.total(problem, 1).entry
 
 
 def keep(entry: Entry, arch: str) -> None:
@@ -127,6 +125,6 @@ def keep(entry: Entry, arch: str) -> None:
     OSError
         Where the cache did not take it.
     """
-    compiler.cubin(entry, arch)
+    compiler.compiled(entry, arch)
     if not compiler.kept(entry, arch):
         raise OSError(f"{compiler.cache_directory()} cannot be written")

@@ -219,13 +219,13 @@ class CudaRunner:
             if found is None:
                 try:
                     steps = self.steps if key == self._usual else self._plan(key)
+                    launches = [self._launch(step) for step in steps.steps]
                 except Refusal as refusal:
+                    if key == self._usual:  # another backend may still take the problem
+                        raise
                     op = self.problem.spec.name
                     raise UnsupportedError(f"{op}: the planned kernel {refusal}") from None
-                found = self._programs[key] = (
-                    [self._launch(step) for step in steps.steps],
-                    steps.workspaces,
-                )
+                found = self._programs[key] = launches, steps.workspaces
             return found
 
     def _launch(self, step: Any) -> _Launch:

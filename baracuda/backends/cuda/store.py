@@ -12,7 +12,7 @@ import stat
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from baracuda.instruments import logger
@@ -136,8 +136,16 @@ class Store:
         self._held = held
 
 
-def _read(path: Path) -> bytes:
-    """The content of a plain file that nobody else can have written.
+@contextmanager
+def opened(path: Path, like: os.stat_result | None = None) -> Iterator[tuple[int, os.stat_result]]:
+    """A plain file that nobody else can have written: its handle, and what the system says of it.
+
+    Parameters
+    ----------
+    path : Path
+    like : os.stat_result, optional
+        Of a file that is trusted already: its owner and its group, where they may write that file,
+        may have written this one too.
 
     Raises
     ------
@@ -150,10 +158,27 @@ def _read(path: Path) -> bytes:
         info = os.fstat(handle)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(f"{path}: is no plain file")
-        if hasattr(os, "geteuid") and (
-            info.st_uid not in (os.geteuid(), 0) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        ):
+        owners, others = {0}, info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if like is not None:
+            owners.add(like.st_uid)
+            if like.st_gid == info.st_gid:
+                others &= ~(like.st_mode & stat.S_IWGRP)
+        if hasattr(os, "geteuid") and (info.st_uid not in {os.geteuid(), *owners} or others):
             raise OSError(f"{path}: another user could have written it")
+        yield handle, info
+    finally:
+        os.close(handle)
+
+
+def _read(path: Path) -> bytes:
+    """The content of such a file of at most as many bytes as a kernel may have.
+
+    Raises
+    ------
+    OSError
+        As `opened` does, and for a longer file.
+    """
+    with opened(path) as (handle, info):
         if info.st_size > _LONGEST:
             raise OSError(f"{path}: longer than any kernel")
         # The time of the last use, by which the folder is kept small.
@@ -161,8 +186,6 @@ def _read(path: Path) -> bytes:
             os.utime(handle if os.utime in os.supports_fd else path)
         with open(handle, "rb", closefd=False) as file:
             return file.read(_LONGEST)
-    finally:
-        os.close(handle)
 
 
 def _private(folder: Path, mode: int = 0o700) -> None:

@@ -19,7 +19,7 @@ from baracuda.backends.cuda.launch import (
     stream_of,
     while_capturing,
 )
-from baracuda.backends.cuda.launch_plan import DeviceFacts
+from baracuda.backends.cuda.launch_plan import WIDEST, DeviceFacts
 from baracuda.backends.cuda.runner import CudaRunner
 from baracuda.declaration.backend import Refusal
 from baracuda.declaration.spec import Problem
@@ -58,6 +58,7 @@ def fastest(
         try:
             # Scratch runs report nothing: the call itself will.
             runner = CudaRunner(problem, facts, arrays, name, listens=False)
+            runner.program(WIDEST)
         except Refusal:
             continue
         if limit is None or runner.steps.workspace_size <= limit:
