@@ -253,6 +253,10 @@ CASES = {
     "lp_pool2d": POOL_2D,
     "indexing": INDEXING,
     "embedding": EMBEDDING,
+    "embedding_backward_rows": tuple(
+        Case({**c.axes, "m": m}, num_embeddings=c.axes["n"])
+        for c, m in zip(EMBEDDING, (300, 300, 300), strict=True)
+    ),
     "index_select": SLICES,
     "index_add": SLICES,
     "permute_rows": tuple(Case({**case.axes}, num_rows=case.axes["n"]) for case in PERMUTED),

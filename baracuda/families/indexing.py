@@ -78,19 +78,38 @@ def lasting(index: Array, axis: int, extent: int) -> Array:
     return inside(index, extent) & (last > 0)
 
 
+def distinct(index: Array, extent: int) -> tuple[Array, Array]:
+    """The distinct entries in range, ascending, and `extent` for as many as are left.
+
+    And which of them each entry is, along one axis: -1 for an entry out of range.
+    """
+    xp = library_of(index).xp
+    flat = xp.reshape(index, (-1,))
+    keys = xp.where(inside(flat, extent), flat, extent)
+    order = xp.argsort(keys, stable=True)
+    along = xp.take(keys, order, axis=0)
+    fresh = xp.astype(along[1:] != along[:-1], index.dtype)
+    fresh = xp.concat([xp.ones_like(along[:1]), fresh])
+    numbers = xp.cumulative_sum(fresh, axis=0, dtype=index.dtype) - 1
+    place = xp.take(numbers, xp.argsort(order), axis=0)
+    entries = xp.sort(xp.where(fresh > 0, along, extent))
+    return entries, xp.where(keys < extent, place, -1)
+
+
 def segments(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
     """The extent n that the option `num_segments` gives."""
-    return {"n": _extent(op, "num_segments", options["num_segments"])}
+    return {"n": extent_given(op, "num_segments", options["num_segments"])}
 
 
 def destinations(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
     """The extent n that the option `num_rows` gives: one row for each entry of a map by default."""
     rows = options["num_rows"]
     entries: Any = prod([axes[name] for name in "tk"])
-    return {"n": entries if rows is None else _extent(op, "num_rows", rows)}
+    return {"n": entries if rows is None else extent_given(op, "num_rows", rows)}
 
 
-def _extent(op: str, option: str, n: int) -> int:
+def extent_given(op: str, option: str, n: int) -> int:
+    """An extent that an option gives, checked."""
     if n < 0:
         raise value_error(op, option, "an integer >= 0", n)
     # Kernels hold a size in 32 bits.

@@ -62,6 +62,22 @@ def index_add_backward(
     return rows if alpha == 1 else alpha * rows
 
 
+def embedding_backward_rows(
+    xp: Any, dy: Array, ids: Array, *, num_embeddings: int
+) -> tuple[Array, Array]:
+    if hasattr(xp, "sparse_coo_tensor"):
+        flat, rows = ids.reshape(1, -1), dy.reshape(-1, dy.shape[-1])
+        size = (num_embeddings, dy.shape[-1])
+        few = xp.sparse_coo_tensor(flat, rows, size, check_invariants=False).coalesce()
+        return few.indices()[0], few.values()
+    if hasattr(dy, "at"):
+        rows, places = xp.unique(ids, size=ids.size, fill_value=num_embeddings, return_inverse=True)
+    else:
+        rows, places = xp.unique(ids, return_inverse=True)
+    start = xp.zeros((len(rows), dy.shape[-1]), dtype=dy.dtype)
+    return rows, _added(xp, start, places.reshape(ids.shape), dy)
+
+
 def scatter_add(xp: Any, x: Array, index: Array, src: Array, *, axis: int) -> Array:
     if hasattr(xp, "scatter_add"):
         return xp.scatter_add(x, axis, index, src)
@@ -108,5 +124,6 @@ def _added(xp: Any, x: Array, at: Any, values: Array) -> Array:
 
 EXPRESSIONS = (
     permute_rows, permute_rows_backward, unpermute_rows, unpermute_rows_backward,
-    index_add, index_add_backward, scatter_add, scatter_add_backward, scatter, scatter_backward,
+    embedding_backward_rows, index_add, index_add_backward, scatter_add, scatter_add_backward,
+    scatter, scatter_backward,
 )  # fmt: skip

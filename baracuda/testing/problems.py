@@ -84,7 +84,10 @@ def _embeddings(ids: Shape, table: Shape, drawn: Sequence[str]) -> list[Row]:
     rows = [Row("embedding", f"{label}, {how}", (ids, table), {}, how) for how in drawn[:1]]
     dy = (*ids, table[1])
     rows += [Row("embedding_backward", f"{label}, {how}", (dy, ids), options, how) for how in drawn]
-    return rows
+    few = {"num_embeddings": table[0]}
+    return rows + [
+        Row("embedding_backward_rows", f"{label}, {how}", (dy, ids), few, how) for how in drawn
+    ]
 
 
 def _selections(src: Shape, many: int) -> list[Row]:

@@ -239,7 +239,7 @@ def _adjust(
         c = axes["c"] = max(axes["c"], 1)
         options["num_groups"] = int(rng.choice([g for g in range(1, c + 1) if c % g == 0]))
     has_row = options.get("mode", "raise") == "raise" or options.get("padding_idx") is not None
-    if counts := spec.options.keys() & {"num_segments", "num_rows"}:
+    if counts := spec.options.keys() & {"num_segments", "num_rows", "num_embeddings"}:
         axes["n"] = _extent(rng)
     if spec.category == "indexing" and has_row:
         axes["n"] = max(axes["n"], 1)

@@ -28,6 +28,7 @@ _BAD: dict[str, tuple[Any, ...]] = {
     "label_smoothing": (-0.1, 1.5, "some"), "z_loss": (-1.0, None), "softcap": (-1.0, "x"),
     "ignore_index": (1.5, None), "chunk": (0, -3, 1.5), "p": (-1.0, "2"), "swap": (1, None),
     "num_segments": (-1, 1.5, None), "num_rows": (-1, 1.5, 1 << 31),
+    "num_embeddings": (-1, None, 1 << 31),
     "sorted": (1, None), "seed": (1.5, None, 1 << 64),
     "margin": ("1", None), "beta": ("1",), "delta": (0, -1.0), "alpha": ("1", None),
     "lambd": ("1",), "weight": ("1", None), "negative_slope": ("1",), "eps": ("1", None),

@@ -24,6 +24,7 @@ from baracuda.backends.cuda.schedules import (
 )
 from baracuda.backends.cuda.schedules.indexed import (
     add_rows,
+    few_rows,
     gather,
     last_write,
     permute,
@@ -42,6 +43,7 @@ PLANNERS: dict[str, Planner] = {
     "window_backward": window.backward,
     "gather": gather.plan,
     "add_rows": add_rows.plan,
+    "few_rows": few_rows.plan,
     "scatter": scatter.plan,
     "last_write": last_write.plan,
     "last_write_backward": last_write.backward,
