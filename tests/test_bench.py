@@ -52,7 +52,8 @@ def small(op: str) -> Row:
         if op.startswith(("index_add", "scatter")):
             shapes = dict.fromkeys(("x", "dout"), (4, 5)) | {"source": (4, 6), "index": (6,)}
             if op.startswith("scatter"):
-                shapes |= dict.fromkeys(("src", "index"), (4, 6))
+                shapes |= dict.fromkeys(("src", "index"), (4, 6)) | {"out": (4, 5)}
+                options |= {"reduction": "mean"} if "reduce" in op else {}
         if "ids" in spec.arrays:
             shapes = {"ids": (3, 2), "weight": (4, 5), "dy": (3, 2, 5)}
             options = {"weight_shape": (4, 5)} if op.endswith("backward") else {}

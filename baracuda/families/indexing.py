@@ -9,6 +9,7 @@ from typing import Any
 from baracuda.declaration.shapes import Axes
 from baracuda.errors import value_error
 from baracuda.families.numerics import joined, scatter_add
+from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
 
 
@@ -85,6 +86,8 @@ def distinct(index: Array, extent: int) -> tuple[Array, Array]:
     """
     xp = library_of(index).xp
     flat = xp.reshape(index, (-1,))
+    if not flat.shape[0]:
+        return flat, flat
     keys = xp.where(inside(flat, extent), flat, extent)
     order = xp.argsort(keys, stable=True)
     along = xp.take(keys, order, axis=0)
@@ -140,6 +143,27 @@ def highest(values: Array, index: Array, extent: int) -> Array:
     if (found := library.highest(values, at, extent)) is not None:
         return found
     return joined(values, _beside(at, (), shape[1:]), 0, shape, xp.maximum, -inf)
+
+
+def combined(
+    values: Array, index: Array, axis: int, shape: Shape, how: str = "max"
+) -> tuple[Array, Array]:
+    """The maximum or product of what lands in each place along an axis, and how much lands.
+
+    Where nothing does, -inf or 1. Entries out of range land nowhere.
+    """
+    library, there = library_of(values), _there(values)
+    xp, none = library.xp, -inf if how == "max" else 1.0
+    valid = inside(index, shape[axis])
+    many = scatter_add(xp.astype(valid, values.dtype), index, axis, shape)
+    if 0 in shape or 0 in index.shape:
+        return xp.full(shape, none, dtype=values.dtype, **there), many
+    values, at = xp.where(valid, values, none), xp.where(valid, index, 0)
+    found = library.combined(values, at, axis, shape, how, none)
+    if found is None:
+        join = xp.maximum if how == "max" else xp.multiply
+        found = joined(values, at, axis, shape, join, none)
+    return found, many
 
 
 def counted(index: Array, extent: int, like: Array) -> Array:

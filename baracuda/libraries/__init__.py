@@ -248,6 +248,15 @@ class Library:
         """Zeros of `shape` with `values` added at `index`, all in range; None: no fast route."""
         return None
 
+    def combined(
+        self, values: Array, index: Array, axis: int, shape: Shape, how: str, none: float
+    ) -> Array | None:
+        """`none` in `shape`, and the maximum or product ("max", "prod") of it and of what lands.
+
+        All entries are in range; ties share a gradient. None: no own way.
+        """
+        return None
+
     def put(self, x: Array, index: Array, values: Array, axis: int) -> Array:
         """`x` with values of each row at `index`, alike where it repeats; may be written to `x`."""
         every = self.xp.arange(x.shape[axis], dtype=index.dtype, device=self.device_of(index))

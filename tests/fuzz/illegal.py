@@ -18,7 +18,7 @@ from .layouts import Layout, Memory
 
 # Values of options that no op takes, and why not is to be said.
 _BAD: dict[str, tuple[Any, ...]] = {
-    "axis": (99, -99, 1.5, None, True), "seq_axis": (99, -99, 0.5), "reduction": ("max", None, 1),
+    "axis": (99, -99, 1.5, None, True), "seq_axis": (99, -99, 0.5), "reduction": ("most", None, 1),
     "mode": ("clip", None), "approximate": ("erf", 1), "gate_first": (1, "yes", None),
     "interleaved": (1, None), "causal": (1, "no"), "norm_type": (0, -1, math.nan, "2"),
     "keepdims": (1, None), "kind": ("mixed", None), "temperature": (0, -1.0, "1"),

@@ -397,4 +397,14 @@ MUTANTS = (
         "u64(row) < u64(args.extent) && row != args.skipped", "u64(row) < u64(args.extent)",
         "test_emulated_few_rows.py::test_rows_are_found_and_added_up[3-ids in a row-float32]",
     ),
+    mutant(
+        "what is there counts in a mean", "cuda_src/indexed/combine.cuh",
+        "u32 count = 1;", "u32 count = 0;",
+        "test_emulated_scatter_reduce.py::test_elements_are_joined[mean True-rows-float32]",
+    ),
+    mutant(
+        "NaN is above all numbers", "cuda_src/indexed/combine.cuh",
+        "return x != x ? ~0u : bits >> 31", "return bits >> 31",
+        "test_emulated_scatter_reduce.py::test_elements_are_joined[min False-rows-float32]",
+    ),
 )  # fmt: skip
