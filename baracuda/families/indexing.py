@@ -159,7 +159,7 @@ def combined(
     if 0 in shape or 0 in index.shape:
         return xp.full(shape, none, dtype=values.dtype, **there), many
     values, at = xp.where(valid, values, none), xp.where(valid, index, 0)
-    found = library.combined(values, at, axis, shape, how, none)
+    found = library.combined and library.combined(values, at, axis, shape, how, none)
     if found is None:
         join = xp.maximum if how == "max" else xp.multiply
         found = joined(values, at, axis, shape, join, none)

@@ -71,6 +71,7 @@ class Library:
     writable: bool = True
     differentiates: bool = True
     stored_as: Mapping[str, str] = MappingProxyType({})
+    combined: Any = None  # of maxima and products a method, where there is an own way
 
     def takes(self, x: Array) -> bool:
         """Whether `x`, of a class that derives from one of this library, is an array of it.
@@ -246,15 +247,6 @@ class Library:
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array | None:
         """Zeros of `shape` with `values` added at `index`, all in range; None: no fast route."""
-        return None
-
-    def combined(
-        self, values: Array, index: Array, axis: int, shape: Shape, how: str, none: float
-    ) -> Array | None:
-        """`none` in `shape`, and the maximum or product ("max", "prod") of it and of what lands.
-
-        All entries are in range; ties share a gradient. None: no own way.
-        """
         return None
 
     def put(self, x: Array, index: Array, values: Array, axis: int) -> Array:

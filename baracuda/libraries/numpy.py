@@ -140,10 +140,8 @@ class NumPy(Library):
     def combined(
         self, values: Array, index: Array, axis: int, shape: Shape, how: str, none: float
     ) -> Array:
-        out, grid = (
-            np.full(shape, none, values.dtype),
-            list(np.ogrid[tuple(map(slice, index.shape))]),
-        )
+        out = np.full(shape, none, values.dtype)
+        grid = list(np.ogrid[tuple(map(slice, index.shape))])
         grid[axis] = index
         (np.maximum if how == "max" else np.multiply).at(out, tuple(grid), values)
         return out
