@@ -352,8 +352,8 @@ template <class T> T atomicAdd(T* p, T x) {
   *p += x;
   return old;
 }
-inline unsigned atomicMax(unsigned* p, unsigned x) {
-  const unsigned old = *p;
+template <class T> T atomicMax(T* p, T x) {
+  const T old = *p;
   *p = old > x ? old : x;
   return old;
 }

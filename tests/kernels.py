@@ -164,6 +164,7 @@ INDEXING = (
     Case({"b": (HUGE,), "n": 64, "c": (), "i": (HUGE,), "k": HUGE, "j": ()}, axis=1),
     Case({"b": (), "n": HUGE, "c": (HUGE,), "i": (), "k": HUGE, "j": (HUGE,)}, axis=0),
 )
+REDUCTIONS = tuple((how, mine) for how in ("sum", "mean", "max", "min") for mine in (False, True))
 # ids of two axes and of one, rows for vectors, odd ones and single numbers.
 EMBEDDING = (
     Case({"i": (6, 50), "n": 90, "d": 64}),
@@ -251,6 +252,15 @@ CASES = {
     "lp_pool2d": POOL_2D,
     "indexing": INDEXING,
     "embedding": EMBEDDING,
+    "embedding_backward_rows": tuple(
+        Case({**c.axes, "m": m}, num_embeddings=c.axes["n"])
+        for c, m in zip(EMBEDDING, (300, 300, 300), strict=True)
+    ),
+    "scatter_reduce": tuple(
+        Case(case.axes, axis=case.options["axis"], reduction=how, include_self=mine)
+        for how, mine in REDUCTIONS
+        for case in (*INDEXING[:1], *INDEXING[6:7], *INDEXING[9:10])
+    ),
     "index_select": SLICES,
     "index_add": SLICES,
     "permute_rows": tuple(Case({**case.axes}, num_rows=case.axes["n"]) for case in PERMUTED),

@@ -52,10 +52,12 @@ def small(op: str) -> Row:
         if op.startswith(("index_add", "scatter")):
             shapes = dict.fromkeys(("x", "dout"), (4, 5)) | {"source": (4, 6), "index": (6,)}
             if op.startswith("scatter"):
-                shapes |= dict.fromkeys(("src", "index"), (4, 6))
+                shapes |= dict.fromkeys(("src", "index"), (4, 6)) | {"out": (4, 5)}
+                options |= {"reduction": "mean"} if "reduce" in op else {}
         if "ids" in spec.arrays:
             shapes = {"ids": (3, 2), "weight": (4, 5), "dy": (3, 2, 5)}
             options = {"weight_shape": (4, 5)} if op.endswith("backward") else {}
+            options = {"num_embeddings": 9} if op.endswith("rows") else options
         if "segment_ids" in spec.arrays:
             shapes = {"data": (9, 5), "segment_ids": (9,), **dict.fromkeys(("dout", "out"), (4, 5))}
             shapes |= dict.fromkeys(("dy", "y"), (9, 5))
@@ -105,7 +107,7 @@ def small(op: str) -> Row:
         shapes |= dict.fromkeys(("cos", "sin"), (5, 4))
     else:
         shapes, options = dict.fromkeys(("a", "b", "dy"), (3, 4)), {"weight": 0.3}
-    drawn = "once" if "row_map" in shapes else "uniform"
+    drawn = "once" if "row_map" in shapes or "num_embeddings" in options else "uniform"
     if op in ("scatter", "scatter_backward"):
         shapes, drawn = dict.fromkeys(shapes, (1, 5)), "once"
     return Row(op, "small", tuple(shapes[n] for n in spec.arrays if n in shapes), options, drawn)

@@ -261,8 +261,8 @@ def test_every_form_is_planned_wide_and_narrow(name: str) -> None:
     elif spec.kernel.schedule not in ("cross_entropy", "log_prob", "kl_div") and name != "nll_loss":
         assert any(s.endswith(("_i32", "_i32_add")) for s in symbols)
         assert any("_i64" in s for s in symbols) or "lp_pool1d" in name
-    # Two ops add to a copy of x.
-    adds = spec.accumulates or name in ("index_add", "scatter_add")
+    # Three ops add to a copy of x.
+    adds = spec.accumulates or name in ("index_add", "scatter_add", "scatter_reduce")
     assert any(s.endswith("_add") for s in symbols) == adds
     assert all(s.startswith(f"{name}_f32_") for s in symbols)
 

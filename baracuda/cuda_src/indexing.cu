@@ -3,6 +3,8 @@
 #include "indexed/accumulate.cuh"
 #include "indexed/bounds.cuh"
 #include "indexed/by_row.cuh"
+#include "indexed/combine.cuh"
+#include "indexed/few_rows.cuh"
 #include "indexed/fixed.cuh"
 #include "indexed/gather.cuh"
 #include "indexed/last_write.cuh"

@@ -9,6 +9,7 @@ from typing import Any
 from baracuda.declaration.shapes import Axes
 from baracuda.errors import value_error
 from baracuda.families.numerics import joined, scatter_add
+from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
 
 
@@ -78,19 +79,40 @@ def lasting(index: Array, axis: int, extent: int) -> Array:
     return inside(index, extent) & (last > 0)
 
 
+def distinct(index: Array, extent: int) -> tuple[Array, Array]:
+    """The distinct entries in range, ascending, and `extent` for as many as are left.
+
+    And which of them each entry is, along one axis: -1 for an entry out of range.
+    """
+    xp = library_of(index).xp
+    flat = xp.reshape(index, (-1,))
+    if not flat.shape[0]:
+        return flat, flat
+    keys = xp.where(inside(flat, extent), flat, extent)
+    order = xp.argsort(keys, stable=True)
+    along = xp.take(keys, order, axis=0)
+    fresh = xp.astype(along[1:] != along[:-1], index.dtype)
+    fresh = xp.concat([xp.ones_like(along[:1]), fresh])
+    numbers = xp.cumulative_sum(fresh, axis=0, dtype=index.dtype) - 1
+    place = xp.take(numbers, xp.argsort(order), axis=0)
+    entries = xp.sort(xp.where(fresh > 0, along, extent))
+    return entries, xp.where(keys < extent, place, -1)
+
+
 def segments(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
     """The extent n that the option `num_segments` gives."""
-    return {"n": _extent(op, "num_segments", options["num_segments"])}
+    return {"n": extent_given(op, "num_segments", options["num_segments"])}
 
 
 def destinations(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
     """The extent n that the option `num_rows` gives: one row for each entry of a map by default."""
     rows = options["num_rows"]
     entries: Any = prod([axes[name] for name in "tk"])
-    return {"n": entries if rows is None else _extent(op, "num_rows", rows)}
+    return {"n": entries if rows is None else extent_given(op, "num_rows", rows)}
 
 
-def _extent(op: str, option: str, n: int) -> int:
+def extent_given(op: str, option: str, n: int) -> int:
+    """An extent that an option gives, checked."""
     if n < 0:
         raise value_error(op, option, "an integer >= 0", n)
     # Kernels hold a size in 32 bits.
@@ -121,6 +143,27 @@ def highest(values: Array, index: Array, extent: int) -> Array:
     if (found := library.highest(values, at, extent)) is not None:
         return found
     return joined(values, _beside(at, (), shape[1:]), 0, shape, xp.maximum, -inf)
+
+
+def combined(
+    values: Array, index: Array, axis: int, shape: Shape, how: str = "max"
+) -> tuple[Array, Array]:
+    """The maximum or product of what lands in each place along an axis, and how much lands.
+
+    Where nothing does, -inf or 1. Entries out of range land nowhere.
+    """
+    library, there = library_of(values), _there(values)
+    xp, none = library.xp, -inf if how == "max" else 1.0
+    valid = inside(index, shape[axis])
+    many = scatter_add(xp.astype(valid, values.dtype), index, axis, shape)
+    if 0 in shape or 0 in index.shape:
+        return xp.full(shape, none, dtype=values.dtype, **there), many
+    values, at = xp.where(valid, values, none), xp.where(valid, index, 0)
+    found = library.combined and library.combined(values, at, axis, shape, how, none)
+    if found is None:
+        join = xp.maximum if how == "max" else xp.multiply
+        found = joined(values, at, axis, shape, join, none)
+    return found, many
 
 
 def counted(index: Array, extent: int, like: Array) -> Array:

@@ -71,6 +71,7 @@ class Library:
     writable: bool = True
     differentiates: bool = True
     stored_as: Mapping[str, str] = MappingProxyType({})
+    combined: Any = None  # of maxima and products a method, where there is an own way
 
     def takes(self, x: Array) -> bool:
         """Whether `x`, of a class that derives from one of this library, is an array of it.

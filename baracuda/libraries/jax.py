@@ -125,6 +125,16 @@ class Jax(Library):
         none = jnp.full((extent, *values.shape[1:]), -jnp.inf, values.dtype)
         return none.at[index].max(values)
 
+    def combined(
+        self, values: Array, index: Array, axis: int, shape: Shape, how: str, none: float
+    ) -> Array | None:
+        if how != "max":
+            # Products of which the factors repeat have no derivative here.
+            return None
+        places = list(jnp.ogrid[tuple(map(slice, index.shape))])
+        places[axis] = index
+        return jnp.full(shape, none, values.dtype).at[tuple(places)].max(values)
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         # Other axes are batches, and no grid of indices: XLA sees that lines are independent of
         # each other, and nothing is transposed.

@@ -137,6 +137,15 @@ class NumPy(Library):
         out[ids] = rows
         return out
 
+    def combined(
+        self, values: Array, index: Array, axis: int, shape: Shape, how: str, none: float
+    ) -> Array:
+        out = np.full(shape, none, values.dtype)
+        grid = list(np.ogrid[tuple(map(slice, index.shape))])
+        grid[axis] = index
+        (np.maximum if how == "max" else np.multiply).at(out, tuple(grid), values)
+        return out
+
     def _line(self, index: Array, axis: int) -> Array | None:
         """The entries of an index that varies along `axis` alone, None for any other."""
         once = self.once(index)

@@ -286,6 +286,12 @@ class Torch(Library):
         at = index.long().reshape(-1, *[1] * (values.ndim - 1)).expand_as(values)
         return none.scatter_reduce(0, at, values, "amax", include_self=False)
 
+    def combined(
+        self, values: Array, index: Array, axis: int, shape: Shape, how: str, none: float
+    ) -> Array:
+        start, how = values.new_full(shape, none), "amax" if how == "max" else how
+        return start.scatter_reduce(axis, index.long(), values, how, include_self=False)
+
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         out = torch.zeros(shape, dtype=values.dtype, device=values.device)
         line = self._line(index, axis)

@@ -40,6 +40,7 @@ from baracuda.ops.rope import *
 from baracuda.ops.rope_qk import *
 from baracuda.ops.rope_with_tables import *
 from baracuda.ops.scatter import *
+from baracuda.ops.scatter_reduce import *
 from baracuda.ops.segment import *
 from baracuda.ops.segment_softmax import *
 from baracuda.ops.self_gated import *

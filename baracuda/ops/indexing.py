@@ -76,7 +76,9 @@ def gather(
 
     Notes
     -----
-    Moves values unchanged; bit-stable. `torch.gather` is the same but for `mode` and int32.
+    Moves values unchanged; bit-stable. `torch.gather` is the same but for `mode` and int32. So is
+    ``take_along_axis`` of the array API, where negative entries count from the end and `index` is
+    broadcast off the axis.
 
     Examples
     --------
@@ -223,8 +225,8 @@ def index_select(
 
     Notes
     -----
-    Moves values unchanged; bit-stable. `torch.index_select` is the same but for `mode`. Linear in
-    `src`.
+    Moves values unchanged; bit-stable. `torch.index_select` is the same but for `mode`. So is
+    ``take`` of the array API, where negative entries count from the end. Linear in `src`.
 
     Examples
     --------

@@ -62,6 +62,22 @@ def index_add_backward(
     return rows if alpha == 1 else alpha * rows
 
 
+def embedding_backward_rows(
+    xp: Any, dy: Array, ids: Array, *, num_embeddings: int
+) -> tuple[Array, Array]:
+    if hasattr(xp, "sparse_coo_tensor"):
+        flat, rows = ids.reshape(1, -1), dy.reshape(-1, dy.shape[-1])
+        size = (num_embeddings, dy.shape[-1])
+        few = xp.sparse_coo_tensor(flat, rows, size, check_invariants=False).coalesce()
+        return few.indices()[0], few.values()
+    if hasattr(dy, "at"):
+        rows, places = xp.unique(ids, size=ids.size, fill_value=num_embeddings, return_inverse=True)
+    else:
+        rows, places = xp.unique(ids, return_inverse=True)
+    start = xp.zeros((len(rows), dy.shape[-1]), dtype=dy.dtype)
+    return rows, _added(xp, start, places.reshape(ids.shape), dy)
+
+
 def scatter_add(xp: Any, x: Array, index: Array, src: Array, *, axis: int) -> Array:
     if hasattr(xp, "scatter_add"):
         return xp.scatter_add(x, axis, index, src)
@@ -89,6 +105,35 @@ def scatter_backward(xp: Any, dout: Array, index: Array, *, axis: int) -> tuple[
     return scatter(xp, dout, index, 0 * dsrc, axis=axis), dsrc
 
 
+def scatter_reduce(
+    xp: Any, x: Array, index: Array, src: Array, *, axis: int, reduction: str
+) -> Array:
+    """Means and maxima."""
+    if hasattr(xp, "scatter_reduce"):
+        how = {"max": "amax"}.get(reduction, reduction)
+        return xp.scatter_reduce(x, axis, index, src, how)
+    at = _places(xp, index, axis)
+    if reduction == "mean":
+        return _added(xp, x, at, src) / _added(xp, xp.ones_like(x), at, xp.ones_like(src))
+    if hasattr(x, "at"):
+        return x.at[at].max(src)
+    out = x.copy()
+    maximum_at = import_module("cupyx").scatter_max if xp.__name__ == "cupy" else xp.maximum.at
+    maximum_at(out, at, src)
+    return out
+
+
+def scatter_reduce_backward(
+    xp: Any, dout: Array, x: Array, index: Array, src: Array, out: Array, *, axis: int,
+    reduction: str,
+) -> tuple[Array, Array]:  # fmt: skip
+    own, hit = xp.ones_like(x), xp.ones_like(src)
+    if reduction == "max":
+        own, hit = own * (x == out), hit * (src == scatter_add_backward(xp, out, index, axis=axis))
+    share = dout / scatter_add(xp, own, index, hit, axis=axis)
+    return share * own, hit * scatter_add_backward(xp, share, index, axis=axis)
+
+
 def _places(xp: Any, index: Array, axis: int) -> tuple[Array, ...]:
     """The places of elements that an index points to along an axis, for other libraries."""
     shape = index.shape
@@ -108,5 +153,6 @@ def _added(xp: Any, x: Array, at: Any, values: Array) -> Array:
 
 EXPRESSIONS = (
     permute_rows, permute_rows_backward, unpermute_rows, unpermute_rows_backward,
-    index_add, index_add_backward, scatter_add, scatter_add_backward, scatter, scatter_backward,
+    embedding_backward_rows, index_add, index_add_backward, scatter_add, scatter_add_backward,
+    scatter, scatter_backward, scatter_reduce, scatter_reduce_backward,
 )  # fmt: skip

@@ -84,7 +84,10 @@ def _embeddings(ids: Shape, table: Shape, drawn: Sequence[str]) -> list[Row]:
     rows = [Row("embedding", f"{label}, {how}", (ids, table), {}, how) for how in drawn[:1]]
     dy = (*ids, table[1])
     rows += [Row("embedding_backward", f"{label}, {how}", (dy, ids), options, how) for how in drawn]
-    return rows
+    few = {"num_embeddings": table[0]}
+    return rows + [
+        Row("embedding_backward_rows", f"{label}, {how}", (dy, ids), few, how) for how in drawn
+    ]
 
 
 def _selections(src: Shape, many: int) -> list[Row]:
@@ -101,12 +104,19 @@ def _selections(src: Shape, many: int) -> list[Row]:
 
 def _writes(x: Shape, label: str, axis: int) -> list[Row]:
     """Elements added or written to an array, as many as it has."""
-    return [
+    rows = [
         Row(op, label, (x,) * many, {"axis": axis})
         for op, many in (
             ("scatter_add", 3), ("scatter_add_backward", 2), ("scatter", 3), ("scatter_backward", 2)
         )
     ]  # fmt: skip
+    return rows + [
+        Row(
+            f"scatter_reduce{end}", f"{label}, {how}", (x,) * many, {"axis": axis, "reduction": how}
+        )
+        for how in ("max", "mean")
+        for end, many in (("", 3), ("_backward", 5))
+    ]
 
 
 def _segments(e: int, n: int, d: int, drawn: Sequence[str]) -> list[Row]:

@@ -109,6 +109,9 @@ def drawn(rng: Any, seed: int, number: int, op: str, library: str, device: str) 
         # XLA flushes denormal numbers on a CPU.
         style = "infinite" if style == "wild" else "plain"
     options = _options(rng, spec, form, dtype)
+    if options.get("reduction") == "prod" and style != "ties":
+        # Products of huge or tiny numbers leave the range of float32 on the way.
+        style = "plain"
     axes = _axes(rng, spec, form, options, device)
     out = Drawn(seed, number, op, library, device, dtype, form, axes, options, style, {}, rng)
     for pattern in form.inputs:
@@ -119,7 +122,7 @@ def drawn(rng: Any, seed: int, number: int, op: str, library: str, device: str) 
             out.arrays[pattern.name] = _array(out, pattern.name, shape)
     if op.startswith("lp_pool") and op.endswith("backward"):
         _saved_norms(out)
-    if op == "segment_max_backward":
+    if op in ("segment_max_backward", "scatter_reduce_backward"):
         _saved_maxima(out)
     return out
 
@@ -143,7 +146,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "lr": (1e-3, 0.1, 0), "beta1": (0.9, 0.5, 0), "beta2": (0.999, 0.95, 0.5), "step": (1, 2, 999),
     "weight_decay": (0.01, 0.1, 0), "momentum": (0.9, 0.5, 0), "dampening": (0.0, 0.0, 0.1),
     "nesterov": (False, True), "grad_scale": (1.0, 128.0, 0.3), "found_inf": (0.0, 0.0, 0.0, 1.0),
-    "copy": (False, True), "stochastic_rounding": (False, True),
+    "include_self": (False, True), "copy": (False, True), "stochastic_rounding": (False, True),
     "decay": (0.9, 0.999, 0.5), "max_norm": (1.0, 0.5, 30.0),
     "factor": (0.5, 1.0, -3.0),
     "padding_idx": (None, 0, 0),
@@ -165,6 +168,7 @@ def _options(rng: Any, spec: OpSpec, form: Signature, dtype: str) -> dict[str, A
             r for r in which
             if all(c.holds({"reduction": r}) for c in form.conditions if c.option == "reduction")
         ]  # fmt: skip
+        which = ["sum", "mean", "max", "min", "prod"] if "include_self" in names else which
         out["reduction"] = str(rng.choice(which))
     if "min_val" in names:
         out["min_val"] = float(rng.choice([-1.0, -0.3, 0.0, -2.5]))
@@ -183,7 +187,8 @@ def _options(rng: Any, spec: OpSpec, form: Signature, dtype: str) -> dict[str, A
     for c in form.conditions:
         if c.option in _CHOICES:
             out[c.option] = next(v for v in _CHOICES[c.option] if c.holds({c.option: v}))
-    return {k: v for k, v in out.items() if k != "reduction" or v != "mean" or rng.random() < 0.7}
+    left = {"reduction"} & spec.defaults.keys()
+    return {k: v for k, v in out.items() if k not in left or v != "mean" or rng.random() < 0.7}
 
 
 def _extent(rng: Any) -> int:
@@ -241,7 +246,7 @@ def _adjust(
         c = axes["c"] = max(axes["c"], 1)
         options["num_groups"] = int(rng.choice([g for g in range(1, c + 1) if c % g == 0]))
     has_row = options.get("mode", "raise") == "raise" or options.get("padding_idx") is not None
-    if counts := spec.options.keys() & {"num_segments", "num_rows"}:
+    if counts := spec.options.keys() & {"num_segments", "num_rows", "num_embeddings"}:
         axes["n"] = _extent(rng)
     if spec.category == "indexing" and has_row:
         axes["n"] = max(axes["n"], 1)
@@ -437,10 +442,15 @@ def _saved_norms(drawn: Drawn) -> None:
 def _saved_maxima(drawn: Drawn) -> None:
     """The result that belongs to the rows: of any other no element would be one."""
     from .indexed import highest
+    from .joined import joined
 
-    data, ids = (drawn.arrays[name].values() for name in ("data", "segment_ids"))
+    given = [drawn.arrays[n].values() for n in drawn.spec.arrays if n not in ("dout", "out")]
+    given = [x if x.dtype.kind in "iu" else x.astype(np.float64) for x in given]
     with np.errstate(all="ignore"):
-        out = highest(data.astype(np.float64), ids, drawn.axes["n"])
+        if drawn.op.startswith("scatter"):
+            out = joined(*given, {"include_self": True, **drawn.options})
+        else:
+            out = highest(*given, drawn.axes["n"])
         out = out.astype(adapter("numpy").dtype(drawn.dtype))
     layout = layouts.draw(drawn.rng, out.shape, drawn.library, repeat=False)
     drawn.arrays["out"] = Memory(layout, drawn.dtype, drawn.library, drawn.device, out)

@@ -18,7 +18,7 @@ from .layouts import Layout, Memory
 
 # Values of options that no op takes, and why not is to be said.
 _BAD: dict[str, tuple[Any, ...]] = {
-    "axis": (99, -99, 1.5, None, True), "seq_axis": (99, -99, 0.5), "reduction": ("max", None, 1),
+    "axis": (99, -99, 1.5, None, True), "seq_axis": (99, -99, 0.5), "reduction": ("most", None, 1),
     "mode": ("clip", None), "approximate": ("erf", 1), "gate_first": (1, "yes", None),
     "interleaved": (1, None), "causal": (1, "no"), "norm_type": (0, -1, math.nan, "2"),
     "keepdims": (1, None), "kind": ("mixed", None), "temperature": (0, -1.0, "1"),
@@ -28,6 +28,7 @@ _BAD: dict[str, tuple[Any, ...]] = {
     "label_smoothing": (-0.1, 1.5, "some"), "z_loss": (-1.0, None), "softcap": (-1.0, "x"),
     "ignore_index": (1.5, None), "chunk": (0, -3, 1.5), "p": (-1.0, "2"), "swap": (1, None),
     "num_segments": (-1, 1.5, None), "num_rows": (-1, 1.5, 1 << 31),
+    "num_embeddings": (-1, None, 1 << 31),
     "sorted": (1, None), "seed": (1.5, None, 1 << 64),
     "margin": ("1", None), "beta": ("1",), "delta": (0, -1.0), "alpha": ("1", None),
     "lambd": ("1",), "weight": ("1", None), "negative_slope": ("1",), "eps": ("1", None),

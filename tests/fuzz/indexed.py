@@ -37,6 +37,17 @@ def embedding_backward(t: Any, o: Any) -> Any:
     return ((sums * o["scale"]).astype(np.float64),)
 
 
+@formula("embedding_backward_rows")
+def embedding_backward_rows(t: Any, o: Any) -> Any:
+    ids, n = t["ids"].numpy(), o["num_embeddings"]
+    shape = (n, t["dy"].shape[-1])
+    (sums,) = embedding_backward(t, {**o, "weight_shape": shape})
+    named = np.unique(ids[_valid(ids, n, o["padding_idx"])])
+    values = np.zeros((ids.size, shape[1]))
+    values[: len(named)] = sums[named]
+    return np.concatenate([named, np.full(ids.size - len(named), n)]), values
+
+
 def _counts(ids: Any, n: int, rest: int) -> Any:
     """The rows of each segment, at least 1, beside the other axes."""
     counts = np.bincount(ids[_valid(ids, n)], minlength=n)

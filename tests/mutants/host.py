@@ -727,6 +727,11 @@ _BODIES = (
         "return np.asarray(x, order=\"C\")", "return x",
         "test_edges.py::test_other_ops_and_undense_inputs_give_c_order[order1-numpy]",
     ),
+    mutant(
+        "what takes no part ties with nothing", "ops/scatter_reduce.py",
+        "if include_self:\n            ties = ties", "if True:\n            ties = ties",
+        "test_scatter_reduce.py::test_who_ties_shares_evenly[1-numpy]",
+    ),
 )  # fmt: skip
 
 _FRAMEWORKS = (

@@ -399,4 +399,24 @@ MUTANTS = (
         "args.last[at[d][1] + I(index[d]) * args.axis] = u32(at[d][2]) + 1;",
         "test_emulated_index_add.py::test_the_last_of_several_elements_stays[numbers-float32]",
     ),
+    mutant(
+        "a row is numbered among all", "cuda_src/indexed/few_rows.cuh",
+        "base += b < blockIdx.x ? count : 0;", "base += 0;",
+        "test_emulated_few_rows.py::test_rows_are_found_and_added_up[3-ids of two axes-float32]",
+    ),
+    mutant(
+        "who has no row adds to none", "cuda_src/indexed/few_rows.cuh",
+        "u64(row) < u64(args.extent) && row != args.skipped", "u64(row) < u64(args.extent)",
+        "test_emulated_few_rows.py::test_rows_are_found_and_added_up[3-ids in a row-float32]",
+    ),
+    mutant(
+        "what is there counts in a mean", "cuda_src/indexed/combine.cuh",
+        "u32 count = 1;", "u32 count = 0;",
+        "test_emulated_scatter_reduce.py::test_elements_are_joined[mean True-rows-float32]",
+    ),
+    mutant(
+        "NaN is above all numbers", "cuda_src/indexed/combine.cuh",
+        "return x != x ? ~0u : bits >> 31", "return bits >> 31",
+        "test_emulated_scatter_reduce.py::test_elements_are_joined[min False-rows-float32]",
+    ),
 )  # fmt: skip

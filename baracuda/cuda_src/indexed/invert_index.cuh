@@ -45,6 +45,25 @@ template <class T> DEVICE T* row_of(T* first, u32 row, i32 step) {
   return (T*)((const char*)first + i64(i32(row)) * step);
 }
 
+// Of numbers, one for each thread of a block: the sum of those before this one's, and of all.
+struct Scan {
+  u32 before, all;
+};
+template <u32 WARPS> DEVICE Scan block_scan(u32 x, u32* sums) {
+  const u32 lane = threadIdx.x & 31, warp = warp_of_block();
+  u32 sum = x;
+  UNROLL for (u32 d = 1; d < LANES; d *= 2) {
+    const u32 other = __shfl_up_sync(~0u, sum, d);
+    if (lane >= d) sum += other;
+  }
+  if (lane == LANES - 1) sums[warp] = sum;
+  __syncthreads();
+  const u32 other = lane < WARPS ? sums[lane] : 0;
+  __syncthreads();
+  const u32 before = __reduce_add_sync(~0u, lane < warp ? other : 0);
+  return {before + sum - x, __reduce_add_sync(~0u, other)};
+}
+
 // A team, a cluster of CLUSTER blocks, inverts the index for its rows. Each block takes a part of
 // the index, in order, a round of elements at a time. What is its team's is packed, for that is
 // little; COUNTERS warps count it by slots, each a stretch of it, and so number what is alike. Then
@@ -66,24 +85,6 @@ template <class P, int CLUSTER> struct Invert {
     u32 skipped, pad;                       // the index that is in range and nowhere, or NONE
   };
 
-  // Of numbers, one for each thread: the sum of those before this one's, and of all.
-  struct Scan {
-    u32 before, all;
-  };
-  static DEVICE Scan block_scan(u32 x, u32* sums) {
-    const u32 lane = threadIdx.x & 31, warp = warp_of_block();
-    u32 sum = x;
-    UNROLL for (u32 d = 1; d < LANES; d *= 2) {
-      const u32 other = __shfl_up_sync(~0u, sum, d);
-      if (lane >= d) sum += other;
-    }
-    if (lane == LANES - 1) sums[warp] = sum;
-    __syncthreads();
-    const u32 other = lane < WARPS ? sums[lane] : 0;
-    __syncthreads();
-    const u32 before = __reduce_add_sync(~0u, lane < warp ? other : 0);
-    return {before + sum - x, __reduce_add_sync(~0u, other)};
-  }
   static DEVICE void sync() {
     if constexpr (CLUSTER > 1) {
       cluster_sync();
@@ -164,7 +165,7 @@ template <class P, int CLUSTER> struct Invert {
         many += index[e] != NONE;
       }
       strange |= begin < end && good < (end - begin < EACH ? end - begin : u32(EACH));
-      const Scan scan = block_scan(many, sums);
+      const Scan scan = block_scan<WARPS>(many, sums);
       u32 at = scan.before;
       UNROLL for (u32 e = 0; e < EACH; ++e) {
         if (index[e] == NONE) continue;
@@ -242,7 +243,7 @@ template <class P, int CLUSTER> struct Invert {
           of[r] = i < share ? told[r * share + i] : 0;
           all += of[r];
         }
-        const Scan scan = block_scan(all, sums);
+        const Scan scan = block_scan<WARPS>(all, sums);
         u32 at = place + scan.before;
         place += scan.all;
         if (i >= share) continue;

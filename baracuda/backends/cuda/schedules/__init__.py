@@ -24,6 +24,8 @@ from baracuda.backends.cuda.schedules import (
 )
 from baracuda.backends.cuda.schedules.indexed import (
     add_rows,
+    combine,
+    few_rows,
     gather,
     last_write,
     permute,
@@ -42,6 +44,9 @@ PLANNERS: dict[str, Planner] = {
     "window_backward": window.backward,
     "gather": gather.plan,
     "add_rows": add_rows.plan,
+    "combine": combine.plan,
+    "combine_backward": combine.backward,
+    "few_rows": few_rows.plan,
     "scatter": scatter.plan,
     "last_write": last_write.plan,
     "last_write_backward": last_write.backward,

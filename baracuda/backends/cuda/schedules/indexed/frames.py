@@ -77,6 +77,11 @@ def line_of(of: Indexed, *views: View) -> Shape | None:
     return dims[0].strides if len(dims) == 1 else None
 
 
+def apart(strides: Shape, axis: int) -> Shape:
+    """Strides with the axis left out."""
+    return (*strides[:axis], 0, *strides[axis + 1 :])
+
+
 def _flattened(of: Indexed, view: View, stride: int) -> View:
     strides = (*view.strides[: of.axis], stride, *view.strides[of.axis + of.run :])
     return View(view.slot, view.offset, of.flat(view.shape), strides)

@@ -8,7 +8,7 @@ from math import prod
 from baracuda import layouts
 from baracuda.backends.cuda.geometry import Dim, Packer, View, count, merged, reach, wide
 from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, blocks, flag
-from baracuda.backends.cuda.schedules.indexed.frames import Frame, frame
+from baracuda.backends.cuda.schedules.indexed.frames import Frame, apart, frame
 from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
 from baracuda.declaration.indexed import indexed
@@ -26,7 +26,7 @@ def plan(call: Call) -> Steps:
     x, src = call.view(indexed(call.problem).start), framed.asked
     if 0 in out.shape:
         return Steps((), variant=_NAME)
-    strides = (x.strides, last.strides, _apart(src.strides, axis), out.strides)
+    strides = (x.strides, last.strides, apart(src.strides, axis), out.strides)
     dims = merged(out.shape, strides)
     packer = _packer(dims, src.strides[axis] * src.shape[axis])
     packer.pointers(4).indices(count(dims), src.strides[axis]).walk(dims, 4)
@@ -51,8 +51,8 @@ def backward(call: Call) -> Steps:
         front = [(v.slot, 0) for v in (dout, last, dout, dx)]
         steps.append(step._replace(front=front))
     if 0 not in dsrc.shape:
-        apart = [_apart(v.strides, axis) for v in (last, dout)]
-        strides = (index.strides, *apart, _numbers(index.shape, axis), dsrc.strides)
+        places = [apart(v.strides, axis) for v in (last, dout)]
+        strides = (index.strides, *places, _numbers(index.shape, axis), dsrc.strides)
         dims = merged(index.shape, strides)
         packer = _packer(dims, *[v.strides[axis] * v.shape[axis] for v in (last, dout)])
         packer.pointers(4).add("q", dout.shape[axis]).indices(count(dims), last.strides[axis])
@@ -76,7 +76,7 @@ def _found(call: Call) -> tuple[Frame, View, tuple[Step | Zero, ...]]:
     zero = Zero(last.slot, 4 * many)
     if 0 in index.shape or not many:
         return framed, last, (zero,) if many else ()
-    strides = (index.strides, _apart(last.strides, axis), _numbers(index.shape, axis))
+    strides = (index.strides, apart(last.strides, axis), _numbers(index.shape, axis))
     dims = merged(index.shape, strides)
     packer = _packer(dims, many).pointers(2).add("Q", call.listener).add("q", shape[axis])
     packer.add("I", call.ticket, 0).indices(count(dims), last.strides[axis]).walk(dims, 3)
@@ -85,11 +85,6 @@ def _found(call: Call) -> tuple[Frame, View, tuple[Step | Zero, ...]]:
         call, "FindLast", packer, f"{integer}, {_DEPTH}, {packer.type}", count(dims), integer
     )
     return framed, last, (zero, step._replace(front=[(index.slot, 0), (last.slot, 0)]))
-
-
-def _apart(strides: Shape, axis: int) -> Shape:
-    """Strides with the axis left out."""
-    return (*strides[:axis], 0, *strides[axis + 1 :])
 
 
 def _numbers(shape: Shape, axis: int) -> Shape:

@@ -103,8 +103,14 @@ def plan(call: Call) -> Steps:
     The rule sees the problem, not the call: where its choice cannot write into given outputs, what
     does so in its stead is as deterministic, or there is none.
     """
-    name, choices = call.variant or _rule(call), call.problem.choices
     call, before = started(call)
+    steps = added_to(call)
+    return steps._replace(steps=(*before, *steps.steps))
+
+
+def added_to(call: Call) -> Steps:
+    """The same on top of what is there, where the call adds to its output."""
+    name, choices = call.variant or _rule(call), call.problem.choices
     steps = _steps(call, name)
     if not call.variant and not _affordable(call, steps):
         raise Refusal(_TOO_MUCH)
@@ -112,8 +118,7 @@ def plan(call: Call) -> Steps:
     sku = choices.sku
     measured = choices.autotune if sku is None else not sku.precision.bit_stable
     stable = steps.deterministic and (choices.deterministic or not measured)
-    every = (*before, *steps.steps)
-    return steps._replace(steps=every, variant=name, stable=bool(stable))
+    return steps._replace(variant=name, stable=bool(stable))
 
 
 def _rule(call: Call) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import prod
 
 from baracuda.backends.cuda.geometry import Packer, View, divisor
-from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, blocks
+from baracuda.backends.cuda.launch_plan import Call, Step, Steps, blocks
 from baracuda.backends.cuda.schedules.indexed import lists
 from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
 from baracuda.backends.cuda.schedules.indexed.work import Work
@@ -47,16 +47,7 @@ class Segments(Work):
         """The sum of the rows of each segment, or what a functor makes of them."""
         target = self.room((self.extent, *self.row), dtype)
         lanes = self._lanes(values, target)
-        sums = lists.Sums(dtype, functor, tags=(functor or "sums",))
-        done, parts = [
-            self.room(*each) for each in lists.room_of_parts(self.call, lanes, self.cut, sums)
-        ]
-        self.steps.append(Zero(done.slot, prod(done.shape) * 4))
-        slots = [x.slot for x in (*self.lists, done)]
-        step = lists.total(self.call, lanes, self.cut, sums, slots, parts.slot)
-        if step is None:
-            raise Refusal("counts warps in 31 bits")
-        self.steps.append(step)
+        self.add_up(lanes, lists.Sums(dtype, functor, tags=(functor or "sums",)))
         return target
 
     def by_row(

@@ -69,6 +69,18 @@ class Work:
         # An entry out of range is reported by its own place.
         self.steps += lists.invert(call, lanes, cut, slots, 0, 1, ahead=ahead)
 
+    def add_up(self, lanes: Lanes, sums: lists.Sums) -> None:
+        """The rows of a target, each from its list."""
+        done, parts = [
+            self.room(*each) for each in lists.room_of_parts(self.call, lanes, self.cut, sums)
+        ]
+        self.steps.append(Zero(done.slot, prod(done.shape) * 4))
+        slots = [x.slot for x in (*self.lists, done)]
+        step = lists.total(self.call, lanes, self.cut, sums, slots, parts.slot)
+        if step is None:
+            raise Refusal("counts warps in 31 bits")
+        self.steps.append(step)
+
     def target(self, out: View, add: bool) -> View:
         """Where a result is made: where it belongs, or in the accumulate dtype beside it."""
         direct = out.strides == layouts.contiguous(out.shape) and not add

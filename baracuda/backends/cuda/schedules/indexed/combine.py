@@ -1,0 +1,190 @@
+"""Elements joined with what is where an index points: sums, means, maxima and minima; gradients.
+
+Sums are those of `scatter`, of its forms in a fixed order, on top of what a place begins with. All
+else is integers for each place: how many entries point there, or which of their elements is first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from baracuda import layouts
+from baracuda.backends.cuda.geometry import Dim, Packer, View, count, merged, reach, wide
+from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, blocks, flag
+from baracuda.backends.cuda.schedules.indexed import scatter
+from baracuda.backends.cuda.schedules.indexed.frames import apart, frame
+from baracuda.declaration.backend import Refusal
+from baracuda.declaration.dtypes import named
+from baracuda.layouts import Shape
+
+_SIGNS = {"max": 1, "min": -1}
+
+
+class Places:
+    """The launches of one call over places and entries; `before` are workspaces of others."""
+
+    def __init__(self, call: Call, before: int = 0) -> None:
+        self.call, self.frame = call, frame(call)
+        self.options = call.problem.options
+        self.kind = self.options["reduction"]
+        self.self = bool(self.options["include_self"])
+        if self.kind == "prod":
+            raise Refusal("multiplies in no kernel")
+        # What has the axis that the index points along, in its order.
+        form, spec = call.problem.signature, call.problem.spec
+        below = spec.role(spec.indices[0]).below
+        self.having = [call.view(p.name) for p in form.inputs if below in p.names]
+        self.shape, self.axis = self.frame.whole.shape, self.frame.axis
+        self.steps: list[Step | Zero] = []
+        self.workspaces: list[tuple[Shape, str]] = []
+        self._before = before
+
+    def room(self, dtype: str) -> View:
+        """A workspace with an element for each place."""
+        self.workspaces.append((self.shape, dtype))
+        slot = self.call.workspace(self._before + len(self.workspaces) - 1)
+        return View(slot, 0, self.shape, layouts.contiguous(self.shape))
+
+    def state(self, functor: str, out: View | None = None, listens: bool = True) -> View:
+        """What the entries of each place leave there; `out` where ties with it count."""
+        call, index, src = self.call, self.frame.index, self.frame.asked
+        wide_keys = functor.startswith("Extreme") and call.accumulate == "f64"
+        state = self.room("int64" if wide_keys else "int32")
+        mine = self.self and (out is not None or functor == "Counted")
+        if mine:
+            own = self.having[-2] if out else self.having[-1]
+            of = (own, out or own, state)
+            ties = "ties" if out else "ones"
+            self._by_place(f"StartCounts<{call.type}, {flag(out)}, ", of, ties)
+        elif prod(self.shape):
+            self.steps.append(Zero(state.slot, prod(self.shape) * (8 if wide_keys else 4)))
+        if 0 in index.shape or 0 in self.shape:
+            return state
+        at = out or state
+        strides = (index.strides, src.strides, *(apart(v.strides, self.axis) for v in (at, state)))
+        dims = merged(index.shape, strides)
+        packer = self._packer(dims, at, state).pointers(4)
+        packer.add("Q", call.listener if listens else 0).add("q", self.shape[self.axis])
+        packer.add("I", call.ticket, 0).indices(count(dims))
+        packer.indices(at.strides[self.axis], state.strides[self.axis]).walk(dims, 4)
+        integer = named(call.problem.index_dtype or "").short
+        kind = f"TellPlaces<{call.type}, {integer}, {functor}, {packer.type}>"
+        self._launch(kind, packer, count(dims), (index, src, at, state), functor, integer)
+        return state
+
+    def places(
+        self, functor: str, given: View, to: View, state: View | None = None,
+        ties: tuple[View, View] | None = None, types: tuple[str, str] | None = None,
+        add: bool = False,
+    ) -> None:  # fmt: skip
+        """Each place from what is given there; `types`: of that, and of the result."""
+        own = self.call.type
+        taken, made = types or (own, own)
+        of = (given, *(ties or (given, given)), state or given, to)
+        kind = f"GivePlaces<{own}, {taken}, {made}, {functor}, "
+        self._by_place(kind + flag(add) + ", ", of, functor, *types or (), add=add)
+
+    def entries(
+        self, functor: str, dout: View, to: View, state: View | None = None,
+        out: View | None = None, add: bool = False,
+    ) -> None:  # fmt: skip
+        """Each entry from the cotangent of its place."""
+        call, index, src, axis = self.call, self.frame.index, self.frame.asked, self.axis
+        if 0 in index.shape:
+            return
+        of_places = (dout, out or dout, state or dout)
+        strides = (index.strides, src.strides, to.strides,
+                   *(apart(v.strides, axis) for v in of_places))  # fmt: skip
+        dims = merged(index.shape, strides)
+        packer = self._packer(dims, *of_places).pointers(6).add("q", self.shape[axis])
+        packer.indices(count(dims), *(v.strides[axis] for v in of_places)).walk(dims, 6)
+        integer = named(call.problem.index_dtype or "").short
+        kind = f"GiveEntries<{call.type}, {integer}, {functor}, {packer.type}, {flag(add)}>"
+        views = (index, dout, src, *of_places[1:], to)
+        self._launch(kind, packer, count(dims), views, functor, integer, add=add)
+
+    def _by_place(self, kind: str, of: Sequence[View], *tags: str, add: bool = False) -> None:
+        if 0 in self.shape:
+            return
+        dims = merged(self.shape, [v.strides for v in of])
+        packer = self._packer(dims).pointers(len(of)).indices(count(dims)).walk(dims, len(of))
+        self._launch(f"{kind}{packer.type}>", packer, count(dims), of, *tags, add=add)
+
+    def _packer(self, dims: Sequence[Dim], *far: View) -> Packer:
+        along = sum([abs(v.strides[self.axis]) * self.shape[self.axis] for v in far])
+        return Packer(wide(count(dims), reach(dims) + along))
+
+    def _launch(
+        self, kind: str, packer: Packer, items: int, views: Sequence[View], *tags: str,
+        add: bool = False,
+    ) -> None:  # fmt: skip
+        arguments, name = packer.done(), kind.partition("<")[0].lower()
+        words = "_".join([name, *(_word(tag) for tag in tags), packer.type, *["add"] * add])
+        entry = self.call.entry(kind, len(arguments), words)
+        self.steps.append(Step(entry, (blocks(items), 1), arguments, [(v.slot, 0) for v in views]))
+
+
+def _word(functor: str) -> str:
+    """A functor as part of a name."""
+    return "".join([c for c in functor.lower().replace("-", "minus") if c.isalnum()])
+
+
+def plan(call: Call) -> Steps:
+    """Maxima and minima by integers, sums on top of what places begin with."""
+    kind, mine = (call.problem.options[name] for name in ("reduction", "include_self"))
+    if kind not in (*_SIGNS, "prod"):
+        return _sums(call, kind, mine)
+    work, sign = Places(call), _SIGNS.get(kind)
+    state = work.state(f"Extreme<{sign}>")
+    work.places(f"Reached<{sign}, {flag(mine)}>", work.having[0], call.out(), state)
+    return Steps(tuple(work.steps), tuple(work.workspaces), variant=kind)
+
+
+def _sums(call: Call, kind: str, mine: bool) -> Steps:
+    """Sums in a fixed order, in a workspace of the accumulate dtype where they are divided."""
+    choices, out = replace(call.problem.choices, deterministic=True), call.out()
+    fixed = call._replace(problem=replace(call.problem, choices=choices))
+    if kind == "sum" and mine:
+        return scatter.plan(fixed)
+    if 0 in out.shape:
+        return Steps((), variant=kind)
+    beside = kind == "mean" and call.type != call.accumulate
+    if beside:
+        fixed = fixed._replace(outs=(layouts.contiguous(out.shape),), wide=(True,))
+    added = scatter.added_to(fixed._replace(add=True))
+    work = Places(call, len(added.workspaces))
+    sums = work.room(call.accumulate_dtype) if beside else out
+    own, to = call.type, call.accumulate if beside else call.type
+    many = work.state("Counted", listens=False)
+    work.places("Passed" if mine else "Held", work.having[0], sums, many, types=(own, to))
+    work.steps += [_into(step, out.slot, sums.slot) for step in added.steps]
+    if kind == "mean":
+        work.places("Split", sums, out, many, types=(to, own))
+    workspaces = (*added.workspaces, *work.workspaces)
+    return Steps(tuple(work.steps), workspaces, f"{kind}, {added.variant}")
+
+
+def _into(step: Step | Zero, slot: int, other: int) -> Step | Zero:
+    """A step with one array in the place of another."""
+    if isinstance(step, Zero):
+        return step._replace(slot=other) if step.slot == slot else step
+    front = [(other if at == slot else at, offset) for at, offset in step.front]
+    return step._replace(front=front)
+
+
+def backward(call: Call) -> Steps:
+    """The gradient of what is there, and of the elements."""
+    work, adds, dx, dsrc = Places(call), call.adds, call.out(0), call.out(1)
+    kind, mine, (dout, x, out) = work.kind, work.self, work.having
+    if kind in _SIGNS:
+        many: View | None = work.state("Tied", out)
+        share, ties = "SplitTies", (x, out)
+    else:
+        # Of a sum with what is there nothing has to be known.
+        many = None if kind == "sum" and mine else work.state("Counted")
+        share, ties = "Passed" if kind == "sum" else "Split", None
+    work.places(share if mine else "Held", dout, dx, many, ties if mine else None, add=adds[0])
+    work.entries(share, dout, dsrc, many, out if ties else None, add=adds[1])
+    return Steps(tuple(work.steps), tuple(work.workspaces), variant=kind)
