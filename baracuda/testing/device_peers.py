@@ -55,10 +55,15 @@ def arrays_of(row: Row, dtype: torch.dtype) -> list[Array]:
         elif role.between:
             low, high = role.between
             out.append(torch.empty(shape, device="cuda", dtype=dtype).uniform_(low, high))
-        elif name == "y":
-            out.append(registry[spec.adjoint_of or ""](out[-1], **row.options))
         else:
             out.append(random_tensor(shape, dtype))
+    forward = registry.get(spec.adjoint_of or "")
+    if forward and "y" in spec.arrays and "y" not in forward.spec.arrays:
+        # A result of the forward call, which takes the cotangent for an input that is not saved.
+        named = dict(zip(spec.arrays, out, strict=False))
+        first, *rest = forward.spec.arrays
+        given = [named.get(first, out[0]), *(named[name] for name in rest if name in named)]
+        out[spec.arrays.index("y")] = forward(*given, **row.options)
     return out
 
 
