@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf
-from typing import Literal, TypeAlias, Unpack
+from typing import Literal, Unpack
 
 from baracuda.calls.op import op
 from baracuda.declaration import roles
@@ -18,7 +18,6 @@ from baracuda.libraries import A, Array, library_of
 
 __all__ = ["scatter_reduce", "scatter_reduce_backward"]
 
-Reduction: TypeAlias = Literal["sum", "mean", "max", "min", "prod"]
 INDEX = {"index": roles.index("n")}
 LINE: dict[str, int | Shape] = {"b": (), "n": 7, "c": (), "i": (), "k": 12, "j": ()}
 PLANES: dict[str, int | Shape] = {"b": (3,), "n": 5, "c": (4,), "i": (2,), "k": 9, "j": (4,)}
@@ -57,7 +56,7 @@ def scatter_reduce(
     /,
     *,
     axis: int,
-    reduction: Reduction,
+    reduction: Literal["sum", "mean", "max", "min", "prod"],
     include_self: bool = True,
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
@@ -184,7 +183,7 @@ def scatter_reduce_backward(
     /,
     *,
     axis: int,
-    reduction: Reduction,
+    reduction: Literal["sum", "mean", "max", "min", "prod"],
     include_self: bool = True,
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
