@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -72,8 +73,13 @@ def main(argv: list[str]) -> int:
             try:
                 code = process.wait(left)
             except subprocess.TimeoutExpired:
-                process.kill()
-                code = process.wait()
+                # pytest then still says what has failed.
+                process.send_signal(signal.SIGINT)
+                try:
+                    code = process.wait(10) or 1
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    code = process.wait()
             text = log.read_text(errors="replace")
             last = _LAST.findall(text)[-1:]
             for count, kind in _COUNT.findall("".join(last)):

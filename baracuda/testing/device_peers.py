@@ -57,7 +57,7 @@ def arrays_of(row: Row, dtype: torch.dtype) -> list[Array]:
             out.append(torch.empty(shape, device="cuda", dtype=dtype).uniform_(low, high))
         else:
             out.append(random_tensor(shape, dtype))
-    forward = registry.get(spec.adjoint_of or "")
+    forward: Any = registry.get(spec.adjoint_of or "")
     if forward and "y" in spec.arrays and "y" not in forward.spec.arrays:
         # A result of the forward call, which takes the cotangent for an input that is not saved.
         named = dict(zip(spec.arrays, out, strict=False))
