@@ -19,7 +19,6 @@ from baracuda.backends.cuda import index_errors
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.launch_plan import Call
 from baracuda.backends.cuda.schedules import plan
-from baracuda.declaration.backend import Refusal
 
 NAMES = [name for name in SCATTERS if name != "few a row"]
 HOWS = [*product(("sum", "mean", "max", "min"), (True, False))]
@@ -143,12 +142,6 @@ def test_the_place_of_an_entry_out_of_range_is_reported(how: str) -> None:
     run(call, [x, at, src, emulator.empty(x.shape, "float32")], 1)
     text = index_errors._explain(record.ticket, record.value, record.position)
     assert text == "scatter_reduce: index: expected 0 <= i < 30, got 30 at position (4, 7)"
-
-
-def test_products_have_no_kernel() -> None:
-    arrays, _, axis = given("rows", "float32")
-    with pytest.raises(Refusal, match="multiplies in no kernel"):
-        plan(call_of("scatter_reduce", arrays, axis=axis, reduction="prod"))
 
 
 def test_of_two_zeros_the_larger_is_that_above_and_infinities_stay() -> None:

@@ -37,12 +37,13 @@ products have the dtype of the region; nothing."""
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Where an op's kernel is; what only moves elements has no functor; `lists` is for lists."""
+    """Where an op's kernel is; a move has no functor; `lists`: also of lists; no option `lacks`."""
 
     file: str
     functor: str
     schedule: Schedule
     lists: bool = False
+    lacks: tuple[str, Any] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,10 @@ class OpSpec:
     elementwise : bool
         An element of the outputs depends on those in its place alone.
     keeps_layout : bool
-        Outputs keep the layout of a dense input. Those of elementwise ops always do.
+        Outputs keep a dense input's layout, as those of elementwise ops always do.
     numbered : bool, str or callable
-        Elements depend on their number in the whole array, in C order: functors take random words.
-        Or the flag with which the first result is rounded at random, and depends on it. Or the
-        strides of the numbers, ``(shape, options) -> strides``, where elements share some.
+        Elements depend on their number in the whole array, in C order: functors take random words;
+        a flag that rounds the first result at random; or strides of numbers that elements share.
     products : bool
         Its arrays are factors of matrix products, which an autocast region computes in its dtype.
     composite : bool

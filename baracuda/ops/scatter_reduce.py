@@ -47,7 +47,7 @@ _op = partial(
     "x[*b n@axis *c], index[*i<=b k *j<=c], src[*i k *j] -> out[*b n *c]",
     roles={**INDEX, "out": roles.typed_as("x")},
     inplace=True,
-    kernel=Kernel("indexing.cu", "", schedule="combine"),
+    kernel=Kernel("indexing.cu", "", schedule="combine", lacks=("reduction", "prod")),
 )
 def scatter_reduce(
     x: A,
@@ -172,7 +172,7 @@ def _most(
     "-> dx[*b n *c], dsrc[*i k *j]",
     adjoint_of="scatter_reduce",
     roles=INDEX,
-    kernel=Kernel("indexing.cu", "", schedule="combine_backward"),
+    kernel=Kernel("indexing.cu", "", schedule="combine_backward", lacks=("reduction", "prod")),
 )
 def scatter_reduce_backward(
     dout: Array,

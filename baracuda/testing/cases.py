@@ -68,9 +68,11 @@ class Subject:
         return nullcontext()
 
     def calls(self) -> Iterator[Call]:
-        """Every form of the op at every case of its block."""
-        met = set[Signature]()
-        for case, form in tried(self.spec, self.spec.cases):
+        """Every form of the op at every case of its block that the backend is for."""
+        met, kernel = set[Signature](), self.spec.kernel if self.backend == "cuda" else None
+        lacks = kernel.lacks if kernel else None
+        cases = [case for case in self.spec.cases if lacks not in list(case.options.items())]
+        for case, form in tried(self.spec, cases):
             if not (self.brief and form in met):
                 met.add(form)
                 drawn = draw(self.spec, case, form, self.dtype, mixed=self.mixed)

@@ -56,6 +56,8 @@ class CudaBackend:
     def refuses(self, problem: Problem) -> str | None:
         if problem.spec.kernel is None:
             return f"has no kernel for {problem.spec.name}"
+        if (lacks := problem.spec.kernel.lacks) in problem.options.items():
+            return "has no kernel for {}={!r}".format(*lacks)
         traced = problem.device == TRACED
         device = problem.library.compiled_for() if traced else problem.device
         if not device.startswith("cuda"):

@@ -15,7 +15,6 @@ from baracuda.backends.cuda.geometry import Dim, Packer, View, count, merged, re
 from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, blocks, flag
 from baracuda.backends.cuda.schedules.indexed import scatter
 from baracuda.backends.cuda.schedules.indexed.frames import apart, frame
-from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
 from baracuda.layouts import Shape
 
@@ -30,8 +29,6 @@ class Places:
         self.options = call.problem.options
         self.kind = self.options["reduction"]
         self.self = bool(self.options["include_self"])
-        if self.kind == "prod":
-            raise Refusal("multiplies in no kernel")
         # What has the axis that the index points along, in its order.
         form, spec = call.problem.signature, call.problem.spec
         below = spec.role(spec.indices[0]).below
