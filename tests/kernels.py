@@ -583,9 +583,11 @@ def arguments(entry: Entry) -> frozenset[tuple[str, int, str]]:
 
 def covering(every: Sequence[Entry]) -> tuple[Entry, ...]:
     """Entries among which each template argument of `every` has all of its values."""
-    chosen, left = [], frozenset[tuple[str, int, str]]().union(*map(arguments, every))
+    # Parsed once: each choice compares all entries.
+    have = {entry: arguments(entry) for entry in every}
+    chosen, left = [], frozenset[tuple[str, int, str]]().union(*have.values())
     while left:
-        best = max(every, key=lambda entry: len(arguments(entry) & left))
+        best = max(have, key=lambda entry: len(have[entry] & left))
         chosen.append(best)
-        left -= arguments(best)
+        left -= have[best]
     return tuple(chosen)
