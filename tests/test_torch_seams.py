@@ -24,6 +24,7 @@ from baracuda.calls import adjoint
 from baracuda.calls.op import registry
 from baracuda.declaration.backend import Prepared, Runner
 from baracuda.declaration.spec import Problem
+from baracuda.frameworks.torch import operators
 from baracuda.testing.cases import Call
 
 DIFFERENTIABLE = [name for name, op in registry.items() if adjoint.partner(op.spec)[0]]
@@ -426,3 +427,27 @@ def test_nn_is_imported_when_it_is_asked_for() -> None:
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["SwiGLU(dim=-1)", "True"]
+
+
+def test_inductor_writes_out_the_arguments_of_an_operator_only_where_it_says_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor import exc
+
+    class Nested:
+        """An argument whose text may be as long as a model is deep."""
+
+        written = 0
+
+        def __str__(self) -> str:
+            self.written += 1
+            return "nested"
+
+    argument = Nested()
+    issue = exc.OperatorIssue
+    monkeypatch.setattr(issue, "operator_str", issue.__dict__["operator_str"])
+    operators.spare_text.__wrapped__()
+    text = issue.operator_str("baracuda.relu", [argument], {})
+    assert argument.written == 0
+    assert "args[0]: nested" in str(text)
+    assert "args[0]: nested" in str(exc.OperatorIssue(f"missing {text}"))

@@ -9,11 +9,14 @@ its gradient is the operator of its adjoint, or where there is none that of the 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import torch
+from torch._logging._internal import LazyString
 
 from baracuda.calls import adjoint, body, check
 from baracuda.calls.op import Op, registry
@@ -28,6 +31,7 @@ from baracuda.libraries import Array
 from baracuda.libraries.torch import region_of
 
 NAMESPACE = "baracuda"
+_WRITES_OUT = torch.__version__ < "2.13"
 # Of the options' annotations.
 _TYPES = {
     "int": "int",
@@ -148,8 +152,21 @@ def _in_region(op: Op[Any, Any], kind: str, *arrays: Array, **keywords: Any) -> 
         return operator(spec, arrays, options)(*arrays, **options)
 
 
+@cache
+def spare_text() -> None:
+    """Keep Inductor of torch before 2.13 from writing out what an operator is given.
+
+    It did once an operator, for a message that is seldom shown. The text of nested arguments
+    doubles with each layer of a model: eight layers took minutes.
+    """
+    issue = import_module("torch._inductor.exc").OperatorIssue
+    issue.operator_str = staticmethod(partial(LazyString, issue.operator_str))
+
+
 def _fake(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
     """Tensors of the right shapes and layouts, without values."""
+    if _WRITES_OUT and "torch._inductor" in sys.modules:
+        spare_text()
     problem = problem_of(op, arrays, plain(keywords))
     like = arrays[0]
     results = []
