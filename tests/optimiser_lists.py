@@ -78,7 +78,11 @@ class Report:
     lists: int = 4
 
     def line(self, what: str, task: Callable[[], Any]) -> None:
-        device, host = timed(task)
+        try:
+            device, host = timed(task)
+        except torch.OutOfMemoryError:
+            print(f"  {what:20} out of memory", flush=True)
+            return
         share, each = self.nbytes / device / self.ceiling, host / (self.lists * self.arrays)
         print(
             f"  {what:20} {device * 1e3:7.2f} ms  {share:.3f} of the ceiling  "
