@@ -38,6 +38,7 @@ from baracuda.integrations.transformers.modules import (
     mlp_of,
     norm_of,
 )
+from baracuda.ops.linear_cross_entropy import linear_cross_entropy
 from baracuda.ops.rope_qk import rope_qk_with_tables
 
 VOCABULARY = 61
@@ -481,6 +482,24 @@ def test_pairs_turn_by_positions_along_several_axes() -> None:
     inputs = {"input_ids": IDS, "position_ids": positions}
     ours, theirs = (model(**inputs).last_hidden_state for model in (patched, plain))
     assert apart(ours, theirs) < 1e-5
+
+
+def test_the_gradient_of_a_head_may_be_summed_in_its_dtype(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def watched(*arrays: Any, **options: Any) -> Any:
+        asked.append(options["grad_dtype"])
+        return linear_cross_entropy(*arrays, **options)
+
+    monkeypatch.setattr(forwards, "linear_cross_entropy", watched)
+    plain, patched = twins()
+    patch(patched, grad_dtype="weight")
+    assert_same_step(step(patched), step(plain))
+    assert asked == ["weight"]
+    with pytest.raises(ValueError, match="grad_dtype: expected 'accumulate' or 'weight', got"):
+        patch(patched, grad_dtype="half")  # type: ignore[arg-type]
 
 
 def test_frequencies_are_those_of_the_model() -> None:

@@ -6,7 +6,7 @@ wrapped projections, modules with hooks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -245,8 +245,8 @@ class _View:
 
 
 def _loss(
-    head: Any, softcap: float, hidden: torch.Tensor, labels: torch.Tensor, vocab_size: int,
-    num_items_in_batch: Any = None, ignore_index: int = -100,
+    head: Any, options: Mapping[str, Any], hidden: torch.Tensor, labels: torch.Tensor,
+    vocab_size: int, num_items_in_batch: Any = None, ignore_index: int = -100,
     shift_labels: torch.Tensor | None = None, **_: Any,
 ) -> Any:  # fmt: skip
     """As transformers' `ForCausalLMLoss` of the logits."""
@@ -256,7 +256,7 @@ def _loss(
     parameters = (head.weight, target) if head.bias is None else (head.weight, target, head.bias)
     loss = linear_cross_entropy(
         hidden.reshape(-1, hidden.shape[-1]), *parameters, ignore_index=ignore_index,
-        softcap=softcap, reduction="mean" if num_items_in_batch is None else "sum",
+        reduction="mean" if num_items_in_batch is None else "sum", **options,
     )  # fmt: skip
     if num_items_in_batch is None:
         return loss
@@ -265,7 +265,7 @@ def _loss(
     return loss / num_items_in_batch
 
 
-def causal(was: Forward, found: Head) -> Forward:
+def causal(was: Forward, found: Head, grad_dtype: str) -> Forward:
     """A language model whose loss in training is made from the hidden states, without logits."""
 
     def unlike(model: Any, keywords: dict[str, Any]) -> bool:
@@ -288,7 +288,8 @@ def causal(was: Forward, found: Head) -> Forward:
         head = getattr(self, found.head)
 
         def loss_function(logits: Any, labels: Any, vocab_size: int, **more: Any) -> Any:
-            return _loss(head, softcap or 0.0, logits, labels, vocab_size, **more)
+            options = {"softcap": softcap or 0.0, "grad_dtype": grad_dtype}
+            return _loss(head, options, logits, labels, vocab_size, **more)
 
         instead: dict[str, Any] = {found.head: lambda x: x, "loss_function": loss_function}
         if found.softcap:

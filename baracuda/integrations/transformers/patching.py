@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from importlib.metadata import version
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -82,8 +82,9 @@ def _is_mlp(module: torch.nn.Module) -> bool:
 class _Patching:
     """One walk over a model."""
 
-    def __init__(self, model: torch.nn.Module, wanted: set[str]) -> None:
+    def __init__(self, model: torch.nn.Module, wanted: set[str], grad_dtype: str) -> None:
         self.model, self.wanted, self.report = model, wanted, Report()
+        self.grad_dtype = grad_dtype
         self.names = {module: name for name, module in model.named_modules()}
         self.made: dict[torch.nn.Module, dict[str, Callable[..., Any]]] = {}
 
@@ -117,7 +118,8 @@ class _Patching:
                 self.attention(module)
             elif isinstance(module, PreTrainedModel):
                 if "loss" in self.wanted and module.get_output_embeddings() is not None:
-                    self.set(module, "loss", forwards.causal, code.head_of(module))
+                    head = code.head_of(module)
+                    self.set(module, "loss", forwards.causal, head, self.grad_dtype)
                 elif "residual" in self.wanted:
                     self.residuals(module)
         for module, made in self.made.items():
@@ -171,6 +173,7 @@ def patch(
     *,
     only: Iterable[str] | str | None = None,
     without: Iterable[str] | str | None = None,
+    grad_dtype: Literal["accumulate", "weight"] = "accumulate",
 ) -> Report:
     """Let a model of transformers compute by baracuda's ops, in place.
 
@@ -187,6 +190,9 @@ def patch(
         activations. "rope": the rotation of q and k. "qk_norm": norms of their heads, with the
         rotation that follows. "residual": adds, by the norms that follow them. "loss": the head and
         its loss in training. "embedding": the lookup of tokens.
+    grad_dtype : {"accumulate", "weight"}
+        The dtype in which the gradient of the head's weight is summed, as in
+        `linear_cross_entropy`. "weight" saves a float32 array of that shape beside 16 bits.
 
     Returns
     -------
@@ -198,7 +204,7 @@ def patch(
     TypeError
         Neither a module nor a class of transformers' models.
     ValueError
-        A kind that is not here.
+        A kind that is not here, or another `grad_dtype`.
 
     Warns
     -----
@@ -223,6 +229,8 @@ def patch(
     Report(patched: 5 norm, 2 mlp, 2 rope, 4 residual, 1 loss, 1 embedding; left: 0)
     """
     wanted = _kinds(only, without)
+    if grad_dtype not in ("accumulate", "weight"):
+        raise value_error("patch", "grad_dtype", "'accumulate' or 'weight'", repr(grad_dtype))
     if (found := version("transformers")).rpartition(".")[0] not in TRIED:
         warnings.warn(
             f"patch: transformers {found} is not one of the versions that were tried "
@@ -230,14 +238,14 @@ def patch(
             stacklevel=2,
         )
     if isinstance(model_or_class, torch.nn.Module):
-        return _Patching(model_or_class, wanted).run()
+        return _Patching(model_or_class, wanted, grad_dtype).run()
     if not (isinstance(model_or_class, type) and issubclass(model_or_class, PreTrainedModel)):
         expected = "a torch.nn.Module, or a class of transformers' models"
         raise type_error("patch", "model_or_class", expected, repr(model_or_class))
-    return _patch_class(model_or_class, wanted)
+    return _patch_class(model_or_class, wanted, grad_dtype)
 
 
-def _patch_class(kind: Any, wanted: set[str]) -> Report:
+def _patch_class(kind: Any, wanted: set[str], grad_dtype: str) -> Report:
     """Patch every instance of a class once it is made."""
     unpatch(kind)
     own = kind.__init__
@@ -245,7 +253,7 @@ def _patch_class(kind: Any, wanted: set[str]) -> Report:
     @wraps(own)
     def __init__(self: Any, *inputs: Any, **keywords: Any) -> None:
         own(self, *inputs, **keywords)
-        _Patching(self, wanted).run()
+        _Patching(self, wanted, grad_dtype).run()
 
     _MADE[__init__] = tuple(wanted)
     with torch.device("meta"):
@@ -253,7 +261,7 @@ def _patch_class(kind: Any, wanted: set[str]) -> Report:
         config.num_hidden_layers = 2
         example = kind(config)
     kind.__init__ = __init__
-    return _Patching(example, wanted).run()
+    return _Patching(example, wanted, grad_dtype).run()
 
 
 def unpatch(model_or_class: Any) -> Report:
