@@ -84,7 +84,8 @@ def test_parts_are_uneven_and_of_one_element_too() -> None:
 CUT = [
     name
     for name in lanes.ops()
-    if not (all(map(registry[name].spec.numbers, registry[name].spec.signatures))
+    # Its rows are numbered among all ids.
+    if name != "embedding_backward_rows" and not (all(map(registry[name].spec.numbers, registry[name].spec.signatures))
             or lists.summed(registry[name].spec))
 ]  # fmt: skip
 

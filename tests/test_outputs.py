@@ -73,7 +73,8 @@ MADE = {"numpy": np.asarray, "torch": torch.asarray}
 
 def test_every_op_with_a_sum_is_tried() -> None:
     summed = {name for name, op in registry.items() if any(r.total for r in op.spec.roles.values())}
-    assert summed == set(SUMS)
+    # Its values are those of `embedding_backward`, in rows that test_few_rows.py holds.
+    assert summed - {"embedding_backward_rows"} == set(SUMS)
 
 
 def narrow(x: Any, dtype: str, library: str) -> Any:
