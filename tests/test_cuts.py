@@ -85,7 +85,8 @@ CUT = [
     name
     for name in lanes.ops()
     # Its rows are numbered among all ids.
-    if name != "embedding_backward_rows" and not (all(map(registry[name].spec.numbers, registry[name].spec.signatures))
+    if name != "embedding_backward_rows"
+    and not (all(map(registry[name].spec.numbers, registry[name].spec.signatures))
             or lists.summed(registry[name].spec))
 ]  # fmt: skip
 
