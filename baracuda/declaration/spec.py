@@ -37,7 +37,7 @@ products have the dtype of the region; nothing."""
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Where an op's kernel is; a move has no functor; `lists`: also of lists; no option `lacks`."""
+    """File, functor ("" moves) and schedule; if it takes lists; an option it has no kernel for."""
 
     file: str
     functor: str

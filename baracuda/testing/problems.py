@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from baracuda.calls.op import registry
@@ -227,7 +228,7 @@ def _steps(x: Shape) -> list[Row]:
 
 
 def _others(rows: Sequence[Row], label: str, shape: Shape) -> list[Row]:
-    """A row for each pointwise op that has none."""
+    """A row for each pointwise op that has none, and masks of 64 examples."""
     done, out = {row.op for row in rows}, []
     for name, op in registry.items():
         spec = op.spec
@@ -235,6 +236,9 @@ def _others(rows: Sequence[Row], label: str, shape: Shape) -> list[Row]:
             given = options_of(spec, spec.cases[0])
             required = {k: v for k, v in given.items() if k not in spec.defaults}
             out.append(Row(name, label, (shape,) * len(spec.arrays), required, derived=True))
+    examples, rate = (64, prod(shape) // 64), {"p": 0.1, "seed": 1}
+    for name in ("stochastic_depth", "stochastic_depth_backward"):
+        out.append(Row(name, f"[64, {examples[1]}]", (examples,), rate, derived=True))
     return out
 
 

@@ -16,7 +16,6 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch._logging._internal import LazyString
 
 from baracuda.calls import adjoint, body, check
 from baracuda.calls.op import Op, registry
@@ -154,13 +153,14 @@ def _in_region(op: Op[Any, Any], kind: str, *arrays: Array, **keywords: Any) -> 
 
 @cache
 def spare_text() -> None:
-    """Keep Inductor of torch before 2.13 from writing out what an operator is given.
+    """Keep Inductor of torch before 2.13 from writing out the arguments of an operator.
 
-    It did once an operator, for a message that is seldom shown. The text of nested arguments
-    doubles with each layer of a model: eight layers took minutes.
+    Inductor does so once for each operator, for a log message that is off by default. The text of
+    nested arguments doubles with each layer of a model: eight layers took more than five minutes.
     """
     issue = import_module("torch._inductor.exc").OperatorIssue
-    issue.operator_str = staticmethod(partial(LazyString, issue.operator_str))
+    lazy = import_module("torch._logging").LazyString
+    issue.operator_str = staticmethod(partial(lazy, issue.operator_str))
 
 
 def _fake(op: Op[Any, Any], *arrays: Array, **keywords: Any) -> Any:
