@@ -1,12 +1,13 @@
 """Ops that are declared alike, of which one stands for all where only declarations matter.
 
 What frameworks make of an op (batches, shards, graphs, launches) is derived from its declaration,
-not from its formula. Tests of that take the first op of each kind, and in the full lane every op;
-tests of values always take all.
+not from its formula. Tests of that take a covering set, and in the full lane every op: each part
+of each declaration is in it once, not each mixture. Tests of values take all ops.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import lanes
@@ -55,17 +56,44 @@ def of_category() -> set[str]:
     return {*names.values()}
 
 
+def features(spec: OpSpec) -> set[Any]:
+    """What a framework has to cope with: each part of a kind alone, axes without names."""
+    signatures, options, *others = kind(spec)
+    texts = [text.split("->") for text in signatures]
+    shapes = [re.sub(r"[a-z]+", "n", x) for x in re.findall(r"\[.*?\]", " ".join(signatures))]
+    counts = [(takes.count("["), gives.count("[")) for takes, gives in texts]
+    return {spec.category, *options, *shapes, *counts, *enumerate(others)}
+
+
+def covering() -> list[str]:
+    """Few ops that have every feature of all: each next one has most of those that are left."""
+    each = {name: features(op.spec) for name, op in registry.items()}
+    left, found = set().union(*each.values()), list[str]()
+    while left:
+        found.append(max(each, key=lambda name: len(each[name] & left)))
+        left -= each[found[-1]]
+    return found
+
+
 FIRST = representatives()
 USUAL = of_category()
-OPS = lanes.cases(registry, FIRST.__contains__)
+COVERING = covering()
+_FORWARDS = {registry[name].spec.adjoint_of or name for name in COVERING}
+OPS = lanes.cases(registry, COVERING.__contains__)
+# Nothing flows back from random numbers.
+SLOPING = [
+    name
+    for name, op in registry.items()
+    if any(op.spec.role(p.name).flows for form in op.spec.signatures for p in form.outputs)
+]
 PAIRS = [(o.spec.adjoint_of, name) for name, o in registry.items() if o.spec.adjoint_of]
 
 
 def runs_both_ways(op: str) -> bool:
-    """Whether it stands for a kind and is no gradient: what runs it runs its gradient too."""
-    return op in FIRST and registry[op].spec.adjoint_of is None
+    """Whether it is no gradient, and it or its gradient covers: what runs it runs both."""
+    return op in _FORWARDS
 
 
 def one_of_category(op: str) -> bool:
     """Whether it stands for its category and is no gradient."""
-    return op in USUAL and runs_both_ways(op)
+    return op in USUAL and registry[op].spec.adjoint_of is None

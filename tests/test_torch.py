@@ -13,7 +13,7 @@ import lanes
 import numpy as np
 import pytest
 import torch
-from kinds import FIRST
+from kinds import FIRST, SLOPING
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
@@ -25,12 +25,6 @@ from baracuda.testing.cases import Call, Subject
 
 DIFFERENTIABLE = [name for name, op in registry.items() if adjoint.partner(op.spec)[0]]
 each_op = pytest.mark.parametrize("op", DIFFERENTIABLE)
-# Nothing flows back from random numbers.
-SLOPING = [
-    name
-    for name, op in registry.items()
-    if any(op.spec.role(p.name).flows for form in op.spec.signatures for p in form.outputs)
-]
 
 
 def calls(op: str, dtype: str = "float64") -> list[Call]:

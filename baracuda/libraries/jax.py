@@ -131,11 +131,14 @@ class Jax(Library):
         if how != "max":
             # Products of which the factors repeat have no derivative here.
             return None
-        places = list(jnp.ogrid[tuple(map(slice, index.shape))])
-        places[axis] = index
-        return jnp.full(shape, none, values.dtype).at[tuple(places)].max(values)
+        return self._landed(jax.lax.scatter_max, values, index, axis, shape, none)
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
+        return self._landed(jax.lax.scatter_add, values, index, axis, shape, 0)
+
+    def _landed(
+        self, join: Any, values: Array, index: Array, axis: int, shape: Shape, none: float
+    ) -> Array:
         # Other axes are batches, and no grid of indices: XLA sees that lines are independent of
         # each other, and nothing is transposed.
         others = tuple([i for i in range(values.ndim) if i != axis])
@@ -147,10 +150,11 @@ class Jax(Library):
             scatter_indices_batching_dims=others,
         )
         own = tuple([n if i == axis else values.shape[i] for i, n in enumerate(shape)])
-        zeros = jnp.zeros(own, values.dtype)
+        start = jnp.full(own, none, values.dtype)
         mode = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
-        out = jax.lax.scatter_add(zeros, index[..., None], values, places, mode=mode)
-        return jnp.pad(out, [(0, n - have) for n, have in zip(shape, own, strict=True)])
+        out = join(start, index[..., None], values, places, mode=mode)
+        around = [(0, n - have) for n, have in zip(shape, own, strict=True)]
+        return jnp.pad(out, around, constant_values=none)
 
 
 def _place(x: Array) -> Any:
