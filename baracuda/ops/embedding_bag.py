@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, TypeAlias, Unpack
+from typing import Any, Literal, Unpack
 
 from baracuda.calls.op import op
 from baracuda.declaration import roles
@@ -14,9 +14,6 @@ from baracuda.families.indexing import added, counted, highest, inside, of_rows,
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["embedding_bag", "embedding_bag_backward"]
-
-Reduction: TypeAlias = Literal["sum", "mean", "max"]
-
 
 AXES: dict[str, Any] = {"b": 4, "k": 3, "t": 11, "m": 4, "n": 7, "d": 5}
 ROLES = {"ids": roles.index("n", skipped="padding_idx"), "offsets": roles.ascending(0, 11)}
@@ -48,7 +45,8 @@ def _entries(ids: Array, offsets: Array | None) -> tuple[Array, Array, int]:
         return xp.reshape(ids, (-1,)), xp.reshape(xp.broadcast_to(line, ids.shape), (-1,)), bags
     count = offsets.shape[0]
     line = xp.arange(ids.shape[0], dtype=offsets.dtype, **there)
-    bag = xp.searchsorted(offsets, line, side="right") - 1
+    # torch warns of offsets that are apart from each other, which their sum is not.
+    bag = xp.searchsorted(offsets + 0, line, side="right") - 1
     # What is before the first offset is of the first bag.
     return ids, xp.where(bag < 0, 0, bag), count
 
@@ -74,7 +72,7 @@ def embedding_bag(
     per_sample_weight: Array | None = None,
     /,
     *,
-    reduction: Reduction = "mean",
+    reduction: Literal["sum", "mean", "max"] = "mean",
     padding_idx: int | None = None,
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
@@ -175,7 +173,7 @@ def embedding_bag_backward(
     per_sample_weight: Array | None = None,
     /,
     *,
-    reduction: Reduction = "mean",
+    reduction: Literal["sum", "mean", "max"] = "mean",
     padding_idx: int | None = None,
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
