@@ -79,10 +79,9 @@ def _embedding_bag(weight: Any, ids: Any, offsets: Any = None, **options: Any) -
     """Torch's sample has the table first; a last offset is the end."""
     weights = options.pop("per_sample_weights", None)
     if options.keys() <= {"mode", "include_last_offset", "padding_idx"}:
-        known = {
-            "reduction": options.get("mode", "mean"),
-            "padding_idx": options.get("padding_idx"),
-        }
+        known = {"reduction": options.get("mode", "mean")}
+        if (padding := options.get("padding_idx")) is not None:
+            known["padding_idx"] = padding % len(weight)
         starts = offsets[:-1] if options.get("include_last_offset") else offsets
         yield (
             (weight, *[weights] * (weights is not None)),

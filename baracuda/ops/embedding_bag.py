@@ -43,12 +43,12 @@ def _entries(ids: Array, offsets: Array | None) -> tuple[Array, Array, int]:
         bags = ids.shape[0]
         line = xp.expand_dims(xp.arange(bags, dtype=ids.dtype, **there), axis=1)
         return xp.reshape(ids, (-1,)), xp.reshape(xp.broadcast_to(line, ids.shape), (-1,)), bags
-    count = offsets.shape[0]
-    line = xp.arange(ids.shape[0], dtype=offsets.dtype, **there)
-    # torch warns of offsets that are apart from each other, which their sum is not.
-    bag = xp.searchsorted(offsets + 0, line, side="right") - 1
+    # An entry is of the bag that began last.
+    within = xp.where(offsets < ids.shape[0], offsets, -1)
+    starts = added(xp.ones_like(offsets), within, 0, ids.shape[0])
+    bag = xp.cumulative_sum(starts) - 1
     # What is before the first offset is of the first bag.
-    return ids, xp.where(bag < 0, 0, bag), count
+    return ids, xp.where(bag < 0, 0, bag), offsets.shape[0]
 
 
 def _counting(ids: Array, extent: int, padding_idx: int | None) -> Array:

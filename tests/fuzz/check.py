@@ -19,7 +19,7 @@ from baracuda.declaration.dtypes import named
 from baracuda.errors import UnsupportedError
 from baracuda.testing.cases import adapter, many, to_numpy
 
-from . import activations, bags, draw, illegal, indexed, joined, layouts, losses, moves, optimisers, rows  # noqa: F401  # fmt: skip
+from . import activations, draw, illegal, indexed, joined, layouts, losses, moves, optimisers, rows  # noqa: F401
 from .draw import Drawn
 from .layouts import Memory
 from .room import reference, within
