@@ -94,11 +94,8 @@ def _embeddings(ids: Shape, table: Shape, drawn: Sequence[str]) -> list[Row]:
 def _bags(bags: int, each: int, table: Shape) -> list[Row]:
     """Rows of a table added up bag by bag, and its gradient, as recommendations have them."""
     label, y, ids = f"{list(table)}, {bags} bags of {each}", (bags, table[1]), (bags, each)
-    options = {"reduction": "sum"}
-    return [
-        Row("embedding_bag", label, (ids, table), options),
-        Row("embedding_bag_backward", label, (y, ids, table, y), options),
-    ]
+    kinds = (("embedding_bag", (ids, table)), ("embedding_bag_backward", (y, ids, table, y)))
+    return [Row(op, label, shapes, {"reduction": "sum"}) for op, shapes in kinds]
 
 
 def _selections(src: Shape, many: int) -> list[Row]:
