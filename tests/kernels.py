@@ -171,6 +171,12 @@ EMBEDDING = (
     Case({"i": (300,), "n": 9000, "d": 33}),
     Case({"i": (300,), "n": 9, "d": 1}),
 )
+# The same of bags, by rows and by offsets.
+BAGS = tuple(
+    Case({**c.axes, "b": 60, "k": 5, "t": 300, "m": 60}, reduction=how)
+    for how in ("sum", "mean", "max")
+    for c in EMBEDDING
+)
 SLICES = (
     Case({"b": (), "n": 90, "c": (8, 8), "k": 300}, axis=0),
     Case({"b": (3,), "n": 9, "c": (7,), "k": 30}, axis=1),
@@ -252,6 +258,7 @@ CASES = {
     "lp_pool2d": POOL_2D,
     "indexing": INDEXING,
     "embedding": EMBEDDING,
+    "embedding_bag": BAGS,
     "embedding_backward_rows": tuple(
         Case({**c.axes, "m": m}, num_embeddings=c.axes["n"])
         for c, m in zip(EMBEDDING, (300, 300, 300), strict=True)

@@ -58,6 +58,9 @@ def small(op: str) -> Row:
             shapes = {"ids": (3, 2), "weight": (4, 5), "dy": (3, 2, 5)}
             options = {"weight_shape": (4, 5)} if op.endswith("backward") else {}
             options = {"num_embeddings": 9} if op.endswith("rows") else options
+            if "bag" in op:
+                shapes |= dict.fromkeys(("dy", "y"), (3, 5))
+                options = {"reduction": "sum"}
         if "segment_ids" in spec.arrays:
             shapes = {"data": (9, 5), "segment_ids": (9,), **dict.fromkeys(("dout", "out"), (4, 5))}
             shapes |= dict.fromkeys(("dy", "y"), (9, 5))

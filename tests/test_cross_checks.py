@@ -177,6 +177,20 @@ def rows():
             lambda ids, weight, scale=scale, padding=padding: F.embedding(ids, weight, padding)
             * scale
         )  # fmt: skip
+    for how, padding in product(("sum", "mean", "max"), (None, 2)):
+        apart, weights = [index(6, 20), normal(6, 3), torch.tensor([0, 3, 3, 11, 20])], normal(20)
+        for kind, arrays in (
+            ("rows", [index(6, 4, 5), normal(6, 3)]),
+            ("offsets", apart),
+            *[("weights", [*apart, weights])] * (how == "sum"),
+        ):
+            options = {"reduction": how, "padding_idx": padding}
+            yield f"embedding_bag {kind} {how} {padding}", "embedding_bag", arrays, options, (
+                lambda ids, table, offsets=None, weights=None, how=how, padding=padding: (
+                    F.embedding_bag(ids, table, offsets, mode=how, padding_idx=padding,
+                                    per_sample_weights=weights)
+                )
+            )  # fmt: skip
     for reduce in ("sum", "mean", "amax"):
         ids, name = index(4, 9), f"segment_{reduce.removeprefix('a')}"
         yield name, name, [normal(9, 3), ids], {"num_segments": 4}, (
@@ -380,6 +394,9 @@ def backward(op, dy, arrays, options):
     if op == "embedding":
         ids, weight = arrays
         return (call(dy, ids, weight_shape=tuple(weight.shape), **options),)
+    if op == "embedding_bag":
+        ids, weight, *more = arrays
+        return many(call(dy, ids, weight, forward(op, *arrays, **options), *more, **options))
     if op in ("segment_sum", "segment_mean", "permute_rows"):
         return (call(dy, arrays[1], **options),)
     if op in ("index_add", "scatter_add"):

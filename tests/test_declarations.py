@@ -113,7 +113,7 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[str, ...], dict[str, Any], str]
     "a schedule that is not there": (
         plain, (FORM,),
         {"options": AXIS, "kernel": Kernel("softmax.cu", "Softmax", "row")},  # type: ignore[arg-type]
-        "kernel: 'row' is none of add_rows, channels"),
+        "kernel: 'row' is none of add_rows, bags"),
     "the gradient of no op": (
         plain, (FORM,), {"options": AXIS, "adjoint_of": "sofmax"},
         "adjoint_of: there is no op sofmax yet"),

@@ -75,6 +75,23 @@ def _embedding(weight: Any, ids: Any, **options: Any) -> Iterator[Pair]:
         yield (weight,), lambda w: bc.embedding(ids, w), lambda w: F.embedding(ids, w)
 
 
+def _embedding_bag(weight: Any, ids: Any, offsets: Any = None, **options: Any) -> Iterator[Pair]:
+    """Torch's sample has the table first; a last offset is the end."""
+    weights = options.pop("per_sample_weights", None)
+    if options.keys() <= {"mode", "include_last_offset", "padding_idx"}:
+        known = {"reduction": options.get("mode", "mean")}
+        if (padding := options.get("padding_idx")) is not None:
+            known["padding_idx"] = padding % len(weight)
+        starts = offsets[:-1] if options.get("include_last_offset") else offsets
+        yield (
+            (weight, *[weights] * (weights is not None)),
+            (lambda w, *more: bc.embedding_bag(ids, w, starts, *more, **known)),
+            lambda w, *more: F.embedding_bag(
+                ids, w, offsets, per_sample_weights=more[0] if more else None, **options
+            ),
+        )
+
+
 # By torch's name: what is made of a sample, and how many samples there are at least.
 TRIED: dict[str, tuple[Callable[..., Iterator[Pair]], int]] = {
     "gather": (_gather, 2),
@@ -84,6 +101,7 @@ TRIED: dict[str, tuple[Callable[..., Iterator[Pair]], int]] = {
     "scatter": (_scatter, 3),
     "scatter_reduce": (_scatter_reduce, 90),
     "nn.functional.embedding": (_embedding, 3),
+    "nn.functional.embedding_bag": (_embedding_bag, 10),
 }
 
 

@@ -45,6 +45,8 @@ SUMS: dict[str, tuple[list[Any], dict[str, Any]]] = {
         [*drawn((96, 8)), RNG.integers(0, 7, 96)], {"axis": 0, "src_shape": (7, 8)}),
     "embedding_backward": (
         [*drawn((96, 8)), RNG.integers(0, 7, 96)], {"weight_shape": (7, 8)}),
+    "embedding_bag_backward": (
+        [*drawn((24, 8)), RNG.integers(0, 7, (24, 4)), *drawn((7, 8), (24, 8))], {}),
     "segment_sum": ([*drawn((96, 8)), RNG.integers(0, 7, 96)], {"num_segments": 7}),
     "linear_cross_entropy_backward": (
         [np.asarray(1.0), *drawn((96, 16), (24, 16)), TARGET, *drawn((24,))],

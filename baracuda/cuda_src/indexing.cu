@@ -1,6 +1,7 @@
 // Ops that read or write where an index array points. Few have a formula: the schedule is all.
 #include "common/math.cuh"
 #include "indexed/accumulate.cuh"
+#include "indexed/bags.cuh"
 #include "indexed/bounds.cuh"
 #include "indexed/by_row.cuh"
 #include "indexed/combine.cuh"

@@ -36,6 +36,8 @@ class Role:
         Of an index: the option that holds the one entry of which nothing is added up, or None.
     counts : str
         Of an integer: the axis along which it is 0, 1, ... where it is not given.
+    ascends : bool
+        Of an integer: its entries ascend, as offsets do.
     between : tuple of float or None
         The least and the largest value that tests and benchmarks draw, both included by an integer.
     alike : str
@@ -67,6 +69,7 @@ class Role:
     ignored: str = ""
     skipped: str = ""
     counts: str = ""
+    ascends: bool = False
     between: tuple[float, float] | None = None
     alike: str = ""
     wide: Wide = ""
@@ -166,6 +169,11 @@ def index(below: str, *, policy: str = "mode", ignored: str = "", skipped: str =
 def integer(low: int | None = None, high: int | None = None) -> Role:
     """An integer of any size, or one from `low` to `high`."""
     return Role("integer", between=None if low is None or high is None else (low, high))
+
+
+def ascending(low: int, high: int) -> Role:
+    """An integer whose entries ascend, from `low` to `high` in tests."""
+    return Role("integer", ascends=True, between=(low, high))
 
 
 def counter(axis: str) -> Role:

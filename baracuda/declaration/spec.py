@@ -23,10 +23,10 @@ Resolver: TypeAlias = Callable[[str, Axes, dict[str, Any]], Mapping[str, int]]
 """``(op, axes, options) -> derived axes``; may complete the options in place."""
 
 Schedule: TypeAlias = Literal[
-    "add_rows", "channels", "combine", "combine_backward", "window_backward", "cross_entropy",
-    "elementwise", "few_rows", "gather", "heads", "join_rows", "kl_div", "last_write",
-    "last_write_backward", "log_prob", "nll_loss", "planes", "reduce", "rope", "rows", "scatter",
-    "segments", "spread_rows", "window",
+    "add_rows", "bags", "bags_backward", "channels", "combine", "combine_backward",
+    "window_backward", "cross_entropy", "elementwise", "few_rows", "gather", "heads", "join_rows",
+    "kl_div", "last_write", "last_write_backward", "log_prob", "nll_loss", "planes", "reduce",
+    "rope", "rows", "scatter", "segments", "spread_rows", "window",
 ]  # fmt: skip
 """How a kernel goes over the arrays."""
 

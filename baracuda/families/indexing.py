@@ -111,6 +111,14 @@ def destinations(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, i
     return {"n": entries if rows is None else extent_given(op, "num_rows", rows)}
 
 
+def padding(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
+    """See that the row of padding is one of the table."""
+    row, rows = options["padding_idx"], axes["n"]
+    if row is not None and not 0 <= row < rows:
+        raise value_error(op, "padding_idx", f"None, or 0 <= padding_idx < {rows}", row)
+    return {}
+
+
 def extent_given(op: str, option: str, n: int) -> int:
     """An extent that an option gives, checked."""
     if n < 0:

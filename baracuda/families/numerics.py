@@ -238,7 +238,7 @@ def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:
         return xp.zeros(shape, dtype=values.dtype, device=library.device_of(values))
     index = xp.broadcast_to(once, index.shape)
     out = library.scatter_add(values, index, axis, shape)
-    return joined(values, index, axis, shape, library.xp.add, 0.0) if out is None else out
+    return joined(values, index, axis, shape, library.xp.add, 0) if out is None else out
 
 
 def joined(

@@ -12,6 +12,7 @@ from baracuda.ops.distance_loss import *
 from baracuda.ops.divergence import *
 from baracuda.ops.elementwise import *
 from baracuda.ops.embedding import *
+from baracuda.ops.embedding_bag import *
 from baracuda.ops.exponential_units import *
 from baracuda.ops.gated import *
 from baracuda.ops.gradient_norm import *

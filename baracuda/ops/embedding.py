@@ -13,8 +13,7 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.shapes import Axes
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import choice, finite, integer, optional, shape
-from baracuda.errors import value_error
-from baracuda.families.indexing import added, distinct, extent_given, taken
+from baracuda.families.indexing import added, distinct, extent_given, padding, taken
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["embedding", "embedding_backward", "embedding_backward_rows"]
@@ -22,19 +21,11 @@ __all__ = ["embedding", "embedding_backward", "embedding_backward_rows"]
 OPTIONS = {"padding_idx": optional(integer), "mode": choice("raise", "drop")}
 
 
-def _padding(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
-    """See that the row of padding is one of the table."""
-    padding, rows = options["padding_idx"], axes["n"]
-    if padding is not None and not 0 <= padding < rows:
-        raise value_error(op, "padding_idx", f"None, or 0 <= padding_idx < {rows}", padding)
-    return {}
-
-
 _embedding = partial(
     op,
     category="indexing",
     scalars={"scale": finite},
-    resolve=_padding,
+    resolve=padding,
     cases=(
         # Without a row of padding, along which the gradient is another.
         Case({"i": (11,), "n": 7, "d": 5}),
@@ -196,7 +187,7 @@ def _few(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
     """The rows of the table, and as many of its gradient as there are ids."""
     ids: Any = axes["i"]
     n = extent_given(op, "num_embeddings", options["num_embeddings"])
-    return {"n": n, "m": prod(ids), **_padding(op, {"n": n}, options)}
+    return {"n": n, "m": prod(ids), **padding(op, {"n": n}, options)}
 
 
 @op(

@@ -372,7 +372,8 @@ def _drawn(
         kind = adapter("numpy").dtype(named(dtype).accumulate if wide else dtype)
         if pattern.name in spec.integers and role.between:
             low, high = map(int, role.between)
-            out[pattern.name] = rng.integers(low, high, shape, np.int64, endpoint=True)
+            drawn = rng.integers(low, high, shape, np.int64, endpoint=True)
+            out[pattern.name] = np.sort(drawn) if role.ascends else drawn
         elif pattern.name in spec.integers:
             top = axes[role.below] if role.below else 1_000_000
             out[pattern.name] = rng.integers(0, max(top, 1), shape).astype(np.int64)

@@ -371,6 +371,21 @@ def segment_softmax_backward(
     return y * (dy - sums[segment_ids])
 
 
+def embedding_bag(xp: Any, ids: Array, weight: Array, *, reduction: str) -> Array:
+    """Of bags side by side: a sum or a maximum."""
+    if hasattr(xp, "nn"):
+        return xp.nn.functional.embedding_bag(ids, weight, mode=reduction)
+    return getattr(weight[ids], {"sum": "sum", "max": "max"}[reduction])(1)
+
+
+def embedding_bag_backward(
+    xp: Any, dy: Array, ids: Array, weight: Array, y: Array, *, reduction: str
+) -> Array:
+    """Of sums."""
+    each = xp.broadcast_to(dy[:, None], (*ids.shape, dy.shape[-1]))
+    return embedding_backward(xp, each, ids, weight_shape=tuple(weight.shape))
+
+
 EXPRESSIONS: dict[str, Expression] = {
     f.__name__: f
     for f in (
@@ -378,6 +393,7 @@ EXPRESSIONS: dict[str, Expression] = {
         lerp, lerp_backward, rope, rope_backward, rope_with_tables, rope_with_tables_backward,
         rope_qk, rope_qk_backward, rope_qk_with_tables, rope_qk_with_tables_backward, lp_pool2d,
         lp_pool2d_backward, gather, gather_backward, embedding, embedding_backward,
+        embedding_bag, embedding_bag_backward,
         index_select, index_select_backward,
         segment_sum, segment_sum_backward, segment_mean, segment_mean_backward,
         segment_max, segment_max_backward, segment_softmax, segment_softmax_backward,

@@ -58,7 +58,7 @@ def host_rows(n: int) -> list[Row]:
         )
     )
     rows += _embeddings((n,), (4 * n, n), ("uniform",))
-    rows += _selections((4 * n, n), n)
+    rows += _bags(n, 4, (4 * n, n)) + _selections((4 * n, n), n)
     rows += _segments(4 * n, n, n // 8, ("uniform",))
     rows += _experts(n, 2, n // 2)
     return rows + _others(rows, f"[{n}, {n}]", square)
@@ -89,6 +89,13 @@ def _embeddings(ids: Shape, table: Shape, drawn: Sequence[str]) -> list[Row]:
     return rows + [
         Row("embedding_backward_rows", f"{label}, {how}", (dy, ids), few, how) for how in drawn
     ]
+
+
+def _bags(bags: int, each: int, table: Shape) -> list[Row]:
+    """Rows of a table added up bag by bag, and its gradient, as recommendations have them."""
+    label, y, ids = f"{list(table)}, {bags} bags of {each}", (bags, table[1]), (bags, each)
+    kinds = (("embedding_bag", (ids, table)), ("embedding_bag_backward", (y, ids, table, y)))
+    return [Row(op, label, shapes, {"reduction": "sum"}) for op, shapes in kinds]
 
 
 def _selections(src: Shape, many: int) -> list[Row]:
@@ -201,7 +208,7 @@ def device_rows(dtype: str) -> list[Row]:
     # The vocabulary of Llama 3, for one sequence and for a batch.
     for ids in (8192, 65536):
         rows += _embeddings((ids,), (128256, 4096), ("uniform", "zipf", "equal"))
-    rows += _selections((2**17, 1024), 2**18)
+    rows += _bags(2**16, 32, (10**6, 128)) + _selections((2**17, 1024), 2**18)
     rows += _segments(2**21, 2**17, 128, ("uniform", "zipf", "equal"))
     # As Mixtral 8x7B has them, and DeepSeek-V3.
     rows += _experts(16384, 2, 4096) + _experts(8192, 8, 7168)

@@ -117,8 +117,10 @@ class Row:
         given = dict(zip(spec.arrays, out, strict=False))
         if made & given.keys():
             forward, at = registry[spec.adjoint_of or ""], spec.arrays.index("y")
-            rest = [given[name] for name in forward.spec.arrays[1:] if name in given]
-            out[at] = forward(out[at - 1], *rest, **self.options)
+            first, *more = forward.spec.arrays
+            # A gradient that reads nothing but the result has no input beside it.
+            x, rest = given.get(first, out[at - 1]), [given[n] for n in more if n in given]
+            out[at] = forward(x, *rest, **self.options)
         return out
 
 

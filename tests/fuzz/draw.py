@@ -122,8 +122,8 @@ def drawn(rng: Any, seed: int, number: int, op: str, library: str, device: str) 
             out.arrays[pattern.name] = _array(out, pattern.name, shape)
     if op.startswith("lp_pool") and op.endswith("backward"):
         _saved_norms(out)
-    if op in ("segment_max_backward", "scatter_reduce_backward"):
-        _saved_maxima(out)
+    if op in ("segment_max_backward", "scatter_reduce_backward", "embedding_bag_backward"):
+        _saved_result(out)
     return out
 
 
@@ -169,6 +169,8 @@ def _options(rng: Any, spec: OpSpec, form: Signature, dtype: str) -> dict[str, A
             if all(c.holds({"reduction": r}) for c in form.conditions if c.option == "reduction")
         ]  # fmt: skip
         which = ["sum", "mean", "max", "min", "prod"] if "include_self" in names else which
+        if spec.name.startswith("embedding_bag"):
+            which = [r for r in ("sum", "mean", "max") if r == "sum" or not form.conditions]
         out["reduction"] = str(rng.choice(which))
     if "min_val" in names:
         out["min_val"] = float(rng.choice([-1.0, -0.3, 0.0, -2.5]))
@@ -336,7 +338,13 @@ def _array(drawn: Drawn, name: str, shape: tuple[int, ...]) -> Memory:
         if name in spec.masks:
             return rng.random(count) < 0.7
         if name in spec.integers:
-            return _integers(drawn, name, count)
+            entries = _integers(drawn, name, count)
+            # They ascend along the array, which may lie backwards.
+            return (
+                np.sort(entries)[:: -1 if layout.strides[0] < 0 else 1]
+                if spec.role(name).ascends
+                else entries
+            )
         return numbers(
             rng,
             count,
@@ -439,18 +447,15 @@ def _saved_norms(drawn: Drawn) -> None:
     drawn.arrays["y"] = Memory(layout, drawn.dtype, drawn.library, drawn.device, y)
 
 
-def _saved_maxima(drawn: Drawn) -> None:
-    """The result that belongs to the rows: of any other no element would be one."""
-    from .indexed import highest
-    from .joined import joined
+def _saved_result(drawn: Drawn) -> None:
+    """The result that belongs to the rows: of any other no element would be a maximum."""
+    from .formulas import expected
 
-    given = [drawn.arrays[n].values() for n in drawn.spec.arrays if n not in ("dout", "out")]
-    given = [x if x.dtype.kind in "iu" else x.astype(np.float64) for x in given]
+    forward = registry[drawn.spec.adjoint_of or ""].spec
+    given = {n: x.values() for n, x in drawn.arrays.items() if n in forward.arrays}
+    (out,) = expected(forward.name, given, drawn.options)
     with np.errstate(all="ignore"):
-        if drawn.op.startswith("scatter"):
-            out = joined(*given, {"include_self": True, **drawn.options})
-        else:
-            out = highest(*given, drawn.axes["n"])
         out = out.astype(adapter("numpy").dtype(drawn.dtype))
     layout = layouts.draw(drawn.rng, out.shape, drawn.library, repeat=False)
-    drawn.arrays["out"] = Memory(layout, drawn.dtype, drawn.library, drawn.device, out)
+    name = forward.signatures[0].outputs[0].name
+    drawn.arrays[name] = Memory(layout, drawn.dtype, drawn.library, drawn.device, out)

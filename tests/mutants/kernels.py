@@ -18,6 +18,7 @@ _TURNS = "test_functors.py::test_pairs_turn"
 
 _NUMBERS = "test_random.py::test_a_kernel_numbers_elements_as_they_lie_in_the_whole"
 _STATES = "test_optimisers.py::test_a_kernel_reads_and_writes_states_as_they_are"
+_BAGS = "test_emulated_bags.py::test_bags_are_joined_and_shared"
 _SENT = "test_emulated_permute.py::test_rows_are_sent_and_taken_back"
 
 MUTANTS = (
@@ -408,6 +409,25 @@ MUTANTS = (
         "who has no row adds to none", "cuda_src/indexed/few_rows.cuh",
         "u64(row) < u64(args.extent) && row != args.skipped", "u64(row) < u64(args.extent)",
         "test_emulated_few_rows.py::test_rows_are_found_and_added_up[3-ids in a row-float32]",
+    ),
+    mutant(
+        "before the first offset is the first bag", "cuda_src/indexed/bags.cuh",
+        "if (bag == 0) return 0;", "if (bag > bags) return 0;", _BAGS + "[sum-late-float32]",
+    ),
+    mutant(
+        "padding is in no bag", "cuda_src/indexed/bags.cuh",
+        "&&\n                   row != sizes.skipped;", ";", _BAGS + "[mean-rows-float32]",
+    ),
+    mutant(
+        "a share is divided by the rows that count", "cuda_src/indexed/bags.cuh",
+        "if (!sizes.counts(row)) continue;\n      A own[V] = {};\n      if",
+        "A own[V] = {};\n      if", _BAGS + "[mean-rows-float32]",
+    ),
+    mutant(
+        "a row of padding has no weight", "cuda_src/indexed/bags.cuh",
+        "at < sizes.columns && sizes.counts(row)",
+        "at < sizes.columns && u64(row) < u64(sizes.extent)",
+        _BAGS + "[sum weighted-rows-float32]",
     ),
     mutant(
         "what is there counts in a mean", "cuda_src/indexed/combine.cuh",

@@ -14,6 +14,7 @@ _INDEXED = {
     "scatter": indexed.scatter, "gather": indexed.gather, "add_rows": indexed.rows,
     "segments": indexed.rows, "join_rows": indexed.rows, "spread_rows": indexed.rows,
     "last_write": indexed.rows, "last_write_backward": indexed.rows,
+    "bags": indexed.rows, "bags_backward": indexed.rows,
     "few_rows": indexed.rows, "combine": indexed.rows, "combine_backward": indexed.rows,
 }  # fmt: skip
 

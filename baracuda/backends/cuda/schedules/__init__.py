@@ -24,6 +24,7 @@ from baracuda.backends.cuda.schedules import (
 )
 from baracuda.backends.cuda.schedules.indexed import (
     add_rows,
+    bags,
     combine,
     few_rows,
     gather,
@@ -44,6 +45,8 @@ PLANNERS: dict[str, Planner] = {
     "window_backward": window.backward,
     "gather": gather.plan,
     "add_rows": add_rows.plan,
+    "bags": bags.plan,
+    "bags_backward": bags.backward,
     "combine": combine.plan,
     "combine_backward": combine.backward,
     "few_rows": few_rows.plan,
