@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from baracuda import optim
 from baracuda.examples.charlm import python_reference
@@ -70,8 +71,8 @@ class Variant:
     name: str
     prepare: Callable[[Any], Any] = lambda model: None
     compiled: bool = False
-    causal: bool = False
-    """Attention gets no mask, and is causal by its kernel; an eager model does so by itself."""
+    around: Callable[[Any], AbstractContextManager[Any]] = nullcontext
+    """What the whole training of the model is in."""
     optimiser: Callable[..., Any] = torch.optim.AdamW
 
 
@@ -86,22 +87,12 @@ def patched(model: Any) -> None:
     import_module("baracuda.integrations.transformers").patch(model)
 
 
-VARIANTS = (
-    Variant("eager"),
-    Variant("torch.compile", compiled=True),
-    Variant("torch.compile, causal kernel", compiled=True, causal=True),
-    Variant("baracuda", patched),
-    Variant("baracuda, bc.optim.AdamW", patched, optimiser=optim.AdamW),
-    Variant("baracuda, torch.compile", patched, compiled=True),
-    Variant("baracuda, torch.compile, causal kernel", patched, compiled=True, causal=True),
-    # The last, as it replaces functions of transformers in the whole process.
-    Variant("Liger", liger),
-)
-
-
 @contextmanager
-def _without_masks(model: Any) -> Iterator[None]:
-    """Let the code of a model's decoder make no masks."""
+def causal(model: Any) -> Iterator[None]:
+    """Let the code of a model's decoder make no masks: attention is causal by its kernel.
+
+    An eager model does so by itself.
+    """
     own = vars(sys.modules[type(model.model).__module__])
     made = {name: own[name] for name in own if name.startswith("create_") and "mask" in name}
     own.update(dict.fromkeys(made, lambda *_, **__: None))
@@ -109,6 +100,27 @@ def _without_masks(model: Any) -> Iterator[None]:
         yield
     finally:
         own.update(made)
+
+
+def in_another_order(model: Any) -> AbstractContextManager[Any]:
+    """Attention by kernels that add up in another order than the usual ones."""
+    return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
+AGAIN = "eager, another attention kernel"
+"""Whose distance from the first variant is the model's own noise."""
+VARIANTS = (
+    Variant("eager"),
+    Variant(AGAIN, around=in_another_order),
+    Variant("torch.compile", compiled=True),
+    Variant("torch.compile, causal kernel", compiled=True, around=causal),
+    Variant("baracuda", patched),
+    Variant("baracuda, bc.optim.AdamW", patched, optimiser=optim.AdamW),
+    Variant("baracuda, torch.compile", patched, compiled=True),
+    Variant("baracuda, torch.compile, causal kernel", patched, compiled=True, around=causal),
+    # The last, as it replaces functions of transformers in the whole process.
+    Variant("Liger", liger),
+)
 
 
 # -- the training --------------------------------------------------------------------------------
@@ -150,9 +162,7 @@ def train(variant: Variant, name: str, sizes: Sizes, device: str) -> tuple[Outco
     """Train with one variant; what came of it, and the first gradients, on the host."""
     model = model_of(name, sizes, device)
     variant.prepare(model)
-    if not variant.causal:
-        return _train(variant, model, sizes, device)
-    with _without_masks(model):
+    with variant.around(model):
         return _train(variant, model, sizes, device)
 
 
@@ -197,7 +207,7 @@ def measure(
 ) -> list[Outcome]:
     """Train one of `MODELS` with each variant, alone in memory, and compare with the first one."""
     tasks = {each.name: partial(train, each, name, sizes, device) for each in variants}
-    return block.compare(tasks, show)
+    return block.compare(tasks, show, AGAIN)
 
 
 def cells(found: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
