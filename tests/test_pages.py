@@ -17,6 +17,7 @@ from links import dead_in_site
 
 import baracuda as bc
 from baracuda.calls.op import registry
+from baracuda.testing import docstrings
 from baracuda.tools import pages
 
 for needed in pages.NEEDED:
@@ -178,11 +179,11 @@ def test_a_page_has_all_that_its_op_declares(made: dict[str, str], name: str) ->
     ],
 )  # fmt: skip
 def test_formulas_become_mathematics(code: str, tex: str | None) -> None:
-    assert pages.maths(code) == tex
+    assert docstrings.maths(code) == tex
 
 
 def test_prose_links_ops_and_papers() -> None:
-    text = pages.prose("As `glu` (arXiv:1612.08083) on [*b, n]; ``p > 0``, ``mode='drop'``.")
+    text = docstrings.prose("As `glu` (arXiv:1612.08083) on [*b, n]; ``p > 0``, ``mode='drop'``.")
     assert text == (
         "As [`glu`](glu.md) ([arXiv:1612.08083](https://arxiv.org/abs/1612.08083)) on "
         "`[*b, n]`; $p > 0$, `mode='drop'`."

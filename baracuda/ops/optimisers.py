@@ -80,7 +80,7 @@ def adamw(
     stochastic_rounding: bool = False, seed: int = 0, offset: int = 0,
     **dispatch: Unpack[Dispatch],
 ) -> tuple[A, ...]:  # fmt: skip
-    """One step of AdamW: Adam whose weight decay is apart from the gradient.
+    """One step of AdamW: Adam with decoupled weight decay.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def sgd(
     stochastic_rounding: bool = False, seed: int = 0, offset: int = 0,
     **dispatch: Unpack[Dispatch],
 ) -> A | tuple[A, ...]:  # fmt: skip
-    """One step of stochastic gradient descent, with momentum where there is a buffer of it.
+    """One step of stochastic gradient descent, with momentum if a momentum buffer is given.
 
     Parameters
     ----------

@@ -61,7 +61,7 @@ def scatter_reduce(
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
 ) -> A:
-    """Join elements with what is where an index points: ``out[index[i, j], j] max= src[i, j]``.
+    """Reduce elements into places of an index: ``out[index[i, j], j] max= src[i, j]``.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def scatter_reduce_backward(
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
 ) -> tuple[A, A]:
-    """Gradients of `scatter_reduce`, of which elements that tie for a maximum share evenly.
+    """Gradients of `scatter_reduce`; elements that tie for a maximum share it evenly.
 
     Parameters
     ----------

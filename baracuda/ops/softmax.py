@@ -99,7 +99,7 @@ def softmax(
     dtype: DTypeLike | None = None,
     **dispatch: Unpack[Dispatch],
 ) -> A:
-    """Exponentials of ``scale * x + bias`` as parts of their sum along an axis.
+    """Normalise exponentials along an axis: ``exp(z) / sum(exp(z))``, ``z = scale * x + bias``.
 
     Parameters
     ----------
@@ -224,7 +224,10 @@ def log_softmax(
 
     Parameters
     ----------
-    x, mask, bias, axis, scale, causal, dtype, **dispatch
+    x : array of shape [*b, n, *c]
+    mask : boolean array of the rank of `x`, optional
+    bias : array of the rank of `x`, optional
+    axis, scale, causal, dtype, **dispatch
         As in `softmax`.
 
     Returns
