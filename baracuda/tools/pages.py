@@ -88,8 +88,9 @@ def support() -> str:
         "integers, bool, complex64 and complex128; – is none. The first backend from the left with "
         "an entry runs. If it refuses the call, the next one does, and `plan.why` says why. By "
         "default `cupy` does not run for torch tensors, nor `torch` for NumPy arrays: ask by "
-        "`backend=`. NumPy and CuPy have bfloat16 through ml-dtypes, JAX 64-bit dtypes while `jax_enable_x64` is set. Where "
-        "tensors are differentiated or traced, see [torch](../torch.md), [JAX](../jax.md).\n",
+        "`backend=`. NumPy and CuPy have bfloat16 through ml-dtypes, JAX 64-bit dtypes while "
+        "`jax_enable_x64` is set. Where tensors are differentiated or traced, see "
+        "[torch](../torch.md), [JAX](../jax.md).\n",
     ]
     for library, device, title in PLACES:
         cells = {name: _claims(op, library, device) for name, op in registry.items()}
