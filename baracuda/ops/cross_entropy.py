@@ -102,7 +102,7 @@ def cross_entropy(
     weight : array of shape [v], optional
         Weight of each class, 1 by default: of the dtype of `logits`, or float32 beside 16 bits.
     axis : int
-        Where the classes are; negative counts from the end. The default is the last axis, where
+        Axis of the classes; negative counts from the end. The default is the last axis, where
         torch has the second.
     ignore_index : int
         Rows with this target have a loss of 0 and do not count in a mean.
@@ -131,7 +131,7 @@ def cross_entropy(
     accuracy : array of that shape and dtype, with ``metrics=True``
         1 for a row whose top class is its target, else 0; weighted and reduced as the loss is.
     top : array of shape [*b, *c], with ``metrics=True``
-        Where the logit of a row is largest, the first of equals: int64, in JAX without 64 bits
+        Class with the largest logit of a row, the first of equals: int64, in JAX without 64 bits
         int32. -1 in rows that do not count. A NaN counts as the largest. Nothing flows back from
         either.
 

@@ -67,7 +67,7 @@ def binary_cross_entropy(
     x, target : array of shape [*s]
         Probabilities, 0 to 1, of any floating dtype; of one shape. NaN comes of others.
     weight : array of shape [*s], optional
-        What the loss of each element is multiplied by; of the dtype of `x`. One for each row or
+        Factor of the loss of each element; of the dtype of `x`. One for each row or
         class is broadcast to that shape first: ``xp.broadcast_to(weight, x.shape)`` copies nothing.
     reduction : {"mean", "sum", "none"}
         The mean of the losses (NaN if there are none), their sum, or each of them.
@@ -192,10 +192,10 @@ def binary_cross_entropy_with_logits(
     x, target : array of shape [*s]
         Logits, and probabilities or labels 0 and 1. Any floating dtype; one shape.
     weight : array of shape [*s], optional
-        What the loss of each element is multiplied by; of the dtype of `x`. One for each row or
+        Factor of the loss of each element; of the dtype of `x`. One for each row or
         class is broadcast to that shape first: ``xp.broadcast_to(weight, x.shape)`` copies nothing.
     pos_weight : array of shape [*s], optional
-        What the term of `target` is multiplied by, as a rule one for each class, broadcast to that
+        Factor of the term of `target`, usually one for each class, broadcast to that
         shape likewise: above 1 it favours recall, below 1 precision. Of the dtype of `x`.
     reduction : {"mean", "sum", "none"}
         The mean of the losses (NaN if there are none), their sum, or each of them.

@@ -54,7 +54,7 @@ def elu(x: A, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> A:
     x : array of shape [*s]
         float16, bfloat16, float32 or float64.
     alpha : float
-        What is approached at -inf, less its sign. A run-time value.
+        Negative of the limit at -inf. A run-time value.
     **dispatch
         `Dispatch` options.
 
@@ -219,7 +219,7 @@ def celu(x: A, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> A:
     **dispatch
         As in `elu`.
     alpha : float
-        What is approached at -inf, less its sign, and how slowly; not 0. A run-time value.
+        Negative of the limit at -inf, and scale of the curve; not 0. A run-time value.
 
     Returns
     -------
@@ -305,8 +305,8 @@ def softplus(
     beta : float
         How sharp the bend is; not 0. A run-time value.
     threshold : float
-        Where ``beta * x`` exceeds it, the result is `x` itself, by definition. inf for no such
-        place. A run-time value.
+        Where ``beta * x`` exceeds it, the result is `x` itself, by definition. inf switches this
+        off. A run-time value.
 
     Returns
     -------

@@ -82,7 +82,7 @@ def glu(
     gate : array of shape [*b, n, *c], optional
         `b`, where it is an array of its own.
     axis : int
-        Where the halves meet; negative counts from the end.
+        Axis along which `x` has its two halves; negative counts from the end.
     gate_first : bool
         The first half of a packed `x` is the gate. The default is the second, as in torch.
     **dispatch

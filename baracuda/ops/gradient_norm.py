@@ -90,7 +90,7 @@ def clip_scale(
     eps : float, default 1e-6
         Added to the norm before it is compared, >= 0.
     grad_scale : float, default 1
-        What the loss was multiplied by, > 0. The norm is that of gradients divided by it.
+        Scale of the loss, > 0. The norm is that of gradients divided by it.
     **dispatch
         `Dispatch` options.
 

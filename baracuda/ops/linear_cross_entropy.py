@@ -227,7 +227,7 @@ def linear_cross_entropy(
     Parameters
     ----------
     hidden : array of shape [*b, d]
-        What a language model has before its last layer. Any floating dtype.
+        Hidden states of a language model, before its last layer. Any floating dtype.
     weight : array of shape [v, d]
         That layer: dtype of `hidden`.
     target : array of shape [*b]

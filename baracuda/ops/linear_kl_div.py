@@ -103,11 +103,11 @@ def linear_kl_div(
     Parameters
     ----------
     hidden : array of shape [*b, d]
-        What the student, a language model, has before its last layer. Any floating dtype.
+        Hidden states of the student, before its last layer. Any floating dtype.
     weight : array of shape [v, d]
         That layer: dtype of `hidden`.
     teacher_hidden : array of shape [*b, e]
-        What the teacher has before its last layer: dtype of `hidden`.
+        Hidden states of the teacher, before its last layer: dtype of `hidden`.
     teacher_weight : array of shape [v, e]
         That layer: dtype of `hidden`.
     row_weight : array of shape [*b], optional

@@ -234,7 +234,8 @@ def smooth_l1_loss(
     reduction : {"mean", "sum", "none"}
         The mean of the losses (NaN if there are none), their sum, or each of them.
     beta : float
-        Where the two meet, from 0 on; at 0 it is `l1_loss`. A run-time value.
+        Difference at which parabola and line meet, from 0 on; at 0 the loss is `l1_loss`. A
+        run-time value.
     **dispatch
         `Dispatch` options.
 
@@ -354,7 +355,7 @@ def huber_loss(
     reduction : {"mean", "sum", "none"}
         The mean of the losses (NaN if there are none), their sum, or each of them.
     delta : float
-        Where the two meet, above 0. A run-time value.
+        Difference at which parabola and line meet, above 0. A run-time value.
     **dispatch
         `Dispatch` options.
 

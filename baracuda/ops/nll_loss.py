@@ -66,9 +66,9 @@ def nll_loss(
     target : array of shape [*b, *c]
         The right class of each row: int32 or int64, ``0 <= target < v``.
     weight : array of shape [v], optional
-        What a row of each class counts, 1 by default. Of the dtype of `x`.
+        Weight of each class, 1 by default. Of the dtype of `x`.
     axis : int
-        Where the classes are; negative counts from the end. The default is the last axis, where
+        Axis of the classes; negative counts from the end. The default is the last axis, where
         torch has the second.
     ignore_index : int
         Rows with this target have a loss of 0 and do not count in a mean.

@@ -211,9 +211,9 @@ def threshold(x: A, /, *, threshold: float, value: float, **dispatch: Unpack[Dis
     **dispatch
         As in `relu`.
     threshold : float
-        What `x` has to exceed. A run-time value.
+        Bound that `x` has to exceed. A run-time value.
     value : float
-        What stands for the rest. A run-time value.
+        The result where `x` does not exceed the threshold. A run-time value.
 
     Returns
     -------

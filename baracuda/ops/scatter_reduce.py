@@ -66,7 +66,7 @@ def scatter_reduce(
     Parameters
     ----------
     x : array of shape [*b, n, *c]
-        What is there; float16, bfloat16, float32 or float64.
+        The values before; float16, bfloat16, float32 or float64.
     index : array of shape [*i, k, *j]
         int32 or int64, of the rank of `x`; off `axis` no larger than `x`. Where along `axis` each
         element of `src` goes, ``0 <= i < n``; entries may repeat.
@@ -195,7 +195,7 @@ def scatter_reduce_backward(
     dout : array of shape [*b, n, *c]
         Gradient of the result; dtype of `x`.
     x : array of shape [*b, n, *c]
-        What was there; float16, bfloat16, float32 or float64.
+        The values before; float16, bfloat16, float32 or float64.
     index : array of shape [*i, k, *j]
         int32 or int64, of the rank of `x`: where each element went.
     src : array of shape [*i, k, *j]

@@ -105,10 +105,10 @@ def soft_target_cross_entropy(
         The probability of each class, as distillation and mixed labels have them. Of the dtype of
         `logits`; not made to add up to 1.
     axis : int
-        Where the classes are; negative counts from the end. The default is the last axis, where
+        Axis of the classes; negative counts from the end. The default is the last axis, where
         torch has the second.
     label_smoothing : float
-        So much of the target is spread over all classes, 0 to 1. A run-time value.
+        Share of the target that is spread over all classes, from 0 to 1. A run-time value.
     reduction : {"mean", "sum", "none"}
         The mean over rows (NaN if there are none), their sum, or the loss of each.
     **dispatch

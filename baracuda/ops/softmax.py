@@ -112,7 +112,7 @@ def softmax(
         where an element does not count, whatever `x` is there. Its extents are those of `x`, or 1,
         its dtype is that of `x`, or float32 beside 16 bits.
     axis : int
-        Where rows lie; negative counts from the end.
+        Axis of a row; negative counts from the end.
     scale : float
         A run-time value.
     causal : bool
