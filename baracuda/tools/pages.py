@@ -198,7 +198,8 @@ def op_page(op: Op[Any, Any]) -> str:
     totals = ", ".join([f"`{name}`" for name, role in spec.roles.items() if role.total])
     partner = next((o for o in registry.values() if o.spec.adjoint_of == spec.name), None)
     facts = [["family", spec.category]]
-    facts += [["form", f"`{form.text}`"] for form in spec.signatures]
+    form = "[form](../../adding-an-op.md#the-shape-language)"
+    facts += [[form, f"`{one.text}`"] for one in spec.signatures]
     if spec.adjoint_of:
         facts.append(["gradient of", _link(spec.adjoint_of)])
     elif partner:
