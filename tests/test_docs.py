@@ -111,3 +111,5 @@ def test_docstrings_give_shapes_errors_and_determinism(name: str) -> None:
     parameters = text.split("Parameters\n", 1)[1].split("Returns\n", 1)[0]
     for parameter in (*registry[name].spec.arrays, *registry[name].spec.options):
         assert re.search(rf"\b{parameter}\b", parameters), parameter
+    for array in registry[name].spec.arrays:
+        assert re.search(rf"^ *(\w+, )*{array}(, \w+)* : .", parameters, re.M), array

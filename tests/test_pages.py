@@ -17,6 +17,7 @@ from links import dead_in_site
 
 import baracuda as bc
 from baracuda.calls.op import registry
+from baracuda.testing import docstrings
 from baracuda.tools import pages
 
 for needed in pages.NEEDED:
@@ -146,6 +147,10 @@ def test_a_page_has_all_that_its_op_declares(made: dict[str, str], name: str) ->
     for form in spec.signatures:
         assert form.text in page
     assert "```pycon\n>>> " in page
+    parameters = page.partition("## Parameters\n")[2].partition("## ")[0]
+    assert "As in [" not in parameters
+    for array in spec.arrays:
+        assert re.search(rf"^- `(\w+, )*{array}(, \w+)*` \(.+\): ", parameters, re.M), array
     assert f"({name}.md)" not in page
     if spec.adjoint_of:
         assert f"]({spec.adjoint_of}.md)" in page
@@ -178,15 +183,61 @@ def test_a_page_has_all_that_its_op_declares(made: dict[str, str], name: str) ->
     ],
 )  # fmt: skip
 def test_formulas_become_mathematics(code: str, tex: str | None) -> None:
-    assert pages.maths(code) == tex
+    assert docstrings.maths(code) == tex
 
 
 def test_prose_links_ops_and_papers() -> None:
-    text = pages.prose("As `glu` (arXiv:1612.08083) on [*b, n]; ``p > 0``, ``mode='drop'``.")
+    text = docstrings.prose("As `glu` (arXiv:1612.08083) on [*b, n]; ``p > 0``, ``mode='drop'``.")
     assert text == (
         "As [`glu`](glu.md) ([arXiv:1612.08083](https://arxiv.org/abs/1612.08083)) on "
         "`[*b, n]`; $p > 0$, `mode='drop'`."
     )
+
+
+def test_a_parameter_has_the_text_of_the_op_that_it_is_as_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def near(x: object) -> None:
+        """Near.
+
+        Parameters
+        ----------
+        x : array of shape [n]
+            Any dtype.
+        eps, a_b : float
+            Small.
+        """
+
+    def far(x: object) -> None:
+        """Far.
+
+        Parameters
+        ----------
+        dy : array of shape [n]
+        x : array of shape [2n]
+        eps,
+        a_b
+            As in `near`; not used.
+        """
+
+    for op in (near, far):
+        monkeypatch.setitem(registry, op.__name__, op)
+    assert docstrings.bullets("far", "Parameters").splitlines() == [
+        "- `dy` (array of shape `[n]`)",
+        "- `x` (array of shape `[2n]`): Any dtype.",
+        "- `eps` (float): Small.",
+        "- `a_b` (float): Small.",
+        "- Not used.",
+    ]
+    assert "- `eps, a_b` (float): Small." in docstrings.bullets("near", "Parameters")
+
+
+def test_the_index_has_every_family(made: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = re.findall(r"^## (.+)$", made["reference/index.md"], re.M)
+    assert len(found) == len(pages.FAMILIES) == len({op.spec.category for op in registry.values()})
+    monkeypatch.setattr(pages, "FAMILIES", pages.FAMILIES[1:])
+    with pytest.raises(ValueError, match="leaves out: gated"):
+        pages._index()
 
 
 def test_the_figures_are_those_of_the_benchmarks(made: dict[str, str]) -> None:

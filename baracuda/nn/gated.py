@@ -43,7 +43,7 @@ class GLU(_Gated, torch.nn.GLU):
     Parameters
     ----------
     dim : int
-        Where the halves of a packed `x` meet; negative counts from the end.
+        Axis along which a packed `x` has its two halves; negative counts from the end.
     gate_first : bool
         The first half of a packed `x` is the gate `b`. The default is the second, as in torch.
 

@@ -103,12 +103,12 @@ def replace(
 
     Notes
     -----
-    These are left, with the reason: subclasses (parametrised, quantised and sharded modules are
-    some), whose forward may be another; modules whose forward is set on the instance, or that have
-    a ``qconfig``; those that torch's own forward would run anyway (``inplace=True``); LPPool where
-    torch's values are other ones. Calls of functions (``F.relu``) are not modules, and stay
-    torch's. Call it before `torch.compile`, `torch.jit` and ``fully_shard`` of each layer. A second
-    call replaces nothing. `restore` is the way back.
+    Some modules are left, with the reason: subclasses, which may have another forward
+    (parametrised, quantised and sharded modules are subclasses); modules whose forward is set on
+    the instance, or that have a ``qconfig``. So are modules that would run torch's own forward
+    anyway (``inplace=True``), and LPPool where torch's values differ. Calls of functions
+    (``F.relu``) are not modules, and stay torch's. Call it before `torch.compile`, `torch.jit` and
+    ``fully_shard`` of each layer. A second call replaces nothing. `restore` is the way back.
 
     Examples
     --------

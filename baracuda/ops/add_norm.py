@@ -46,7 +46,8 @@ def add_rms_norm(
         Any floating dtype.
     residual : array of shape [*b, n]
         dtype of `x`, or float32 beside 16 bits, whatever that of the parameters.
-    weight, eps, offset, casting, **dispatch
+    weight : array of shape [n], optional
+    eps, offset, casting, **dispatch
         As in `rms_norm`.
 
     Returns
@@ -93,7 +94,7 @@ def add_rms_norm_backward(
     casting: Literal["none", "before_weight"] = "none",
     **dispatch: Unpack[Dispatch],
 ) -> A | tuple[A, A]:
-    """Gradient of `add_rms_norm`, for x and the residual alike: ``ds`` and that of `rms_norm`.
+    """Gradient of `add_rms_norm`, for x and the residual alike: ``ds`` plus that of `rms_norm`.
 
     Parameters
     ----------
@@ -103,7 +104,8 @@ def add_rms_norm_backward(
         Gradient of s, in its dtype.
     s : array of shape [*b, n]
         dtype of `dy`, or float32 beside 16 bits. The sum that `add_rms_norm` returned.
-    weight, eps, offset, casting, **dispatch
+    weight : array of shape [n], optional
+    eps, offset, casting, **dispatch
         As in `rms_norm`.
 
     Returns
@@ -156,7 +158,9 @@ def add_layer_norm(
         Any floating dtype.
     residual : array of shape [*b, n]
         dtype of `x`, or float32 beside 16 bits, whatever that of the parameters.
-    weight, bias, eps, **dispatch
+    weight : array of shape [n], optional
+    bias : array of shape [n], optional
+    eps, **dispatch
         As in `layer_norm`.
 
     Returns
@@ -200,7 +204,7 @@ def add_layer_norm_backward(
     eps: float = 1e-5,
     **dispatch: Unpack[Dispatch],
 ) -> A | tuple[A, A, A]:
-    """Gradient of `add_layer_norm`, for x and the residual alike: ``ds`` and that of `layer_norm`.
+    """Gradient of `add_layer_norm`, for x and the residual alike: ``ds`` plus that of `layer_norm`.
 
     Parameters
     ----------
@@ -210,7 +214,8 @@ def add_layer_norm_backward(
         Gradient of s, in its dtype.
     s : array of shape [*b, n]
         dtype of `dy`, or float32 beside 16 bits. The sum that `add_layer_norm` returned.
-    weight, eps, **dispatch
+    weight : array of shape [n], optional
+    eps, **dispatch
         As in `layer_norm`.
 
     Returns
@@ -265,7 +270,8 @@ def rms_norm_add(
         Any floating dtype.
     residual : array of shape [*b, n]
         dtype of `x`, or float32 beside 16 bits, whatever that of the weight.
-    weight, eps, offset, casting, **dispatch
+    weight : array of shape [n], optional
+    eps, offset, casting, **dispatch
         As in `rms_norm`.
 
     Returns
@@ -309,7 +315,7 @@ def rms_norm_add_backward(
     casting: Literal["none", "before_weight"] = "none",
     **dispatch: Unpack[Dispatch],
 ) -> A | tuple[A, A]:
-    """Gradient of `rms_norm_add` to x and the weight: that of `rms_norm`.
+    """Gradient of `rms_norm_add` with respect to x and the weight, by `rms_norm_backward`.
 
     The gradient to the residual is `dy` itself.
 
@@ -317,7 +323,9 @@ def rms_norm_add_backward(
     ----------
     dy : array of shape [*b, n]
         Gradient of the result; dtype of `x`, or float32 beside 16 bits.
-    x, weight, eps, offset, casting, **dispatch
+    x : array of shape [*b, n]
+    weight : array of shape [n], optional
+    eps, offset, casting, **dispatch
         As in `rms_norm`.
 
     Returns

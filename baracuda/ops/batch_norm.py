@@ -122,7 +122,9 @@ def batch_norm_backward(
         Gradient of the result.
     dmean, dvar : arrays of shape [c]
         Gradients of the statistics: zeros where these are only kept.
-    x, weight, eps, **dispatch
+    x : array of shape [n, c, *s]
+    weight : array of shape [c], optional
+    eps, **dispatch
         As in `batch_norm`; the bias does not matter.
 
     Returns
@@ -180,7 +182,9 @@ def batch_norm_inference(
         Any floating dtype; s may have any number of axes, none too.
     mean, var : arrays of shape [c]
         Of the dtype of `x`, or all float32 beside 16 bits.
-    weight, bias, eps, **dispatch
+    weight : array of shape [c], optional
+    bias : array of shape [c], optional
+    eps, **dispatch
         As in `batch_norm`.
 
     Returns
@@ -238,7 +242,11 @@ def batch_norm_inference_backward(
     ----------
     dy : array of shape [n, c, *s]
         Gradient of the result.
-    x, mean, var, weight, eps, **dispatch
+    x : array of shape [n, c, *s]
+    mean : array of shape [c]
+    var : array of shape [c]
+    weight : array of shape [c], optional
+    eps, **dispatch
         As in `batch_norm_inference`; the bias does not matter.
 
     Returns

@@ -105,7 +105,9 @@ def group_norm_backward(
     ----------
     dy : array of shape [n, c, *s]
         Gradient of the result.
-    x, weight, num_groups, eps, **dispatch
+    x : array of shape [n, c, *s]
+    weight : array of shape [c], optional
+    num_groups, eps, **dispatch
         As in `group_norm`; the bias does not matter.
 
     Returns
@@ -156,7 +158,10 @@ def instance_norm(
 
     Parameters
     ----------
-    x, weight, bias, eps, **dispatch
+    x : array of shape [n, c, *s]
+    weight : array of shape [c], optional
+    bias : array of shape [c], optional
+    eps, **dispatch
         As in `group_norm`.
 
     Returns
@@ -208,7 +213,9 @@ def instance_norm_backward(
     ----------
     dy : array of shape [n, c, *s]
         Gradient of the result.
-    x, weight, eps, **dispatch
+    x : array of shape [n, c, *s]
+    weight : array of shape [c], optional
+    eps, **dispatch
         As in `instance_norm`; the bias does not matter.
 
     Returns

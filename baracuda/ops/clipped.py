@@ -122,11 +122,12 @@ def relu6_backward(dy: A, y: Array, /, **dispatch: Unpack[Dispatch]) -> A:
 def hardtanh(
     x: A, /, *, min_val: float = -1.0, max_val: float = 1.0, **dispatch: Unpack[Dispatch]
 ) -> A:
-    """`x` where it is between `min_val` and `max_val`, else the nearer of the two.
+    """Clip `x` to the range from `min_val` to `max_val`.
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `relu6`.
     min_val : float
         The least result. A run-time value.
@@ -180,7 +181,8 @@ def hardtanh_backward(
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, min_val, max_val, **dispatch
+    x : array of shape [*s]
+    min_val, max_val, **dispatch
         As in `hardtanh`.
 
     Returns
@@ -218,7 +220,8 @@ def hardsigmoid(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `relu6`.
 
     Returns
@@ -258,7 +261,8 @@ def hardsigmoid_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `hardsigmoid`.
 
     Returns
@@ -295,7 +299,8 @@ def hardswish(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `relu6`.
 
     Returns
@@ -335,7 +340,8 @@ def hardswish_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `hardswish`.
 
     Returns

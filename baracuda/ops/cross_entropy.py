@@ -102,12 +102,12 @@ def cross_entropy(
     weight : array of shape [v], optional
         Weight of each class, 1 by default: of the dtype of `logits`, or float32 beside 16 bits.
     axis : int
-        Where the classes are; negative counts from the end. The default is the last axis, where
+        Axis of the classes; negative counts from the end. The default is the last axis, where
         torch has the second.
     ignore_index : int
-        Rows with this target cost nothing and do not count in a mean.
+        Rows with this target have a loss of 0 and do not count in a mean.
     label_smoothing : float
-        So much of the target is spread over all classes, 0 to 1: over each by its weight. A
+        Share of the target that is spread over all classes, by their weights; from 0 to 1. A
         run-time value.
     z_loss : float
         Factor of the square of ``log(sum(exp(logits)))`` that is added, times the weight of the
@@ -115,8 +115,8 @@ def cross_entropy(
     softcap : float
         Above 0, logits are first ``softcap * tanh(logits/softcap)``. A run-time value.
     reduction : {"mean", "sum", "none"}
-        The sum over the rows that count divided by that of their targets' weights, NaN where no
-        row counts, the sum alone, or the loss of each.
+        "mean" is the sum over the rows that count, divided by the sum of their targets' weights
+        (NaN if no row counts). "sum" is the sum alone, "none" the loss of each row.
     mode : {"raise", "drop"}
         What a target out of range does, as in `gather`: raise, or count as ignored.
     metrics : bool
@@ -131,7 +131,7 @@ def cross_entropy(
     accuracy : array of that shape and dtype, with ``metrics=True``
         1 for a row whose top class is its target, else 0; weighted and reduced as the loss is.
     top : array of shape [*b, *c], with ``metrics=True``
-        Where the logit of a row is largest, the first of equals: int64, in JAX without 64 bits
+        Class with the largest logit of a row, the first of equals: int64, in JAX without 64 bits
         int32. -1 in rows that do not count. A NaN counts as the largest. Nothing flows back from
         either.
 
@@ -205,8 +205,10 @@ def cross_entropy_backward(
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    logits, target, weight, axis, ignore_index, label_smoothing, z_loss, softcap, reduction, mode,
-    **dispatch
+    logits : array of shape [*b, v, *c]
+    target : array of shape [*b, *c]
+    weight : array of shape [v], optional
+    axis, ignore_index, label_smoothing, z_loss, softcap, reduction, mode, **dispatch
         As in `cross_entropy`.
 
     Returns
@@ -273,14 +275,16 @@ def cross_entropy_with_gradient(
     metrics: bool = False,
     **dispatch: Unpack[Dispatch],
 ) -> tuple[A, ...]:
-    """`cross_entropy`, classes last (torch: axis 1), and its gradient, from one look at the logits.
+    """`cross_entropy`, classes last (torch: axis 1), and its gradient, from one read of the logits.
 
     Parameters
     ----------
     dloss : array of shape [], optional
         Gradient of the sum or mean, 1 by default: float32 or of the dtype of `logits`.
-    logits, target, weight, axis, ignore_index, label_smoothing, z_loss, softcap, reduction, mode,
-    metrics, **dispatch
+    logits : array of shape [*b, v, *c]
+    target : array of shape [*b, *c]
+    weight : array of shape [v], optional
+    axis, ignore_index, label_smoothing, z_loss, softcap, reduction, mode, metrics, **dispatch
         As in `cross_entropy`.
 
     Returns

@@ -144,7 +144,7 @@ def cosine_embedding_loss(
     margin : float
         Up to which cosine rows that are not alike cost nothing. A run-time value.
     reduction : {"mean", "sum", "none"}
-        What becomes of the losses: their mean, NaN where there are none, their sum, or all of them.
+        The mean of the losses (NaN if there are none), their sum, or each of them.
     **dispatch
         `Dispatch` options.
 
@@ -207,7 +207,10 @@ def cosine_embedding_loss_backward(
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    x1, x2, target, margin, reduction, **dispatch
+    x1 : array of shape [*b, n]
+    x2 : array of shape [*b, n]
+    target : array of shape [*b]
+    margin, reduction, **dispatch
         As in `cosine_embedding_loss`.
 
     Returns
@@ -260,7 +263,7 @@ def triplet_margin_loss(
     reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
 ) -> A:
-    """Nearer to `positive` than to `negative` by a margin: ``max(margin + d(a, p) - d(a, n), 0)``.
+    """Draw `anchor` to `positive`, away from `negative`: ``max(margin + d(a, p) - d(a, n), 0)``.
 
     Parameters
     ----------
@@ -276,7 +279,7 @@ def triplet_margin_loss(
         Take the distance from `positive` to `negative` where that is the smaller one. A run-time
         value.
     reduction : {"mean", "sum", "none"}
-        What becomes of the losses: their mean, NaN where there are none, their sum, or all of them.
+        The mean of the losses (NaN if there are none), their sum, or each of them.
     **dispatch
         `Dispatch` options.
 
@@ -347,7 +350,10 @@ def triplet_margin_loss_backward(
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    anchor, positive, negative, margin, p, eps, swap, reduction, **dispatch
+    anchor : array of shape [*b, n]
+    positive : array of shape [*b, n]
+    negative : array of shape [*b, n]
+    margin, p, eps, swap, reduction, **dispatch
         As in `triplet_margin_loss`.
 
     Returns
@@ -362,10 +368,11 @@ def triplet_margin_loss_backward(
 
     Notes
     -----
-    As in torch: 0 where a difference or a distance is 0; for infinite p the largest differences
-    share theirs equally, as do two distances between which `swap` cannot choose; a loss of 0 that
-    is just reached has a gradient. Distances are computed again: nothing but the inputs of the
-    forward is kept. A mean's is divided by the number of rows. Bit-stable.
+    As in torch, the gradient is 0 where a difference or a distance is 0. For infinite p the largest
+    differences share theirs equally, and so do two equal distances of `swap`. A loss whose argument
+    of ``max(..., 0)`` is exactly 0 has a gradient. Distances are computed again: nothing but the
+    inputs of the forward is kept. The gradient of a mean is divided by the number of rows.
+    Bit-stable.
 
     Examples
     --------

@@ -67,10 +67,10 @@ def binary_cross_entropy(
     x, target : array of shape [*s]
         Probabilities, 0 to 1, of any floating dtype; of one shape. NaN comes of others.
     weight : array of shape [*s], optional
-        What the loss of each element is multiplied by; of the dtype of `x`. One for each row or
+        Factor of the loss of each element; of the dtype of `x`. One for each row or
         class is broadcast to that shape first: ``xp.broadcast_to(weight, x.shape)`` copies nothing.
     reduction : {"mean", "sum", "none"}
-        What becomes of the losses: their mean, NaN where there are none, their sum, or all of them.
+        The mean of the losses (NaN if there are none), their sum, or each of them.
     **dispatch
         `Dispatch` options.
 
@@ -136,7 +136,10 @@ def binary_cross_entropy_backward(
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    x, target, weight, reduction, **dispatch
+    x : array of shape [*s]
+    target : array of shape [*s]
+    weight : array of shape [*s], optional
+    reduction, **dispatch
         As in `binary_cross_entropy`.
 
     Returns
@@ -189,13 +192,13 @@ def binary_cross_entropy_with_logits(
     x, target : array of shape [*s]
         Logits, and probabilities or labels 0 and 1. Any floating dtype; one shape.
     weight : array of shape [*s], optional
-        What the loss of each element is multiplied by; of the dtype of `x`. One for each row or
+        Factor of the loss of each element; of the dtype of `x`. One for each row or
         class is broadcast to that shape first: ``xp.broadcast_to(weight, x.shape)`` copies nothing.
     pos_weight : array of shape [*s], optional
-        What the term of `target` is multiplied by, as a rule one for each class, broadcast to that
+        Factor of the term of `target`, usually one for each class, broadcast to that
         shape likewise: above 1 it favours recall, below 1 precision. Of the dtype of `x`.
     reduction : {"mean", "sum", "none"}
-        What becomes of the losses: their mean, NaN where there are none, their sum, or all of them.
+        The mean of the losses (NaN if there are none), their sum, or each of them.
     **dispatch
         `Dispatch` options.
 
@@ -265,7 +268,11 @@ def binary_cross_entropy_with_logits_backward(
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    x, target, weight, pos_weight, reduction, **dispatch
+    x : array of shape [*s]
+    target : array of shape [*s]
+    weight : array of shape [*s], optional
+    pos_weight : array of shape [*s], optional
+    reduction, **dispatch
         As in `binary_cross_entropy_with_logits`.
 
     Returns
@@ -319,8 +326,8 @@ def kl_div(
     x, target : array of shape [*s]
         Log-probabilities, and probabilities. Any floating dtype; one shape.
     reduction : {"mean", "batchmean", "sum", "none"}
-        What becomes of the losses: their mean, NaN where there are none, their sum, or all of them;
-        "batchmean" divides the sum by the extent of the first axis.
+        The mean of the losses (NaN if there are none), their sum, or each of them. "batchmean"
+        divides the sum by the extent of the first axis.
     log_target : bool
         `target` holds logarithms too. A run-time value.
     **dispatch
@@ -381,7 +388,9 @@ def kl_div_backward(
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    x, target, reduction, log_target, **dispatch
+    x : array of shape [*s]
+    target : array of shape [*s]
+    reduction, log_target, **dispatch
         As in `kl_div`.
 
     Returns

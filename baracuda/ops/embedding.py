@@ -63,7 +63,7 @@ def embedding(
     padding_idx : int, optional
         A row that gets no gradient. The forward looks it up as any other.
     scale : float
-        What the rows are multiplied by, in the accumulate dtype, before the one rounding.
+        Factor of the rows, applied in the accumulate dtype, before the one rounding.
     mode : {"raise", "drop"}
         What an id out of range does: raise, or give a row of 0. On a GPU nothing waits, and the
         error comes with the next call on that device or from `check_errors`. Under transforms of
@@ -231,7 +231,7 @@ def embedding_backward_rows(
     padding_idx : int, optional
         A row that gets no gradient, and is not among the rows.
     scale : float
-        What the sums are multiplied by, in the accumulate dtype, before the one rounding.
+        Factor of the sums, applied in the accumulate dtype, before the one rounding.
     mode : {"raise", "drop"}
         What an id out of range does: raise, or contribute nothing. On a GPU nothing waits, and the
         error comes with the next call on that device or from `check_errors`. Under transforms of

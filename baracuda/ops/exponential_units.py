@@ -54,7 +54,7 @@ def elu(x: A, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> A:
     x : array of shape [*s]
         float16, bfloat16, float32 or float64.
     alpha : float
-        What is approached at -inf, less its sign. A run-time value.
+        Negative of the limit at -inf. A run-time value.
     **dispatch
         `Dispatch` options.
 
@@ -96,7 +96,8 @@ def elu_backward(dy: Array, x: A, /, *, alpha: float = 1.0, **dispatch: Unpack[D
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, alpha, **dispatch
+    x : array of shape [*s]
+    alpha, **dispatch
         As in `elu`.
 
     Returns
@@ -134,7 +135,8 @@ def selu(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `elu`.
 
     Returns
@@ -174,7 +176,8 @@ def selu_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `selu`.
 
     Returns
@@ -212,10 +215,11 @@ def celu(x: A, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> A:
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `elu`.
     alpha : float
-        What is approached at -inf, less its sign, and how slowly; not 0. A run-time value.
+        Negative of the limit at -inf, and scale of the curve; not 0. A run-time value.
 
     Returns
     -------
@@ -254,7 +258,8 @@ def celu_backward(dy: Array, x: A, /, *, alpha: float = 1.0, **dispatch: Unpack[
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, alpha, **dispatch
+    x : array of shape [*s]
+    alpha, **dispatch
         As in `celu`.
 
     Returns
@@ -294,13 +299,14 @@ def softplus(
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `elu`.
     beta : float
         How sharp the bend is; not 0. A run-time value.
     threshold : float
-        Where ``beta * x`` exceeds it, the result is `x` itself, by definition. inf for no such
-        place. A run-time value.
+        Where ``beta * x`` exceeds it, the result is `x` itself, by definition. inf switches this
+        off. A run-time value.
 
     Returns
     -------
@@ -349,7 +355,8 @@ def softplus_backward(
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, beta, threshold, **dispatch
+    x : array of shape [*s]
+    beta, threshold, **dispatch
         As in `softplus`.
 
     Returns

@@ -82,7 +82,7 @@ def glu(
     gate : array of shape [*b, n, *c], optional
         `b`, where it is an array of its own.
     axis : int
-        Where the halves meet; negative counts from the end.
+        Axis along which `x` has its two halves; negative counts from the end.
     gate_first : bool
         The first half of a packed `x` is the gate. The default is the second, as in torch.
     **dispatch
@@ -132,7 +132,9 @@ def glu_backward(
     ----------
     dy : array of shape [*b, n, *c]
         Gradient of the result.
-    x, gate, axis, gate_first, **dispatch
+    x : array of shape [*b, 2n, *c], or [*b, n, *c] beside `gate`
+    gate : array of shape [*b, n, *c], optional
+    axis, gate_first, **dispatch
         As in `glu`.
 
     Returns
@@ -174,7 +176,9 @@ def reglu(
 
     Parameters
     ----------
-    x, gate, axis, gate_first, **dispatch
+    x : array of shape [*b, 2n, *c], or [*b, n, *c] beside `gate`
+    gate : array of shape [*b, n, *c], optional
+    axis, gate_first, **dispatch
         As in `glu`.
 
     Returns
@@ -219,7 +223,9 @@ def reglu_backward(
     ----------
     dy : array of shape [*b, n, *c]
         Gradient of the result.
-    x, gate, axis, gate_first, **dispatch
+    x : array of shape [*b, 2n, *c], or [*b, n, *c] beside `gate`
+    gate : array of shape [*b, n, *c], optional
+    axis, gate_first, **dispatch
         As in `glu`.
 
     Returns
@@ -262,7 +268,9 @@ def swiglu(
 
     Parameters
     ----------
-    x, gate, axis, gate_first, **dispatch
+    x : array of shape [*b, 2n, *c], or [*b, n, *c] beside `gate`
+    gate : array of shape [*b, n, *c], optional
+    axis, gate_first, **dispatch
         As in `glu`. HF Llama packs the gate first.
 
     Returns
@@ -307,7 +315,9 @@ def swiglu_backward(
     ----------
     dy : array of shape [*b, n, *c]
         Gradient of the result.
-    x, gate, axis, gate_first, **dispatch
+    x : array of shape [*b, 2n, *c], or [*b, n, *c] beside `gate`
+    gate : array of shape [*b, n, *c], optional
+    axis, gate_first, **dispatch
         As in `glu`.
 
     Returns
@@ -354,7 +364,9 @@ def geglu(
 
     Parameters
     ----------
-    x, gate, axis, gate_first, **dispatch
+    x : array of shape [*b, 2n, *c], or [*b, n, *c] beside `gate`
+    gate : array of shape [*b, n, *c], optional
+    axis, gate_first, **dispatch
         As in `glu`.
     approximate : {"none", "tanh"}
         Exact, or with ``(1 + tanh(sqrt(2/pi) * (b + 0.044715 * b**3)))/2`` for `cdf`.
@@ -407,7 +419,9 @@ def geglu_backward(
     ----------
     dy : array of shape [*b, n, *c]
         Gradient of the result.
-    x, gate, axis, gate_first, approximate, **dispatch
+    x : array of shape [*b, 2n, *c], or [*b, n, *c] beside `gate`
+    gate : array of shape [*b, n, *c], optional
+    axis, gate_first, approximate, **dispatch
         As in `geglu`.
 
     Returns

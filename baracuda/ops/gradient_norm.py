@@ -79,7 +79,7 @@ def clip_scale(
     squares: A, /, *, max_norm: float, eps: float = 1e-6, grad_scale: float = 1.0,
     **dispatch: Unpack[Dispatch],
 ) -> tuple[A, A, A]:  # fmt: skip
-    """What a step divides gradients by, so that their joint norm is at most `max_norm`.
+    """Divisor of gradients in a step, for which their joint norm is at most `max_norm`.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def clip_scale(
     eps : float, default 1e-6
         Added to the norm before it is compared, >= 0.
     grad_scale : float, default 1
-        What the loss was multiplied by, > 0. The norm is that of gradients divided by it.
+        Scale of the loss, > 0. The norm is that of gradients divided by it.
     **dispatch
         `Dispatch` options.
 
@@ -171,8 +171,8 @@ def scale_by(x: A, /, *, factor: float, **dispatch: Unpack[Dispatch]) -> A:
     Notes
     -----
     In place by a plan: ``plan(grads, out=grads, factor=f)``. On an NVIDIA device a list takes one
-    launch for each dtype, which reads the factor first: where it is 1, gradients in place are
-    neither read nor written, and nothing waits for the host. Deterministic and bit-stable.
+    launch for each dtype, and nothing waits for the host. The kernel reads the factor first: where
+    it is 1, gradients in place are neither read nor written. Deterministic and bit-stable.
 
     Examples
     --------

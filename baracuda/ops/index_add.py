@@ -61,7 +61,7 @@ def index_add(
     Parameters
     ----------
     x : array of shape [*b, n, *c]
-        What is added to; float16, bfloat16, float32 or float64.
+        The array to add to; float16, bfloat16, float32 or float64.
     index : array of shape [k]
         int32 or int64: the slice of `x` that each slice of `source` is added to, ``0 <= i < n``.
         Entries may repeat.
@@ -70,7 +70,7 @@ def index_add(
     axis : int
         The axis of `x` that has n elements; negative counts from the end.
     alpha : float
-        What `source` is multiplied by, in the accumulate dtype, before the one rounding.
+        Factor of `source`, applied in the accumulate dtype, before the one rounding.
     mode : {"raise", "drop"}
         What an entry out of range does: raise, or add nothing. On a GPU nothing waits, and the
         error comes with the next call on that device or from `check_errors`. Under transforms of
@@ -138,7 +138,7 @@ def index_add_backward(
     axis : int
         The axis of `dout` that has n elements; negative counts from the end.
     alpha : float
-        What `source` was multiplied by.
+        Factor of `source` in the forward.
     mode : {"raise", "drop"}
         What an entry out of range does: raise, or give a slice of 0.
     **dispatch
@@ -195,7 +195,7 @@ def scatter_add(
     Parameters
     ----------
     x : array of shape [*b, n, *c]
-        What is added to; float16, bfloat16, float32 or float64.
+        The array to add to; float16, bfloat16, float32 or float64.
     index : array of shape [*i, k, *j]
         int32 or int64, of the rank of `x`; off `axis` no larger than `x`. Where along `axis` each
         element of `src` is added, ``0 <= i < n``; entries may repeat.

@@ -52,7 +52,7 @@ def gather(
         int32 or int64, of the rank of `src`; off `axis` no larger than `src`. Valid entries are
         ``0 <= i < n``: a negative one does not count from the end.
     axis : int
-        Where `src` is indexed; negative counts from the end.
+        Axis of `src` that is indexed; negative counts from the end.
     mode : {"raise", "drop"}
         What an entry out of range does: raise, or give 0. On a GPU the entry is skipped, nothing
         waits, and the error comes with the next call on that device or from `check_errors`.

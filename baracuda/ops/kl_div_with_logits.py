@@ -190,8 +190,8 @@ def kl_div_with_logits(
     temperature : float
         Both logits are divided by it; above 0. A run-time value.
     reduction : {"mean", "sum", "none"}
-        The weighted sum over rows divided by the sum of their weights, NaN where that is 0; the sum
-        alone; or the loss of each row times its weight.
+        "mean" is the weighted sum over rows, divided by the sum of their weights (NaN if that is
+        0). "sum" is the sum alone, "none" the loss of each row times its weight.
     **dispatch
         `Dispatch` options.
 
@@ -210,13 +210,12 @@ def kl_div_with_logits(
     Notes
     -----
     The Jensen-Shannon divergence is that of Agarwal et al., On-Policy Distillation of Language
-    Models (arXiv:2306.13649), and of ``generalized_jsd_loss`` in the GKD trainer of TRL, which at
-    a `beta` of 0 and 1 takes the forward and the reverse divergence: here these are kinds of their
-    own. A class of probability 0 adds nothing, also where the other's logarithm is infinite; one
-    that the other alone rules out makes a forward or reverse divergence infinite. Where a
-    framework differentiates `teacher_logits` or `row_weight`, it does so through the body; nothing
-    flows back to a weight of 0. Sums are taken in float32 (float64 for float64), in a fixed order.
-    Bit-stable.
+    Models (arXiv:2306.13649), and of ``generalized_jsd_loss`` in TRL. There a `beta` of 0 and 1
+    stands for the forward and the reverse divergence, which are kinds of their own here. A class of
+    probability 0 adds nothing, also where the other's logarithm is infinite. If only the other
+    distribution rules a class out, a forward or reverse divergence is infinite. Where a framework
+    differentiates `teacher_logits` or `row_weight`, it does so through the body; nothing flows back
+    to a weight of 0. Sums are taken in float32 (float64 for float64), in a fixed order. Bit-stable.
 
     Examples
     --------
@@ -318,7 +317,7 @@ def kl_div_with_logits_with_gradient(
     reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
 ) -> tuple[A, A]:
-    """`kl_div_with_logits` and its gradient to the student's logits, from one look at both.
+    """`kl_div_with_logits` and its gradient to the student's logits, from one read of both.
 
     Parameters
     ----------

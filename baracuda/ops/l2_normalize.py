@@ -78,7 +78,7 @@ def l2_normalize(x: A, /, *, axis: int = -1, eps: float = 1e-12, **dispatch: Unp
     Agrees with `torch.nn.functional.normalize` of ``p=2``. A NaN makes its row NaN. In a row with
     an infinity, elements that are infinite give NaN, and all others 0.
 
-    Squares are summed in float32 (float64 for float64), in an order that the shape fixes, and are
+    Squares are summed in float32 (float64 for float64), in an order that the shape fixes. They are
     not scaled: a row whose norm is above 1.8e19 in float32 or bfloat16 gives 0, as in torch. A
     float16 row of zeros gives 0, where torch rounds the default `eps` to 0 and gives NaN. The
     result is rounded once. Bit-stable.

@@ -227,7 +227,7 @@ def linear_cross_entropy(
     Parameters
     ----------
     hidden : array of shape [*b, d]
-        What a language model has before its last layer. Any floating dtype.
+        Hidden states of a language model, before its last layer. Any floating dtype.
     weight : array of shape [v, d]
         That layer: dtype of `hidden`.
     target : array of shape [*b]
@@ -241,10 +241,10 @@ def linear_cross_entropy(
         gradients are asked for, d rows at least, whose logits take no more memory than `weight`,
         and all where these take no more than a float32 `weight`.
     grad_dtype : {"accumulate", "weight"}
-        The dtype in which the gradient of `weight` is summed over chunks. That of `weight` saves a
-        float32 array of its shape beside 16 bits, and rounds the sum after each chunk: n chunks err
-        by n/2 units in the last place at most, where the other way errs by half of one. Then chunks
-        are as where no gradients are asked for. No result of the forward depends on it.
+        The dtype in which the gradient of `weight` is summed over chunks. "weight", the dtype of
+        `weight`, saves a float32 array of its shape beside 16 bits, and rounds after each chunk:
+        n chunks err by n/2 units in the last place at most, instead of 1/2. Then chunks are as
+        where no gradients are asked for. No result of the forward depends on it.
     **dispatch
         `Dispatch` options.
 
@@ -264,11 +264,11 @@ def linear_cross_entropy(
     Notes
     -----
     Takes the memory of a chunk's logits, in the dtype of `hidden`, beside its operands. Products
-    are those of the caller's library, at its settings, with sums in float32 where it has them for
-    16 bits (torch, JAX); NumPy, CuPy and others compute them in float32 from widened copies.
-    float16 and bfloat16 logits are rounded once, after the bias; losses and sums are kept in
-    float32. Agrees with `torch.nn.functional.cross_entropy` of `torch.nn.functional.linear`.
-    Deterministic where those products are, but not bit-stable.
+    are those of the caller's library, at its settings. torch and JAX add 16-bit products in
+    float32; NumPy, CuPy and others compute them in float32 from widened copies. Logits of 16 bits
+    are rounded once, after the bias. Losses and sums are kept in float32. Agrees with
+    `torch.nn.functional.cross_entropy` of `torch.nn.functional.linear`. Deterministic where those
+    products are, but not bit-stable.
 
     Examples
     --------
@@ -324,8 +324,8 @@ def linear_cross_entropy_backward(
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap, reduction, chunk,
-    mode, grad_dtype, **dispatch
+    hidden, weight, target, bias : arrays of shapes [*b, d], [v, d], [*b] and [v]
+    ignore_index, label_smoothing, z_loss, softcap, reduction, chunk, mode, grad_dtype, **dispatch
         As in `linear_cross_entropy`.
 
     Returns
@@ -340,11 +340,10 @@ def linear_cross_entropy_backward(
 
     Notes
     -----
-    Takes the memory of a chunk's logits, whose gradients take their place, and, of several chunks,
-    that of `weight` in float32, where its gradient is added up. In float16 and bfloat16 the
-    gradients of logits are rounded once, `dhidden` at most twice, `dweight` once, and not at all
-    into a float32 `out`; so is `dbias`, their sum over all rows, chunk after chunk. Deterministic
-    as `linear_cross_entropy`.
+    Takes the memory of a chunk's logits, whose gradients take their place. Several chunks also take
+    that of `weight` in float32, where its gradient is added up. In 16 bits the gradients of logits
+    are rounded once, `dhidden` at most twice, `dweight` and `dbias` once. A float32 `out` is not
+    rounded. Deterministic as `linear_cross_entropy`.
 
     Examples
     --------
@@ -403,8 +402,9 @@ def linear_cross_entropy_with_gradient(
 
     Parameters
     ----------
-    hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap, reduction, chunk,
-    mode, metrics, grad_dtype, **dispatch
+    hidden, weight, target, bias : arrays of shapes [*b, d], [v, d], [*b] and [v]
+    ignore_index, label_smoothing, z_loss, softcap, reduction, chunk, mode, metrics, grad_dtype,
+    **dispatch
         As in `linear_cross_entropy`.
 
     Returns

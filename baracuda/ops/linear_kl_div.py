@@ -103,11 +103,11 @@ def linear_kl_div(
     Parameters
     ----------
     hidden : array of shape [*b, d]
-        What the student, a language model, has before its last layer. Any floating dtype.
+        Hidden states of the student, before its last layer. Any floating dtype.
     weight : array of shape [v, d]
         That layer: dtype of `hidden`.
     teacher_hidden : array of shape [*b, e]
-        What the teacher has before its last layer: dtype of `hidden`.
+        Hidden states of the teacher, before its last layer: dtype of `hidden`.
     teacher_weight : array of shape [v, e]
         That layer: dtype of `hidden`.
     row_weight : array of shape [*b], optional
@@ -134,10 +134,9 @@ def linear_kl_div(
     -----
     Takes the memory of a chunk's logits of both models, in the dtype of `hidden`, and of what
     `kl_div_with_logits` needs for these, beside its operands. Products are those of the caller's
-    library, at its settings, with sums in float32 where it has them for 16 bits (torch, JAX);
-    NumPy, CuPy and others compute them in float32 from widened copies. float16 and bfloat16 logits
-    are rounded once; losses and sums are kept in float32. Deterministic where those products are,
-    but not bit-stable.
+    library, at its settings. torch and JAX add 16-bit products in float32; NumPy, CuPy and others
+    compute them in float32 from widened copies. Logits of 16 bits are rounded once. Losses and sums
+    are kept in float32. Deterministic where those products are, but not bit-stable.
 
     Examples
     --------
@@ -206,9 +205,9 @@ def linear_kl_div_backward(
     Notes
     -----
     Takes, beside the memory of the forward, that of `weight` in float32, where its gradient is
-    added up. Gradients of a chunk's logits take the place of these. In float16 and bfloat16 the
-    gradients of logits are rounded once, `dhidden` at most twice, `dweight` once, and not at all
-    into a float32 `out`. Deterministic where the library's products are.
+    added up. Gradients of a chunk's logits take the place of these. In 16 bits the gradients of
+    logits are rounded once, `dhidden` at most twice, and `dweight` once. A float32 `out` is not
+    rounded. Deterministic where the library's products are.
 
     Examples
     --------

@@ -225,7 +225,7 @@ def linear_log_prob(
     Parameters
     ----------
     hidden : array of shape [*b, d]
-        What a language model has before its last layer. Any floating dtype.
+        Hidden states of a language model, before its last layer. Any floating dtype.
     weight : array of shape [v, d]
         That layer: dtype of `hidden`.
     target : array of shape [*b]
@@ -259,9 +259,9 @@ def linear_log_prob(
     Notes
     -----
     Takes the memory of a chunk's logits, in the dtype of `hidden`, beside its operands. Products
-    are those of the caller's library, as in `linear_cross_entropy`. float16 and bfloat16 logits are
-    rounded once, behind the bias: a log-probability may be off by half a unit in the last place
-    of its row's largest logit. Deterministic where those products are, but not bit-stable.
+    are those of the caller's library, as in `linear_cross_entropy`. Logits of 16 bits are rounded
+    once, after the bias. So a log-probability may be off by half a unit in the last place of the
+    largest logit of its row. Deterministic where those products are, but not bit-stable.
 
     Examples
     --------
@@ -328,7 +328,8 @@ def linear_log_prob_backward(
         Gradient of the log-probabilities: dtype of `hidden`, or float32 beside 16 bits.
     dentropy : array of shape [*b] or None
         Gradient of the entropies: dtype of `dlog_prob`. None counts as zeros.
-    hidden, weight, target, bias, rows, temperature, softcap, ignore_index, chunk, mode, **dispatch
+    hidden, weight, target, bias, rows : arrays of shapes [*b, d], [v, d], [*b], [v] and [m]
+    temperature, softcap, ignore_index, chunk, mode, **dispatch
         As in `linear_log_prob`.
 
     Returns
@@ -344,11 +345,11 @@ def linear_log_prob_backward(
 
     Notes
     -----
-    Takes the memory of a chunk's logits, whose gradients take their place, and, of several chunks,
-    that of `weight` in float32, where its gradient is added up. In float16 and bfloat16 the
-    gradients of logits are rounded once, `dhidden` at most twice, `dweight` once, and not at all
-    into a float32 `out`; so is `dbias`. float16 rows are divided by their cotangent first, and
-    multiplied behind the products. Deterministic as `linear_log_prob`.
+    Takes the memory of a chunk's logits, whose gradients take their place. Several chunks also take
+    that of `weight` in float32, where its gradient is added up. In 16 bits the gradients of logits
+    are rounded once, `dhidden` at most twice, `dweight` and `dbias` once. A float32 `out` is not
+    rounded. float16 rows are divided by their cotangent before the products, and multiplied after
+    them. Deterministic as `linear_log_prob`.
 
     Examples
     --------
@@ -406,7 +407,8 @@ def linear_log_prob_with_gradient(
         gradient: dtype of `hidden`, or float32 beside 16 bits.
     dentropy : array of shape [*b] or None
         Gradient of the entropies: dtype of `dlog_prob`. None asks for no entropies.
-    hidden, weight, target, bias, rows, temperature, softcap, ignore_index, chunk, mode, **dispatch
+    hidden, weight, target, bias, rows : arrays of shapes [*b, d], [v, d], [*b], [v] and [m]
+    temperature, softcap, ignore_index, chunk, mode, **dispatch
         As in `linear_log_prob`.
 
     Returns

@@ -219,7 +219,7 @@ def linear_topk_kl_div(
     Parameters
     ----------
     hidden : array of shape [*b, d]
-        What the student, a language model, has before its last layer. Any floating dtype.
+        Hidden states of the student, before its last layer. Any floating dtype.
     weight : array of shape [v, d]
         That layer: dtype of `hidden`.
     teacher_ids : array of shape [*b, k]

@@ -196,7 +196,9 @@ def log_prob_backward(
         Gradient of the log-probabilities: of the dtype of `logits`, or float32 beside 16 bits.
     dentropy : array of shape [*b] or None
         Gradient of the entropies: dtype of `dlog_prob`. None counts as zeros.
-    logits, target, temperature, softcap, ignore_index, mode, **dispatch
+    logits : array of shape [*b, v]
+    target : array of shape [*b]
+    temperature, softcap, ignore_index, mode, **dispatch
         As in `log_prob`.
 
     Returns

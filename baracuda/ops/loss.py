@@ -40,7 +40,7 @@ def mse_loss(
     x, target : array of shape [*s]
         Any floating dtype; one shape, no broadcasting.
     reduction : {"mean", "sum", "none"}
-        What becomes of the losses: their mean, NaN where there are none, their sum, or all of them.
+        The mean of the losses (NaN if there are none), their sum, or each of them.
     **dispatch
         `Dispatch` options.
 
@@ -84,13 +84,15 @@ def mse_loss_backward(
     reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
 ) -> A:
-    """Gradient of `mse_loss`: ``dloss * 2 * (x - target)``, a mean's divided by its size.
+    """Gradient of `mse_loss`: ``dloss * 2 * (x - target)``, for a mean divided by the size.
 
     Parameters
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    x, target, reduction, **dispatch
+    x : array of shape [*s]
+    target : array of shape [*s]
+    reduction, **dispatch
         As in `mse_loss`.
 
     Returns
@@ -132,7 +134,7 @@ def l1_loss(
     x, target : array of shape [*s]
         Any floating dtype; one shape, no broadcasting.
     reduction : {"mean", "sum", "none"}
-        What becomes of the losses: their mean, NaN where there are none, their sum, or all of them.
+        The mean of the losses (NaN if there are none), their sum, or each of them.
     **dispatch
         `Dispatch` options.
 
@@ -175,13 +177,15 @@ def l1_loss_backward(
     reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
 ) -> A:
-    """Gradient of `l1_loss`: ``dloss * sign(x - target)``, a mean's divided by its size.
+    """Gradient of `l1_loss`: ``dloss * sign(x - target)``, for a mean divided by the size.
 
     Parameters
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    x, target, reduction, **dispatch
+    x : array of shape [*s]
+    target : array of shape [*s]
+    reduction, **dispatch
         As in `l1_loss`.
 
     Returns
@@ -228,9 +232,10 @@ def smooth_l1_loss(
     x, target : array of shape [*s]
         Any floating dtype; one shape, no broadcasting.
     reduction : {"mean", "sum", "none"}
-        What becomes of the losses: their mean, NaN where there are none, their sum, or all of them.
+        The mean of the losses (NaN if there are none), their sum, or each of them.
     beta : float
-        Where the two meet, from 0 on; at 0 it is `l1_loss`. A run-time value.
+        Difference at which parabola and line meet, from 0 on; at 0 the loss is `l1_loss`. A
+        run-time value.
     **dispatch
         `Dispatch` options.
 
@@ -290,7 +295,9 @@ def smooth_l1_loss_backward(
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    x, target, reduction, beta, **dispatch
+    x : array of shape [*s]
+    target : array of shape [*s]
+    reduction, beta, **dispatch
         As in `smooth_l1_loss`.
 
     Returns
@@ -346,9 +353,9 @@ def huber_loss(
     x, target : array of shape [*s]
         Any floating dtype; one shape, no broadcasting.
     reduction : {"mean", "sum", "none"}
-        What becomes of the losses: their mean, NaN where there are none, their sum, or all of them.
+        The mean of the losses (NaN if there are none), their sum, or each of them.
     delta : float
-        Where the two meet, above 0. A run-time value.
+        Difference at which parabola and line meet, above 0. A run-time value.
     **dispatch
         `Dispatch` options.
 
@@ -402,7 +409,9 @@ def huber_loss_backward(
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    x, target, reduction, delta, **dispatch
+    x : array of shape [*s]
+    target : array of shape [*s]
+    reduction, delta, **dispatch
         As in `huber_loss`.
 
     Returns

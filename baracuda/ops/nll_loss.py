@@ -66,15 +66,15 @@ def nll_loss(
     target : array of shape [*b, *c]
         The right class of each row: int32 or int64, ``0 <= target < v``.
     weight : array of shape [v], optional
-        What a row of each class counts, 1 by default. Of the dtype of `x`.
+        Weight of each class, 1 by default. Of the dtype of `x`.
     axis : int
-        Where the classes are; negative counts from the end. The default is the last axis, where
+        Axis of the classes; negative counts from the end. The default is the last axis, where
         torch has the second.
     ignore_index : int
-        Rows with this target cost nothing and do not count in a mean.
+        Rows with this target have a loss of 0 and do not count in a mean.
     reduction : {"mean", "sum", "none"}
-        The sum over the rows that count divided by that of their weights, NaN where none does,
-        the sum alone, or the loss of each.
+        "mean" is the sum over the rows that count, divided by the sum of their weights (NaN if
+        no row counts). "sum" is the sum alone, "none" the loss of each row.
     mode : {"raise", "drop"}
         What a target out of range does, as in `gather`: raise, or count as ignored.
     **dispatch
@@ -147,7 +147,9 @@ def nll_loss_backward(
     ----------
     dloss : array of the shape of the result
         Gradient of the result; any floating dtype.
-    target, weight, axis, ignore_index, reduction, mode, **dispatch
+    target : array of shape [*b, *c]
+    weight : array of shape [v], optional
+    axis, ignore_index, reduction, mode, **dispatch
         As in `nll_loss`.
     x_shape : tuple of int
         Shape of `x`, [*b, v, *c], on whose values nothing depends.

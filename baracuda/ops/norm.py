@@ -121,7 +121,9 @@ def rms_norm_backward(
     ----------
     dy : array of shape [*b, n]
         Gradient of the result; dtype of `x`, or float32 beside 16 bits.
-    x, weight, eps, offset, casting, **dispatch
+    x : array of shape [*b, n]
+    weight : array of shape [n], optional
+    eps, offset, casting, **dispatch
         As in `rms_norm`.
 
     Returns
@@ -241,7 +243,9 @@ def layer_norm_backward(
     ----------
     dy : array of shape [*b, n]
         Gradient of the result; dtype of `x`, or float32 beside 16 bits.
-    x, weight, eps, **dispatch
+    x : array of shape [*b, n]
+    weight : array of shape [n], optional
+    eps, **dispatch
         As in `layer_norm`; the bias does not matter.
 
     Returns

@@ -80,7 +80,7 @@ def adamw(
     stochastic_rounding: bool = False, seed: int = 0, offset: int = 0,
     **dispatch: Unpack[Dispatch],
 ) -> tuple[A, ...]:  # fmt: skip
-    """One step of AdamW: Adam whose weight decay is apart from the gradient.
+    """One step of AdamW: Adam with decoupled weight decay.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def adamw(
     lr : float, default 1e-3
         Learning rate, >= 0.
     beta1, beta2 : float, default 0.9 and 0.999
-        What the averages keep of themselves, from 0 to below 1.
+        Decay rates of the two averages, from 0 to below 1.
     eps : float, default 1e-8
         Added to the root of the second average.
     weight_decay : float, default 0.01
@@ -102,7 +102,7 @@ def adamw(
     step : int
         The number of this step, from 1 on.
     grad_scale : float, default 1
-        What the loss was multiplied by: `grad` is divided by it.
+        Scale of the loss: `grad` is divided by it.
     found_inf : float, default 0
         Other than 0: skip the step, so the results are what came in.
     copy : bool, default False
@@ -232,7 +232,7 @@ def sgd(
     stochastic_rounding: bool = False, seed: int = 0, offset: int = 0,
     **dispatch: Unpack[Dispatch],
 ) -> A | tuple[A, ...]:  # fmt: skip
-    """One step of stochastic gradient descent, with momentum where there is a buffer of it.
+    """One step of stochastic gradient descent, with momentum if a momentum buffer is given.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ def sgd(
     lr : float, default 1e-3
         Learning rate, >= 0.
     momentum : float, default 0
-        What the buffer keeps of itself; without a buffer it has no effect.
+        Decay of the buffer per step; without a buffer it has no effect.
     dampening : float, default 0
         The buffer takes ``1 - dampening`` of the gradient.
     weight_decay : float, default 0
@@ -333,9 +333,9 @@ def lion(
     lr : float, default 1e-4
         Learning rate, >= 0.
     beta1 : float, default 0.9
-        What the direction takes of the average, from 0 to below 1.
+        Share of the average in the direction, from 0 to below 1.
     beta2 : float, default 0.99
-        What the average keeps of itself, from 0 to below 1.
+        Decay of the average per step, from 0 to below 1.
     weight_decay : float, default 0
         The parameter loses ``lr * weight_decay`` of itself.
     grad_scale, found_inf, copy, stochastic_rounding, seed, offset
@@ -387,9 +387,9 @@ def ema(average: A, value: Array, /, *, decay: float, **dispatch: Unpack[Dispatc
     average : array of any shape
         float16, bfloat16, float32 or float64. May be float32 beside a 16-bit `value`.
     value : array of the shape of `average`
-        What is averaged, such as a parameter after its step.
+        The array to average, such as a parameter after its step.
     decay : float
-        What the average keeps of itself, from 0 to below 1.
+        Decay of the average per step, from 0 to below 1.
     **dispatch
         `Dispatch` options.
 

@@ -105,7 +105,9 @@ def prelu_backward(dy: Array, x: A, weight: Array, /, **dispatch: Unpack[Dispatc
     ----------
     dy : array of the shape of `x`
         Gradient of the result.
-    x, weight, **dispatch
+    x : array of shape [n, c, *s] or [*s]
+    weight : array of shape [c] or [1]
+    **dispatch
         As in `prelu`.
 
     Returns

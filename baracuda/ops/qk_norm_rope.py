@@ -220,7 +220,14 @@ def qk_norm_rope_backward(
         Gradient of q_out; dtype of `q`.
     dk_out : array of shape [*b, s, g, d]
         Gradient of k_out; dtype of `q`.
-    q, k, q_weight, k_weight, cos, sin, positions, **dispatch
+    q : array of shape [*b, s, h, d]
+    k : array of shape [*b, s, g, d]
+    q_weight : array of shape [d]
+    k_weight : array of shape [d]
+    cos : array of shape [*b, s, rotary_dim/2] or [*b, s, rotary_dim], optional
+    sin : array of shape [*b, s, rotary_dim/2] or [*b, s, rotary_dim], optional
+    positions : array of shape [s] or [*b, s], optional
+    **dispatch
         As in `qk_norm_rope`.
     eps, offset, casting, base, interleaved, rotary_dim
         As in `qk_norm_rope`.

@@ -72,8 +72,9 @@ def dropout(x: A, /, *, p: float, seed: int, offset: int = 0, **dispatch: Unpack
     was NaN or infinite; torch multiplies by 0. Bit-stable.
 
     A call of Philox4x32-10 (Salmon et al., SC 2011) gives 128 bits for eight elements. An element
-    is dropped where 32 of them, from its own 16 on, are below ``p * 2**32``: so neighbours within
-    eight have a correlation of at most 2^-16, and none where `p` is a multiple of 2^-16.
+    is dropped where 32 of these bits, beginning with its own 16, are below ``p * 2**32``. So
+    neighbours within eight have a correlation of at most 2^-16, and none where `p` is a multiple of
+    2^-16.
 
     Under `vmap` each example has the mask of an array of its own shape, as in a loop over them.
 
@@ -102,7 +103,7 @@ def dropout_backward(
     dy : array of shape [*s]
         Gradient of the result.
     p, seed, offset
-        As in `dropout`: those of the forward draw its mask again.
+        As in `dropout`; the values of the forward draw its mask again.
     **dispatch
         `Dispatch` options.
 
@@ -147,7 +148,7 @@ def dropout_add(
     residual : array of shape [*s]
         dtype of `x`, or float32 beside 16 bits.
     p, seed, offset, **dispatch
-        As in `dropout`, whose mask this is.
+        As in `dropout`; the mask is the same.
 
     Returns
     -------

@@ -122,7 +122,8 @@ def leaky_relu(x: A, /, *, negative_slope: float = 0.01, **dispatch: Unpack[Disp
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `relu`.
     negative_slope : float
         Slope of what is below 0. A run-time value.
@@ -166,7 +167,8 @@ def leaky_relu_backward(
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, negative_slope, **dispatch
+    x : array of shape [*s]
+    negative_slope, **dispatch
         As in `leaky_relu`.
 
     Returns
@@ -205,12 +207,13 @@ def threshold(x: A, /, *, threshold: float, value: float, **dispatch: Unpack[Dis
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `relu`.
     threshold : float
-        What `x` has to exceed. A run-time value.
+        Bound that `x` has to exceed. A run-time value.
     value : float
-        What stands for the rest. A run-time value.
+        The result where `x` does not exceed the threshold. A run-time value.
 
     Returns
     -------
@@ -251,7 +254,8 @@ def threshold_backward(
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, threshold, value, **dispatch
+    x : array of shape [*s]
+    threshold, value, **dispatch
         As in `threshold`.
 
     Returns

@@ -124,8 +124,8 @@ def rope(
     Notes
     -----
     Su et al., RoFormer (arXiv:2104.09864). Below float64 the angle is reduced in integers, so that
-    the result stays within 4 eps of the pair's norm at every position; in float64 the angle is
-    itself rounded, which adds 2^-51 of it. torch has no counterpart. Bit-stable.
+    the result stays within 4 eps of the pair's norm at every position. In float64 the angle is
+    itself rounded, which adds 2^-51 of it. Bit-stable. torch has no counterpart.
 
     Examples
     --------
@@ -173,7 +173,8 @@ def rope_backward(
     ----------
     dy : array of shape [*b, s, *h, d]
         Gradient of the result.
-    positions, base, frequencies, attention_factor, **dispatch
+    positions : array, optional
+    base, frequencies, attention_factor, **dispatch
         As in `rope`.
     interleaved, rotary_dim, seq_axis
         As in `rope`.

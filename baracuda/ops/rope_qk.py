@@ -210,7 +210,8 @@ def rope_qk_backward(
         Gradient of the rotated q.
     dz : array of shape [*c, s, *g, d]
         Gradient of the rotated k.
-    positions, base, frequencies, attention_factor, **dispatch
+    positions : array, optional
+    base, frequencies, attention_factor, **dispatch
         As in `rope_qk`.
     interleaved, rotary_dim, seq_axis
         As in `rope_qk`.
@@ -375,7 +376,8 @@ def rope_qk_with_tables_backward(
         Gradient of the rotated k.
     cos, sin : array of shape [s, r], [*b, s, *h, r] or [p, r]
         The tables, as in `rope_qk_with_tables`.
-    positions, interleaved, rotary_dim, seq_axis, mode, **dispatch
+    positions : array, optional
+    interleaved, rotary_dim, seq_axis, mode, **dispatch
         As in `rope_qk_with_tables`.
 
     Returns

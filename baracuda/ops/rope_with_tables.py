@@ -87,9 +87,10 @@ def rope_with_tables(
     x : array of shape [*b, s, *h, d]
         float16, bfloat16, float32 or float64.
     cos, sin : array of shape [s, r], [*b, s, *h, r] or, beside positions, [p, r]
-        dtype of `x`, or float32 beside 16 bits. r is ``rotary_dim/2``, an entry for each pair, or
-        ``rotary_dim``, an entry for each element, as transformers has them: then that of the first
-        element of a pair counts. A table of the rank of `x` broadcasts to its axes but the last.
+        dtype of `x`, or float32 beside 16 bits. r is ``rotary_dim/2``: an entry for each pair. Or
+        it is ``rotary_dim``: an entry for each element, as in transformers, of which that of the
+        first element of a pair counts. A table of the rank of `x` broadcasts to all axes but the
+        last.
     positions : array, optional
         int32 or int64: the row of both tables. Of shape [s], or of rank ``x.ndim - 1`` and
         broadcasting to ``x.shape[:-1]``. Valid entries are ``0 <= i < p``.
@@ -177,7 +178,8 @@ def rope_with_tables_backward(
         Gradient of the result.
     cos, sin : array of shape [s, r], [*b, s, *h, r] or [p, r]
         The tables, as in `rope_with_tables`.
-    positions, interleaved, rotary_dim, seq_axis, mode, **dispatch
+    positions : array, optional
+    interleaved, rotary_dim, seq_axis, mode, **dispatch
         As in `rope_with_tables`.
 
     Returns

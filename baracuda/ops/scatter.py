@@ -51,7 +51,7 @@ def scatter(
     Parameters
     ----------
     x : array of shape [*b, n, *c]
-        What is written to; float16, bfloat16, float32 or float64.
+        The array to write to; float16, bfloat16, float32 or float64.
     index : array of shape [*i, k, *j]
         int32 or int64, of the rank of `x`; off `axis` no larger than `x`. Where along `axis` each
         element of `src` is written, ``0 <= i < n``. Of entries that repeat the last stays.

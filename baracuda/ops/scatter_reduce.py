@@ -61,12 +61,12 @@ def scatter_reduce(
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
 ) -> A:
-    """Join elements with what is where an index points: ``out[index[i, j], j] max= src[i, j]``.
+    """Reduce elements into places of an index: ``out[index[i, j], j] max= src[i, j]``.
 
     Parameters
     ----------
     x : array of shape [*b, n, *c]
-        What is there; float16, bfloat16, float32 or float64.
+        The values before; float16, bfloat16, float32 or float64.
     index : array of shape [*i, k, *j]
         int32 or int64, of the rank of `x`; off `axis` no larger than `x`. Where along `axis` each
         element of `src` goes, ``0 <= i < n``; entries may repeat.
@@ -188,14 +188,14 @@ def scatter_reduce_backward(
     mode: Literal["raise", "drop"] = "raise",
     **dispatch: Unpack[Dispatch],
 ) -> tuple[A, A]:
-    """Gradients of `scatter_reduce`, of which elements that tie for a maximum share evenly.
+    """Gradients of `scatter_reduce`; elements that tie for a maximum share it evenly.
 
     Parameters
     ----------
     dout : array of shape [*b, n, *c]
         Gradient of the result; dtype of `x`.
     x : array of shape [*b, n, *c]
-        What was there; float16, bfloat16, float32 or float64.
+        The values before; float16, bfloat16, float32 or float64.
     index : array of shape [*i, k, *j]
         int32 or int64, of the rank of `x`: where each element went.
     src : array of shape [*i, k, *j]

@@ -74,7 +74,8 @@ def silu_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `silu`.
 
     Returns
@@ -122,7 +123,8 @@ def mish(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `silu`.
 
     Returns
@@ -163,7 +165,8 @@ def mish_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `mish`.
 
     Returns
@@ -205,7 +208,8 @@ def gelu(
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `silu`.
     approximate : {"none", "tanh"}
         Exact, or with ``(1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3)))/2`` for `cdf`.
@@ -258,7 +262,8 @@ def gelu_backward(
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, approximate, **dispatch
+    x : array of shape [*s]
+    approximate, **dispatch
         As in `gelu`.
 
     Returns

@@ -84,7 +84,8 @@ def hardshrink_backward(
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, lambd, **dispatch
+    x : array of shape [*s]
+    lambd, **dispatch
         As in `hardshrink`.
 
     Returns
@@ -118,11 +119,12 @@ def hardshrink_backward(
     cases=SHRUNK,
 )
 def softshrink(x: A, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch]) -> A:
-    """`x` nearer to 0 by `lambd`, and 0 from ``-lambd`` to `lambd`.
+    """Move `x` towards 0 by `lambd`; the result is 0 from ``-lambd`` to `lambd`.
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `hardshrink`.
     lambd : float
         By how much values come nearer to 0; not below 0. A run-time value.
@@ -168,7 +170,8 @@ def softshrink_backward(
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, lambd, **dispatch
+    x : array of shape [*s]
+    lambd, **dispatch
         As in `softshrink`.
 
     Returns
@@ -201,11 +204,12 @@ def softshrink_backward(
     cases=CASES,
 )
 def tanhshrink(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
-    """What tanh takes off: ``x - tanh(x)``.
+    """Difference of `x` and its tanh: ``x - tanh(x)``.
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `hardshrink`.
 
     Returns
@@ -255,7 +259,8 @@ def tanhshrink_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `tanhshrink`.
 
     Returns

@@ -112,7 +112,8 @@ def log_sigmoid(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `sigmoid`.
 
     Returns
@@ -152,7 +153,8 @@ def log_sigmoid_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `log_sigmoid`.
 
     Returns
@@ -189,7 +191,8 @@ def tanh(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `sigmoid`.
 
     Returns
@@ -268,7 +271,8 @@ def softsign(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
 
     Parameters
     ----------
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `sigmoid`.
 
     Returns
@@ -308,7 +312,8 @@ def softsign_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     ----------
     dy : array of shape [*s]
         Gradient of the result.
-    x, **dispatch
+    x : array of shape [*s]
+    **dispatch
         As in `softsign`.
 
     Returns

@@ -105,12 +105,12 @@ def soft_target_cross_entropy(
         The probability of each class, as distillation and mixed labels have them. Of the dtype of
         `logits`; not made to add up to 1.
     axis : int
-        Where the classes are; negative counts from the end. The default is the last axis, where
+        Axis of the classes; negative counts from the end. The default is the last axis, where
         torch has the second.
     label_smoothing : float
-        So much of the target is spread over all classes, 0 to 1. A run-time value.
+        Share of the target that is spread over all classes, from 0 to 1. A run-time value.
     reduction : {"mean", "sum", "none"}
-        The mean over rows, NaN of none, their sum, or the loss of each.
+        The mean over rows (NaN if there are none), their sum, or the loss of each.
     **dispatch
         `Dispatch` options.
 
@@ -167,7 +167,9 @@ def soft_target_cross_entropy_backward(
     ----------
     dloss : array of the shape of the result
         Gradient of the result.
-    logits, target, axis, label_smoothing, reduction, **dispatch
+    logits : array of shape [*b, v, *c]
+    target : array of shape [*b, v, *c]
+    axis, label_smoothing, reduction, **dispatch
         As in `soft_target_cross_entropy`.
 
     Returns
@@ -215,11 +217,13 @@ def soft_target_cross_entropy_with_gradient(
     reduction: Literal["mean", "sum", "none"] = "mean",
     **dispatch: Unpack[Dispatch],
 ) -> tuple[A, A]:
-    """`soft_target_cross_entropy`, classes last (torch: axis 1), and its gradient, from one look.
+    """`soft_target_cross_entropy`, classes last (torch: axis 1), and its gradient, from one read.
 
     Parameters
     ----------
-    logits, target, axis, label_smoothing, reduction, **dispatch
+    logits : array of shape [*b, v, *c]
+    target : array of shape [*b, v, *c]
+    axis, label_smoothing, reduction, **dispatch
         As in `soft_target_cross_entropy`.
 
     Returns

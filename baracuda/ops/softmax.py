@@ -99,7 +99,7 @@ def softmax(
     dtype: DTypeLike | None = None,
     **dispatch: Unpack[Dispatch],
 ) -> A:
-    """Exponentials of ``scale * x + bias`` as parts of their sum along an axis.
+    """Normalise exponentials along an axis: ``exp(z) / sum(exp(z))``, ``z = scale * x + bias``.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def softmax(
         where an element does not count, whatever `x` is there. Its extents are those of `x`, or 1,
         its dtype is that of `x`, or float32 beside 16 bits.
     axis : int
-        Where rows lie; negative counts from the end.
+        Axis of a row; negative counts from the end.
     scale : float
         A run-time value.
     causal : bool
@@ -224,7 +224,10 @@ def log_softmax(
 
     Parameters
     ----------
-    x, mask, bias, axis, scale, causal, dtype, **dispatch
+    x : array of shape [*b, n, *c]
+    mask : boolean array of the rank of `x`, optional
+    bias : array of the rank of `x`, optional
+    axis, scale, causal, dtype, **dispatch
         As in `softmax`.
 
     Returns

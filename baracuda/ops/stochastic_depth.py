@@ -118,7 +118,7 @@ def stochastic_depth_backward(
     dy : array of shape [n, *s]
         Gradient of the result.
     p, seed, offset, mode
-        As in `stochastic_depth`: those of the forward draw its mask again.
+        As in `stochastic_depth`; the values of the forward draw its mask again.
     **dispatch
         `Dispatch` options.
 

@@ -218,7 +218,7 @@ class Lion(Wide):
     lr : float or tensor, default 1e-4
         Learning rate, >= 0.
     betas : tuple of two floats, default (0.9, 0.99)
-        What the direction takes of the average, and what the average keeps of itself.
+        Share of the average in the direction, and decay of the average.
     weight_decay : float, default 0
         Parameters lose ``lr * weight_decay`` of themselves.
     maximize : bool, default False

@@ -170,12 +170,13 @@ def _short(name: str) -> str:
 
 HEAD = ("op", "in a region", "of bf16", "of f16", "of f32", "torch on a CPU", "torch on CUDA")
 NOTE = (
-    "Results of ops on float16 (f16), bfloat16 (bf16) and float32 (f32) inputs: the dtype outside "
-    "of a `torch.autocast` region, an arrow, and the dtype within; that on a CPU too where it is "
-    "another. Ours are the same in regions of float16 and bfloat16. The last two columns are "
-    "results of torch's function within a region, of the three inputs in that order. Two dtypes "
-    "with a stroke are those of the two regions, – is a function that torch refuses there. "
-    "Parameters of norms are float32 for torch. [Autocast](../autocast.md) says why rows differ."
+    "The dtype of results for inputs of bfloat16 (bf16), float16 (f16) and float32 (f32). Before "
+    "the arrow is the dtype outside of a `torch.autocast` region, behind it the dtype within a "
+    "region; where a region for CPUs gives another dtype, the cell has both. Ours are the same in "
+    "regions of float16 and bfloat16. The last two columns have the results of torch's function "
+    "within a region, for the three inputs in that order. Two dtypes with a stroke between them "
+    "are for regions of bfloat16 and float16; – means that torch refuses the call. Parameters of "
+    "norms are float32 for torch. [Autocast](../autocast.md) says why rows differ."
 )
 
 

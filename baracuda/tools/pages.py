@@ -7,7 +7,6 @@ nothing and names those that are not what it would write.
 from __future__ import annotations
 
 import argparse
-import ast
 import inspect
 import json
 import re
@@ -26,6 +25,7 @@ from baracuda.declaration.shapes import Signature
 from baracuda.declaration.spec import Case, Problem
 from baracuda.testing import regions
 from baracuda.testing.cases import Call, Subject, draw, holds, tried
+from baracuda.testing.docstrings import bullets, prose, sections
 from baracuda.testing.pictures import PALETTES, bars, headline
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -41,115 +41,15 @@ PLACES = (
     ("array_api_strict", "cpu", "any other library (as `array_api_strict`)"),
 )
 
+# As the index has them: what a layer is made of, then losses, then the rest.
+FAMILIES = (
+    "gated", "activation", "norm", "channel_norm", "softmax", "rope", "qk_norm_rope",
+    "cross_entropy", "log_prob", "loss", "indexing", "random", "pooling", "elementwise",
+    "optimiser",
+)  # fmt: skip
+
 # What tables say of a library has to be asked with the library there.
 NEEDED = ("torch", "jax", "cupy", "array_api_strict", "ml_dtypes")
-
-# -- mathematics ---------------------------------------------------------------------------------
-
-_SIGNS: dict[type[ast.AST], tuple[str, int]] = {
-    ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: (r"\,", 2), ast.Lt: ("<", 0),
-    ast.LtE: (r"\le", 0), ast.Gt: (">", 0), ast.GtE: (r"\ge", 0), ast.Eq: ("=", 0),
-}  # fmt: skip
-_AROUND = {"abs": (r"\lvert ", r"\rvert"), "floor": (r"\lfloor ", r"\rfloor"),
-           "sqrt": (r"\sqrt{", "}")}  # fmt: skip
-_KNOWN = {"exp", "log", "max", "min", "tanh"}
-
-
-def maths(code: str) -> str | None:
-    """A formula as TeX; None for code that is none."""
-    try:
-        (statement,) = ast.parse(code).body
-        if isinstance(statement, ast.Assign):
-            (left,) = statement.targets
-            return f"{_tex(left)} = {_tex(statement.value)}"
-        if isinstance(statement, ast.Expr) and isinstance(
-            statement.value, ast.BinOp | ast.Compare | ast.Call
-        ):
-            return _tex(statement.value)
-    except (SyntaxError, ValueError):
-        pass
-    return None
-
-
-def _tex(node: ast.AST, outer: int = 0) -> str:
-    """What stands in an operator that binds as tightly as `outer`; -1 is an exponent, on a line."""
-    match node:
-        case ast.Name(id="inf" | "pi" as name):
-            return {"inf": r"\infty", "pi": r"\pi"}[name]
-        case ast.Name(id=name):
-            return name if len(name) == 1 else r"\mathrm{" + name.replace("_", r"\_") + "}"
-        case ast.Constant(value=value) if value is ...:
-            return r"\dots"
-        case ast.Constant(value=value) if type(value) in (int, float):
-            return str(value)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return f"-{_tex(operand, 3)}"
-        case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            return f"{_tex(left, 4)}^{{{_tex(right, -1)}}}"
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            if outer < 0:
-                return f"{_tex(left, 2)}/{_tex(right, 3)}"
-            inner = rf"\frac{{{_tex(left)}}}{{{_tex(right)}}}"
-            return rf"\left({inner}\right)" if outer > 3 else inner
-        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _SIGNS:
-            text, level = _SIGNS[type(sign)]
-            inner = f"{_tex(left, level)} {text} {_tex(right, level + 1)}"
-            return rf"\left({inner}\right)" if level < outer else inner
-        case ast.Compare(left=left, ops=signs, comparators=others):
-            parts = [f" {_SIGNS[type(s)][0]} {_tex(x)}" for s, x in zip(signs, others, strict=True)]
-            return _tex(left) + "".join(parts)
-        case ast.Call(func=ast.Name(id="sum"), args=[x]):
-            inner = rf"\sum {_tex(x, 2)}"
-            return rf"\Bigl({inner}\Bigr)" if outer > 0 else inner
-        case ast.Call(func=ast.Name(id=name), args=[x]) if name in _AROUND:
-            return _tex(x).join(_AROUND[name])
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
-            spelt = name.replace("_", r"\_")
-            called = rf"\{name}" if name in _KNOWN else rf"\operatorname{{{spelt}}}"
-            return f"{called}({', '.join(map(_tex, args))})"
-        case ast.Subscript(value=value, slice=ast.Tuple(elts=elements)):
-            return f"{_tex(value)}[{', '.join(map(_tex, elements))}]"
-    raise ValueError(f"no formula: {ast.dump(node)}")
-
-
-# -- docstrings ----------------------------------------------------------------------------------
-
-
-def sections(doc: str) -> dict[str, str]:
-    """A numpydoc docstring by its headings; what comes before them under ""."""
-    parts = re.split(r"^(\w[\w ]*)\n-{3,}\n", doc, flags=re.M)
-    texts = [text.strip("\n") for text in parts]
-    return {"": texts[0]} | dict(zip(texts[1::2], texts[2::2], strict=True))
-
-
-def prose(text: str) -> str:
-    """A docstring's text in Markdown: formulas as mathematics, ops and papers as links."""
-    out = []
-    for i, part in enumerate(re.split(r"(``.+?``|`.+?`)", text, flags=re.S)):
-        code = " ".join(part.strip("`").split())
-        if not i % 2:
-            part = re.sub(r"\[[*\w][^\]]*\]", r"`\g<0>`", part)
-            part = re.sub(r"arXiv:(\d+\.\d+)", r"[arXiv:\1](https://arxiv.org/abs/\1)", part)
-            out.append(part)
-        elif part.startswith("``") and (formula := maths(code)):
-            out.append(f"${formula}$")
-        else:
-            out.append(f"[`{code}`]({code}.md)" if code in registry else f"`{code}`")
-    return "".join(out)
-
-
-def _entries(text: str) -> str:
-    """What a section lists, as bullets."""
-    out = []
-    for head, body in re.findall(r"^(\S.*)\n((?:(?: +.*)?(?:\n|$))*)", text + "\n", re.M):
-        names, _, kind = head.partition(" : ")
-        plain = re.fullmatch(r"[a-z_*]+(, [a-z_*]+)*", names)
-        called = f"`{names}`" if plain else prose(names)
-        about = " ".join(prose(body).split())
-        line = f"- {called} ({prose(kind)})" if kind else f"- {called}"
-        out.append(f"{line}: {about}" if about else line)
-    return "\n".join(out)
-
 
 # -- what the registry says ----------------------------------------------------------------------
 
@@ -183,13 +83,14 @@ def support() -> str:
     """Every op, backend and dtype, for every library."""
     out = [
         f"{NOTE}# Support\n",
-        "What each backend takes, by the library and the device of the arrays. A cell lists dtypes "
-        f"({', '.join(f'{named(d).short} = {d}' for d in FLOATS)}; *all* = these, all integers, "
-        "bool, complex64 and complex128); – is none. The first backend from the left with an entry "
-        "runs, unless it refuses this call; `plan.why` then says why. By default `cupy` does not "
-        "run for torch tensors, nor `torch` for NumPy arrays: ask by `backend=`. NumPy and CuPy "
-        "have bfloat16 through ml-dtypes, JAX 64-bit dtypes while `jax_enable_x64` is set. Where "
-        "tensors are differentiated or traced, see [torch](../torch.md), [JAX](../jax.md).\n",
+        "The dtypes that each backend takes for each op, by the library and the device of the "
+        f"arrays: {', '.join(f'{named(d).short} = {d}' for d in FLOATS)}. *all* are these, all "
+        "integers, bool, complex64 and complex128; – is none. The first backend from the left with "
+        "an entry runs. If it refuses the call, the next one does, and `plan.why` says why. By "
+        "default `cupy` does not run for torch tensors, nor `torch` for NumPy arrays: ask by "
+        "`backend=`. NumPy and CuPy have bfloat16 through ml-dtypes, JAX 64-bit dtypes while "
+        "`jax_enable_x64` is set. Where tensors are differentiated or traced, see "
+        "[torch](../torch.md), [JAX](../jax.md).\n",
     ]
     for library, device, title in PLACES:
         cells = {name: _claims(op, library, device) for name, op in registry.items()}
@@ -258,14 +159,16 @@ def sharding() -> str:
     linear = [_link(name, "ops/") for name, op in registry.items() if adjoint.partner(op.spec)[1]]
     return (
         f"{NOTE}# What shards without communication\n\n"
-        "Axes that are cut freely may be sharded with nothing sent, forward and backward, by JAX "
-        "and on DTensors. On DTensors two kinds more: a sequence without positions, where each "
-        "rank counts from where its shard begins (*counted*), and an axis over which a gradient "
-        "adds up, whose result is then a sum that is still to be made (`Partial`). An axis that "
-        "stays *whole* is gathered first if it is sharded. A group inside another one (`*i<=b`) is "
-        "cut with it only where the two have the same extents, as here. In the Shardy rule a "
-        "factor that begins with `whole` needs replication. Ops that are linear, or transpose one "
-        f"that is, pass a `Partial` on as it is: {', '.join(linear)}.\n\n"
+        "Which axes of an op may be sharded without communication, forward and backward.\n\n"
+        "- *cut freely*: these axes may be sharded in JAX and on DTensors.\n"
+        "- *by DTensors too*: these may be sharded on DTensors as well. A sequence without "
+        "positions is *counted*: each rank counts from where its shard begins. An axis over which "
+        "a gradient adds up gives a `Partial` sum.\n"
+        "- *whole*: these are gathered first if they are sharded.\n"
+        "- A group inside another one (`*i<=b`) is cut with it only where both have the same "
+        "extents, as here.\n"
+        "- In the Shardy rule a factor that begins with `whole` needs replication.\n"
+        f"- Linear ops and their gradients keep a `Partial` as it is: {', '.join(linear)}.\n\n"
         + table(["op", *_SHARING], [[n, *r] for n, r in zip(names, rows, strict=True)])
     )
 
@@ -295,7 +198,8 @@ def op_page(op: Op[Any, Any]) -> str:
     totals = ", ".join([f"`{name}`" for name, role in spec.roles.items() if role.total])
     partner = next((o for o in registry.values() if o.spec.adjoint_of == spec.name), None)
     facts = [["family", spec.category]]
-    facts += [["form", f"`{form.text}`"] for form in spec.signatures]
+    form = "[form](../../adding-an-op.md#the-shape-language)"
+    facts += [[form, f"`{one.text}`"] for one in spec.signatures]
     if spec.adjoint_of:
         facts.append(["gradient of", _link(spec.adjoint_of)])
     elif partner:
@@ -325,16 +229,16 @@ def op_page(op: Op[Any, Any]) -> str:
         prose(doc[""]) + "\n",
         f"```text\n{spec.name}{called}\n```\n",
         table(["", ""], facts),
-        f"## Parameters\n\n{_entries(doc['Parameters'])}\n",
+        f"## Parameters\n\n{bullets(spec.name, 'Parameters')}\n",
         table(["option", "default", "kind"], options),
-        f"## Returns\n\n{_entries(doc['Returns'])}\n",
-        f"## Raises\n\n{_entries(doc['Raises'])}\n",
+        f"## Returns\n\n{bullets(spec.name, 'Returns')}\n",
+        f"## Raises\n\n{bullets(spec.name, 'Raises')}\n",
         f"## Numerics and determinism\n\n{prose(doc['Notes'])}\n\nSee also "
-        f"[numerics](../../numerics.md#{spec.category.replace('_', '-')}).\n",
+        f"[numerics](../../numerics.md#{_anchor(spec.category)}).\n",
         f"## Examples\n\n```pycon\n{doc['Examples']}\n```\n",
-        "## Backends and dtypes\n\nAs in [support](../support.md).\n",
+        "## Backends and dtypes\n\nThe same for all ops: [support](../support.md).\n",
         table(["arrays", *[f"`{b}`" for b in backends.names()]], claims),
-        "## Sharding\n\nAs in [sharding](../sharding.md).\n",
+        "## Sharding\n\n[Sharding](../sharding.md) explains the columns.\n",
         table(_SHARING, _shares(op)),
     ])  # fmt: skip
 
@@ -344,14 +248,36 @@ def _default(value: Any) -> str:
 
 
 def _index() -> str:
-    rows = []
+    families: dict[str, list[str]] = {}
     for name, op in registry.items():
-        about = prose((inspect.getdoc(op) or "").partition("\n")[0])
-        rows.append([_link(name, "ops/"), re.sub(r"\]\((\w+\.md)\)", r"](ops/\1)", about)])
+        families.setdefault(op.spec.category, []).append(name)
+    out = [
+        f"{NOTE}# Ops\n",
+        "Every op by family: " + ", ".join(f"[{_family(f)}](#{_anchor(f)})" for f in FAMILIES)
+        + ". A gradient stands behind its forward. The page of an op has its arguments with shapes "
+        "and dtypes, its forms, errors, determinism, an example, and what runs where. "
+        "[Terms](../terms.md) has the words.\n",
+    ]  # fmt: skip
+    for family in FAMILIES:
+        rows = []
+        for name in families.pop(family):
+            about = prose((inspect.getdoc(registry[name]) or "").partition("\n")[0])
+            rows.append([_link(name, "ops/"), re.sub(r"\]\((\w+\.md)\)", r"](ops/\1)", about)])
+        out.append(f"## {_family(family)}\n\n[Formulas](../numerics.md#{_anchor(family)}).\n")
+        out.append(table(["op", "what it computes"], rows))
+    if families:
+        raise ValueError(f"families that FAMILIES leaves out: {', '.join(families)}")
     tree = "\n".join(f"ops/{name}" for name in registry)
-    shown = table(["op", "what it computes"], rows)
-    hidden = f"```{{toctree}}\n:hidden:\n\nsupport\nsharding\nautocast\nfigures\n{tree}\n```\n"
-    return f"{NOTE}# Ops\n\n{shown}\n{hidden}"
+    out.append(f"```{{toctree}}\n:hidden:\n\nsupport\nsharding\nautocast\nfigures\n{tree}\n```\n")
+    return "\n".join(out)
+
+
+def _family(category: str) -> str:
+    return category.replace("_", " ").capitalize()
+
+
+def _anchor(category: str) -> str:
+    return category.replace("_", "-")
 
 
 # -- what the benchmarks say ---------------------------------------------------------------------
