@@ -13,7 +13,7 @@ import lanes
 import numpy as np
 import pytest
 import torch
-from kinds import FIRST, SLOPING
+from kinds import COVERING, SLOPING
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
@@ -95,7 +95,7 @@ def test_the_gradient_is_that_of_the_body(op: str, dtype: str) -> None:
     ("op", "way"),
     lanes.cases(
         itertools.product(SLOPING, ("along a direction", "by element")),
-        lambda given: given[0] in FIRST and given[1] == "along a direction",
+        lambda given: given[0] in COVERING and given[1] == "along a direction",
     ),
 )
 def test_first_and_second_derivatives_by_finite_differences(op: str, way: str) -> None:
