@@ -34,6 +34,8 @@ from baracuda.testing.cases import Call, Subject
 
 OPS = [name for name in bc.__all__ if isinstance(getattr(bc, name), bc.Op)]
 DTYPES = ("float64", "float32", "bfloat16")
+# A region would narrow products.
+PRODUCTS = [op for op in OPS if registry[op].spec.products]
 each_way = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 
 
@@ -108,10 +110,10 @@ def with_gradients(
 
 
 def _in_turn(given: tuple[str, str]) -> bool:
-    """Whether the op covers, and has this dtype by its place; a region would narrow products."""
+    """Whether an op covers, or is the first of products, and has this dtype by its place."""
     op, dtype = given
-    known = DTYPES[-1:] if registry[op].spec.products else DTYPES
-    return op in COVERING and dtype == known[OPS.index(op) % len(known)]
+    known = DTYPES[-1:] if op in PRODUCTS else DTYPES
+    return (op in COVERING or op == PRODUCTS[0]) and dtype == known[OPS.index(op) % len(known)]
 
 
 @pytest.mark.parametrize(("op", "dtype"), lanes.cases(product(OPS, DTYPES), _in_turn))
