@@ -12,15 +12,18 @@ import weakref
 from contextlib import redirect_stdout
 from dataclasses import replace
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import lanes
 import numpy as np
 import pytest
 import torch
+from kinds import COVERING
 
 from baracuda.__main__ import main
 from baracuda.calls.op import registry
@@ -116,9 +119,15 @@ def small(op: str) -> Row:
     return Row(op, "small", tuple(shapes[n] for n in spec.arrays if n in shapes), options, drawn)
 
 
-@pytest.mark.parametrize("xp", [np, torch, jnp], ids=["numpy", "torch", "jax"])
-@pytest.mark.parametrize("op", EXPRESSIONS)
-def test_peers_compute_what_they_are_compared_with(op: str, xp: Any) -> None:
+@pytest.mark.parametrize(
+    ("op", "library"),
+    lanes.cases(
+        product(EXPRESSIONS, ("numpy", "torch", "jax")),
+        lambda given: given[1] != "jax" or given[0] in COVERING,
+    ),
+)
+def test_peers_compute_what_they_are_compared_with(op: str, library: str) -> None:
+    xp = {"numpy": np, "torch": torch, "jax": jnp}[library]
     row = small(op)
     arrays = row.arrays(np.random.default_rng(0), np.float64)
     want = registry[op](*arrays, **row.options)

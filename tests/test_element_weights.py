@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import lanes
 import numpy as np
 import pytest
 import torch
@@ -103,11 +104,26 @@ def test_every_operand_has_its_true_gradient(op: str, given: str, reduction: str
     got = getattr(bc, op)(*arrays, reduction=reduction)
     g = torch.randn_like(want)
     close(got, want)
-    torch.compiler.reset()
     pairs = zip(*(torch.autograd.grad(y, watched, g) for y in (got, want)), strict=True)
     for have, slope in pairs:
         assert slope.abs().sum() > 0
         close(have, slope)
+
+
+@pytest.mark.parametrize(
+    ("op", "given", "reduction"),
+    lanes.cases(
+        [(*some, reduction) for some in GIVEN for reduction in REDUCTIONS],
+        lambda case: case[2] == REDUCTIONS[GIVEN.index(case[:2]) % len(REDUCTIONS)],
+    ),
+)
+def test_compiled_losses_have_the_gradients_of_operands(
+    op: str, given: str, reduction: str
+) -> None:
+    arrays = [a if a is None else a.clone().requires_grad_() for a in drawn(op, given)]
+    watched = [a for a in arrays if a is not None]
+    g = torch.randn_like(formula_of(op, arrays, reduction))
+    torch.compiler.reset()
     whole = torch.compile(partial(getattr(bc, op), reduction=reduction), fullgraph=True,
                           backend="aot_eager")  # fmt: skip
     for have, slope in zip(
@@ -227,10 +243,21 @@ def test_modules_broadcast_their_weights(shape: tuple[int, ...]) -> None:
         close(have, want)
         slope = torch.autograd.grad(want, other)[0]
         close(torch.autograd.grad(have, own)[0], slope)
-        torch.compiler.reset()
-        whole = torch.compile(ours, fullgraph=True, backend="aot_eager")
-        close(torch.autograd.grad(whole(own, target), own)[0], slope)
         assert list(ours.state_dict()) == list(theirs.state_dict())
+
+
+# Shapes without axes, and those that are broadcast along either.
+@pytest.mark.parametrize("shape", [(), (5,), (6, 1)])
+def test_compiled_modules_broadcast_their_weights(shape: tuple[int, ...]) -> None:
+    weight, positive = torch.rand(shape).double() + 0.5, torch.rand(5).double() + 0.5
+    x, target = torch.randn(6, 5).double().requires_grad_(), drawn(PLAIN, "w")[1]
+    ours, theirs = (
+        m.BCEWithLogitsLoss(weight, pos_weight=positive) for m in (bn, torch.nn)
+    )  # fmt: skip
+    torch.compiler.reset()
+    whole = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    slopes = [torch.autograd.grad(loss(x, target), x)[0] for loss in (whole, theirs)]
+    close(*slopes)
 
 
 def test_modules_leave_to_torch_what_does_not_fit() -> None:

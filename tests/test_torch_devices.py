@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import lanes
 import pytest
 import torch.distributed
-from children import ROOT, environment
+from children import ROOT
+from forks import printed
 from kinds import one_of_category
 
 from baracuda.calls import adjoint
@@ -27,16 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 def report(device: str, processes: int) -> Any:
     """What the program found wrong, by op and check."""
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone",
-            f"--nproc-per-node={processes}", str(ROOT / "tests" / "torch_devices.py"), device,
-        ],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-        env=environment(OMP_NUM_THREADS="1"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)
+    return json.loads(printed(ROOT / "tests/torch_devices.py", device, ranks=processes))
 
 
 @pytest.fixture(scope="module")

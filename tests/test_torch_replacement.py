@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from children import ROOT, environment
+from children import ROOT
+from forks import printed
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -220,22 +219,8 @@ def test_the_layers_of_torchs_transformer() -> None:
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
-@pytest.mark.slow("two processes import torch.distributed")
 def test_sharded_models_and_parameters(tmp_path: Path) -> None:
-    program = [
-        sys.executable,
-        str(ROOT / "tests" / "torch_module_devices.py"),
-        str(tmp_path / "at"),
-    ]
-    started = [
-        subprocess.Popen(
-            program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-            env=environment(OMP_NUM_THREADS="1", RANK=str(rank), WORLD_SIZE="2"),
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    said = [process.communicate(timeout=240) for process in started]
-    assert [process.returncode for process in started] == [0, 0], said[0][1][-3000:]
-    found = json.loads(said[0][0])
+    program = ROOT / "tests/torch_module_devices.py"
+    found = json.loads(printed(program, str(tmp_path / "at"), ranks=2))
     names = ("sharded_models", "narrow_models", "distributed_parameters")
     assert found == [{name: [] for name in names}] * 2

@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forks import printed
 from graphs import calls
 from torch.autograd import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -365,10 +367,10 @@ def test_every_composite_has_its_products_counted() -> None:
     assert set(PRODUCTS) == {name for name, op in registry.items() if op.spec.composite}
 
 
-def test_counters_that_are_there_before_the_operators_count_too() -> None:
-    done = subprocess.run([sys.executable, "-c", FLOPS], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == [str(2 * 10 * 4 * 7)] * 2
+def test_counters_that_are_there_before_the_operators_count_too(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(FLOPS)
+    assert printed(program).split() == [str(2 * 10 * 4 * 7)] * 2
 
 
 class Traced(torch.nn.Module):
@@ -404,17 +406,16 @@ def test_fx_traces_calls_as_nodes() -> None:
         assert torch.equal(torch.autograd.grad(y.sum(), x)[0], slope)
 
 
-def test_fx_may_be_the_first_to_call() -> None:
-    source = (
+def test_fx_may_be_the_first_to_call(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
         "import torch, baracuda as bc\n"
         "class M(torch.nn.Module):\n"
         "    def forward(self, x): return bc.swiglu(bc.relu(x))\n"
         "m = torch.fx.symbolic_trace(M())\n"
         "print(m(torch.ones(2, 4)).shape, torch.fx.symbolic_trace(M())(torch.ones(2, 4)).shape)"
     )
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("[2, 2]") == 2
+    assert printed(program).count("[2, 2]") == 2
 
 
 def test_nn_is_imported_when_it_is_asked_for() -> None:

@@ -9,11 +9,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import lanes
 import pytest
 import torch
+from kinds import COVERING
 from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn import functional as F
@@ -30,10 +33,23 @@ from baracuda.calls.op import registry
 from baracuda.testing.cases import Call, Subject
 
 OPS = [name for name in bc.__all__ if isinstance(getattr(bc, name), bc.Op)]
-each_op = pytest.mark.parametrize("op", OPS)
-# On a CPU an op without a backend of its own is differentiated as its body, as no kernel is.
-each_backend = pytest.mark.parametrize("backend", [None, "torch"])
+DTYPES = ("float64", "float32", "bfloat16")
+# A region would narrow products.
+PRODUCTS = [op for op in OPS if registry[op].spec.products]
 each_way = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+
+
+def each_backend_and_way(usual: str | None) -> pytest.MarkDecorator:
+    """Eager calls of both backends, and compiled ones of the usual backend.
+
+    On a CPU an op without a backend of its own is differentiated as its body, as no kernel is.
+    """
+    given = lanes.cases(
+        product((None, "torch"), (False, True)), lambda way: not way[1] or way[0] == usual
+    )
+    return pytest.mark.parametrize(("backend", "compiled"), given)
+
+
 bfloat16 = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
 
 
@@ -93,8 +109,14 @@ def with_gradients(
     return [*out, *torch.autograd.grad(moved, floats, along, materialize_grads=True)]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@each_op
+def _in_turn(given: tuple[str, str]) -> bool:
+    """Whether an op covers, or is the first of products, and has this dtype by its place."""
+    op, dtype = given
+    known = DTYPES[-1:] if op in PRODUCTS else DTYPES
+    return (op in COVERING or op == PRODUCTS[0]) and dtype == known[OPS.index(op) % len(known)]
+
+
+@pytest.mark.parametrize(("op", "dtype"), lanes.cases(product(OPS, DTYPES), _in_turn))
 def test_in_an_autocast_region_an_op_computes_as_outside(op: str, dtype: str) -> None:
     spec = registry[op].spec
     for call in calls(op, dtype):
@@ -114,8 +136,7 @@ def test_in_an_autocast_region_an_op_computes_as_outside(op: str, dtype: str) ->
                 assert torch.equal(x, y)
 
 
-@each_way
-@each_backend
+@each_backend_and_way(None)
 def test_between_layers_that_autocast_narrows_ops_are_narrow(
     backend: str | None, compiled: bool
 ) -> None:
@@ -156,9 +177,8 @@ def test_autocast_mixes_no_dtypes_for_an_op(compiled: bool) -> None:
         run(x)
 
 
-@each_way
 @pytest.mark.parametrize("reentrant", [False, True])
-@each_backend
+@each_backend_and_way("torch")
 def test_a_checkpoint_computes_the_same(
     backend: str | None, reentrant: bool, compiled: bool
 ) -> None:
@@ -196,7 +216,8 @@ def test_a_selective_checkpoint_keeps_what_it_is_told_to(compiled: bool) -> None
         return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
 
     want = gradients(block, x, block)
-    for kept in ([], [ops.swiglu.default], [ops.rope.default, ops.lp_pool1d.default]):
+    every = [], [ops.swiglu.default], [ops.rope.default, ops.lp_pool1d.default]
+    for kept in lanes.last(every) if compiled else every:
         asked.clear()
         step = maybe(compiled, partial(run, kept=kept))
         torch.testing.assert_close(gradients(block, x, step), want)
@@ -219,8 +240,7 @@ def hooks(seen: list[torch.Tensor]) -> saved_tensors_hooks:
     return saved_tensors_hooks(pack, torch.from_numpy)
 
 
-@each_way
-@each_backend
+@each_backend_and_way("torch")
 def test_saved_tensors_go_through_hooks(backend: str | None, compiled: bool) -> None:
     block, x = Block(backend), torch.randn(3, 5, 8)
     want, seen, run = gradients(block, x, block), [], maybe(compiled, block)
@@ -243,8 +263,7 @@ def test_an_op_saves_what_its_gradient_takes_and_nothing_else() -> None:
     assert [t.data_ptr() for t in seen] == [x.data_ptr(), y.data_ptr()]
 
 
-@each_way
-@each_backend
+@each_backend_and_way("torch")
 def test_backward_passes_accumulate(backend: str | None, compiled: bool) -> None:
     block, (first, second) = Block(backend), torch.randn(2, 3, 5, 8)
     run = maybe(compiled, block)
@@ -261,7 +280,7 @@ def test_backward_passes_accumulate(backend: str | None, compiled: bool) -> None
         torch.testing.assert_close(held, [a + 2 * b for a, b in zip(*once, strict=True)])
 
 
-@each_op
+@pytest.mark.parametrize("op", lanes.cases(OPS, COVERING.__contains__))
 def test_vmap_is_a_loop(op: str) -> None:
     for call in calls(op, "float64"):
         arrays, run = call.given(), partial(call.run, backend=None)
@@ -294,8 +313,13 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
     return a * F.silu(b)
 
 
-@each_way
-@pytest.mark.parametrize("name", list(TRANSFORMS))
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    lanes.cases(
+        product(TRANSFORMS, (False, True)),
+        lambda given: not given[1] or given[0] in ("gradients of samples", "jvp"),
+    ),
+)
 def test_transforms_see_through_an_op(name: str, compiled: bool) -> None:
     x, transform = torch.randn(3, 6, dtype=torch.float64), TRANSFORMS[name]
     got = maybe(compiled, transform(lambda x: bc.swiglu(x)))(x)

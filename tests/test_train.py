@@ -82,7 +82,7 @@ def test_the_gradient_is_that_of_the_loss(dropout):
 
 
 def test_every_library_takes_the_same_steps(text, one_torch_thread):
-    losses = {name: fit(name, text, steps=12).losses for name in LIBRARIES if name != "cupy"}
+    losses = {name: fit(name, text, steps=6).losses for name in LIBRARIES if name != "cupy"}
     assert losses["numpy"][-1] < losses["numpy"][0]
     for name, of_library in losses.items():
         np.testing.assert_allclose(of_library, losses["numpy"], rtol=0, atol=1e-5, err_msg=name)

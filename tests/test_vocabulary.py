@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from children import ROOT, environment
+from forks import printed
 
 from baracuda.calls.op import registry
 from baracuda.declaration.collective import Part
@@ -146,19 +147,8 @@ def test_parts_give_the_metrics(reduction: str, sizes: Sequence[int]) -> None:
 
 def wrong(path: Path, ranks: int, kind: str) -> list[dict[str, list[str]]]:
     """What each process over devices of a kind found wrong, by the name of the check."""
-    program = [sys.executable, str(ROOT / "tests" / "vocabulary_devices.py"), str(path), kind]
-    started = [
-        subprocess.Popen(
-            program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-            env=environment(
-                ROOT / "tests", OMP_NUM_THREADS="1", RANK=str(rank), WORLD_SIZE=str(ranks)
-            ),
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    said = [process.communicate(timeout=240) for process in started]
-    assert [process.returncode for process in started] == [0] * ranks, said[0][1][-3000:]
-    found: list[dict[str, list[str]]] = json.loads(said[0][0])
+    program = ROOT / "tests/vocabulary_devices.py"
+    found: list[dict[str, list[str]]] = json.loads(printed(program, str(path), kind, ranks=ranks))
     return found
 
 
@@ -166,7 +156,6 @@ CHECKED = ("over_one_axis", "over_two_axes", "masked", "as_loss_parallel", "line
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
-@pytest.mark.slow("four processes import torch.distributed")
 def test_dtensors_of_four_processes(tmp_path: Path) -> None:
     assert wrong(tmp_path / "at", 4, "cpu") == [{name: [] for name in (*CHECKED, "refused")}] * 4
 

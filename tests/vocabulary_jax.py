@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+# Beside the flags that the tests give to all that they start.
 os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
-    " --xla_llvm_disable_expensive_passes=true"
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 
