@@ -97,8 +97,12 @@ def _made(source: Path, flags: Sequence[str], kind: str, *headers: Path) -> Path
 
 
 def shared_object(
-    text: str, flags: Sequence[str], *headers: Path, first: Path | None = None, runs: Path | None = None
-) -> ctypes.CDLL:
+    text: str,
+    flags: Sequence[str],
+    *headers: Path,
+    first: Path | None = None,
+    runs: Path | None = None,
+) -> ctypes.CDLL:  # fmt: skip
     """C++ text that includes some headers, compiled for the host, and loaded.
 
     `first` is a header that every such text begins with, `runs` a source that is linked to it.
