@@ -340,22 +340,23 @@ def test_atomics_add_into_an_output_in_reverse(dtype: str, entries: tuple[Entry,
     close(out - 1, dout, index, 0)
 
 
-def test_offsets_of_64_bits_lead_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [name for name in PROBLEMS if "as many" not in name]
-    # One of each form stands for the others.
-    names = names if lanes.FULL else [*{PROBLEMS[name][0]: name for name in names}.values()]
-    narrow = {name: made(name, "bfloat16", "int64")[2] for name in names}
+# As many as a digit takes are few; of each form the last stands for all.
+FAR = [name for name in PROBLEMS if "as many" not in name]
+_LAST = {PROBLEMS[name][0]: name for name in FAR}
+
+
+@pytest.mark.parametrize("name", lanes.cases(FAR, [*_LAST.values()].__contains__))
+def test_offsets_of_64_bits_lead_to_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, narrow = made(name, "bfloat16", "int64")
     monkeypatch.setattr(geometry, "_NARROW", 0)
-    wide = {name: made(name, "bfloat16", "int64") for name in names}
-    compiled = together([*narrow.values(), *(steps for *_, steps in wide.values())])
-    for name, (dout, index, steps) in wide.items():
-        results = []
-        for each in (steps, narrow[name]):
-            results.append(out_of(name, "bfloat16"))
-            emulator.run(compiled, each, [dout, index, results[-1]])
-        assert any("i64" in s.entry.symbol for s in steps.kernels) or name.endswith("lists")
-        if steps.deterministic:
-            assert results[0].tobytes() == results[1].tobytes()
+    dout, index, wide = made(name, "bfloat16", "int64")
+    results = []
+    for steps in (wide, narrow):
+        results.append(out_of(name, "bfloat16"))
+        emulator.run(together([narrow, wide]), steps, [dout, index, results[-1]])
+    assert any("i64" in s.entry.symbol for s in wide.kernels) or name.endswith("lists")
+    if wide.deterministic:
+        assert results[0].tobytes() == results[1].tobytes()
 
 
 GATHERS: dict[str, tuple[Shape, Shape, int]] = {
