@@ -234,6 +234,11 @@ def run(
         getattr(built, step.entry.symbol)(arguments, *sizes, seed)
 
 
+def work(steps: Steps) -> int:
+    """So many threads are run, which is what takes time here."""
+    return sum(math.prod(step.grid) * step.threads for step in steps.kernels)
+
+
 def launched(
     op: Op[..., Any], arrays: Sequence[NDArray[Any]], options: dict[str, Any]
 ) -> list[NDArray[Any]]:

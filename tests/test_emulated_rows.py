@@ -116,12 +116,11 @@ def features(one: Trial) -> set[Any]:
 
 
 def few(every: Iterable[Trial]) -> tuple[Trial, ...]:
-    """Trials that tell all that all of them tell; in the full lane all."""
-    known = tuple(every)
+    """Trials that tell all that all of them tell, of equals the cheaper; in the full lane all."""
     if lanes.FULL:
-        return known
-    chosen = lanes.covering({at: features(one) for at, one in enumerate(known)})
-    return tuple(known[at] for at in sorted(chosen))
+        return tuple(every)
+    known = sorted(every, key=lambda one: emulator.work(one.steps))
+    return tuple(known[at] for at in lanes.covering(dict(enumerate(map(features, known)))))
 
 
 def odd(one: Trial) -> Trial:

@@ -41,6 +41,7 @@ class Trial:
     views: list[NDArray[Any]]
     planned: Call
     steps: Steps
+    axes: slice | None
 
 
 def backwards(x: NDArray[Any], axes: slice) -> NDArray[Any]:
@@ -75,16 +76,18 @@ def trials(file: str) -> list[Trial]:
                 for variant in variants(planned) or ("",):
                     steps = plan(planned._replace(variant=variant))
                     there = [x for x in given if x is not None]
-                    out.append(Trial(call, there, planned, steps))
-    return (
-        out if lanes.FULL else [out[at] for at in lanes.covering(dict(enumerate(map(told, out))))]
-    )
+                    out.append(Trial(call, there, planned, steps, axes))
+    if lanes.FULL:
+        return out
+    # Of equals the cheaper.
+    out.sort(key=lambda one: emulator.work(one.steps))
+    return [out[at] for at in lanes.covering(dict(enumerate(map(told, out))))]
 
 
 def told(one: Trial) -> set[Any]:
-    """What a trial tells: all that its kernels are, and of its op how arrays lie."""
-    op, signs = one.call.subject.op, {tuple(n < 0 for n in x.strides) for x in one.views}
-    return {(op, *signs)}.union(*(kernels.arguments(step.entry) for step in one.steps.kernels))
+    """What a trial tells: all that its kernels are, and of its op which axes run backwards."""
+    way = one.call.subject.op, str(one.axes)
+    return {way}.union(*(kernels.arguments(step.entry) for step in one.steps.kernels))
 
 
 @cache
