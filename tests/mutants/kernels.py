@@ -168,7 +168,7 @@ MUTANTS = (
     mutant(
         "walks follow the strides of each operand", "cuda_src/common/index.cuh",
         "at[k] += here * stride[d][k];", "at[k] += here * stride[d][0];",
-        f"{_VIEWS}[sigmoids.cu]",
+        f"{_VIEWS}[loss.cu]",
     ),
     mutant(
         "runs follow the strides of each operand", "cuda_src/common/index.cuh",
@@ -386,12 +386,12 @@ MUTANTS = (
     mutant(
         "rows without a token are zeros", "cuda_src/indexed/permute.cuh",
         "__ballot_sync(~0u, entries != 1)", "__ballot_sync(~0u, entries > 1)",
-        _SENT + "[padded-float32]",
+        _SENT + "[padded-bfloat16]",
     ),
     mutant(
         "each choice of a token has its own weight", "cuda_src/indexed/permute.cuh",
         "order[i] - token * args.choices.size;", "0;",
-        _SENT + "[some rows often-float32]",
+        _SENT + "[some rows often-bfloat16]",
     ),
     mutant(
         "the last of several elements stays", "cuda_src/indexed/last_write.cuh",
