@@ -25,15 +25,20 @@ def _file(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def built(make: Callable[[Path], None], *parts: str | bytes | Path, suffix: str) -> Path:
-    """The file that `make` writes, made once for its parts; of a path the content counts."""
+def place(*parts: str | bytes | Path, suffix: str) -> Path:
+    """Where what is made of some parts is kept; of a path the content counts."""
     digest = hashlib.sha256()
     for part in parts:
         part = _file(part) if isinstance(part, Path) else part
         part = part.encode() if isinstance(part, str) else part
         digest.update(len(part).to_bytes(8, "little") + part)
     name = digest.hexdigest()
-    path = folder() / name[:2] / f"{name}{suffix}"
+    return folder() / name[:2] / f"{name}{suffix}"
+
+
+def built(make: Callable[[Path], None], *parts: str | bytes | Path, suffix: str) -> Path:
+    """The file that `make` writes, made once for its parts."""
+    path = place(*parts, suffix=suffix)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, draft = tempfile.mkstemp(suffix, dir=path.parent)

@@ -10,6 +10,6 @@ inline void cluster_sync() {
   cluster_arrive();
   cluster_wait();
 }
-template <class T> T* of_block(T* p, u32 block) { return emulated::of_block(p, block); }
+template <class T> T* of_block(T* p, u32 block) { return static_cast<T*>(emulated::of_block(p, block)); }
 
 }  // namespace baracuda

@@ -1,25 +1,10 @@
-// A CUDA block on one host thread: every thread of it is a fiber that runs until it has to wait.
-//
-// Fibers take turns in an order that a seed shuffles, so that what depends on the order of threads
-// differs from seed to seed. A round in which nobody gets on is a deadlock.
+// What a CUDA source needs of a GPU, on a host: each thread is a fiber, which emulator.cpp runs.
 #ifndef EMULATOR_HPP
 #define EMULATOR_HPP
 #define __CUDACC__ 1
-#include <setjmp.h>
-#include <sys/mman.h>
-#include <ucontext.h>
-
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <map>
-#include <memory>
-#include <random>
-#include <vector>
 
 #define __host__
 #define __device__
@@ -31,236 +16,36 @@
 struct Dim {
   unsigned x, y, z;
 };
-static Dim threadIdx, blockIdx, blockDim, gridDim;
+extern Dim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {
 
-// The odd lines keep the stacks of a block from falling into one set of a cache.
-constexpr size_t STACK = (64 << 10) + 5 * 64, FIXED = 16384, PAGE = 4096;
+constexpr size_t FIXED = 16384;
 
-// What lanes hand each other: those of a mask meet, and all see what each has brought.
-struct Meeting {
-  unsigned arrived = 0, left = 0;
-  uint64_t brought[32], seen[32];
-};
+void launch(
+    void (*kernel)(const void*), const void* args, Dim grid, unsigned count, unsigned cluster,
+    unsigned shared, unsigned seed);
 
-struct Warp {
-  Meeting whole;  // that of all lanes, which is the usual one
-  std::map<unsigned, Meeting> some;
-};
+void barrier();
+void cluster_arrive();
+void cluster_wait();
+// What every lane of `mask` brings, lanes that are not in it 0; until the caller meets others.
+const uint64_t* meet(unsigned mask, uint64_t x);
 
-// Shared memory of a block: what lies behind it can neither be read nor written.
-struct Room {
-  size_t pages;
-  char *begin, *shared;
+// Memory of the block of who asks: sized by the launch, and of variables that have a size.
+char* shared_memory();
+char* fixed_memory();
+void* of_block(void* p, unsigned rank);
 
-  explicit Room(size_t bytes) : pages((bytes + PAGE - 1) / PAGE * PAGE) {
-    begin = static_cast<char*>(mmap(
-        nullptr, pages + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    if (begin == MAP_FAILED || mprotect(begin + pages, PAGE, PROT_NONE)) std::abort();
-    shared = begin + (pages - bytes) / 16 * 16;
-  }
-  Room(const Room&) = delete;
-  ~Room() { munmap(begin, pages + PAGE); }
-};
+// Copies in bulk come when they are waited for.
+void bulk_expect(const void* barrier, unsigned bytes);
+void bulk_copy(void* to, const void* from, unsigned bytes, const void* barrier);
+void bulk_wait(unsigned long long* barrier, unsigned phase);
 
-struct Block {
-  char* shared = nullptr;
-  std::vector<char> fixed;
-  std::vector<Warp> warps;
-  unsigned alive = 0, waiting = 0, rounds = 0;
-  Dim index;
-};
-
-// A word that others write, and when who waits for it may go on. The scheduler looks at it, so that
-// nobody is woken for nothing.
-struct Word {
-  const unsigned* at = nullptr;
-  unsigned mask = 0, value = 0;
-  bool equal = false;
-
-  bool ready() const { return ((*at & mask) == value) == equal; }
-};
-
-struct Fiber {
-  ucontext_t context;  // where it starts
-  jmp_buf place;       // where it goes on: a jump, unlike a context, costs no system call
-  Word word;           // what it waits for; without an address it looks itself
-  Block* block;
-  unsigned number, phase = 0;
-  bool started = false, done = false;
-};
-
-static std::vector<Block> blocks;
-static std::vector<Fiber> fibers;
-static std::vector<std::unique_ptr<Room>> rooms;
-// Memory that is never filled, so that only what is used of a stack takes room.
-static std::unique_ptr<char[]> stacks;
-static size_t stacked;
-static jmp_buf scheduler;
-static Fiber* self;
-static bool moved;
-static unsigned cluster_arrived, cluster_rounds, threads, shared_bytes, running;
-static std::function<void()> kernel;
-
-inline unsigned lane() { return self->number % 32; }
-inline void wait() {
-  if (_setjmp(self->place) == 0) _longjmp(scheduler, 1);
-}
-// Apart, so that no variable lives across the jump.
-__attribute__((noinline)) static void go_on() {
-  if (_setjmp(scheduler)) return;
-  if (self->started) _longjmp(self->place, 1);
-  self->started = true;
-  setcontext(&self->context);
-}
-template <class F> void wait_until(F ready) {
-  while (!ready()) wait();
-  moved = true;
-}
-inline void wait_for(Word word) {
-  if (!word.ready()) {
-    self->word = word;
-    wait();
-    self->word.at = nullptr;
-  }
-  moved = true;
-}
-
-inline void barrier() {
-  Block& b = *self->block;
-  const unsigned round = b.rounds;
-  moved = true;
-  if (++b.waiting == b.alive) b.waiting = 0, ++b.rounds;
-  wait_for({&b.rounds, ~0u, round, false});
-}
-inline void cluster_arrive() {
-  self->phase = cluster_rounds;
-  moved = true;
-  if (++cluster_arrived == running) cluster_arrived = 0, ++cluster_rounds;
-}
-inline void cluster_wait() {
-  wait_for({&cluster_rounds, ~0u, self->phase, false});
-}
-
-// What every lane of `mask` brings, lanes that are not in it 0; until the caller waits again.
-inline const uint64_t* meet(unsigned mask, uint64_t x) {
-  Warp& warp = self->block->warps[self->number / 32];
-  Meeting& m = mask == ~0u ? warp.whole : warp.some[mask];
-  const unsigned bit = 1u << lane();
-  if (!(mask & bit)) std::fprintf(stderr, "a lane outside of its mask\n"), std::abort();
-  wait_until([&] { return m.left == 0 && !(m.arrived & bit); });
-  m.brought[lane()] = x;
-  m.arrived |= bit;
-  if (m.arrived == mask) {
-    for (int i = 0; i < 32; ++i) m.seen[i] = mask >> i & 1 ? m.brought[i] : 0;
-    m.arrived = 0, m.left = mask;
-  }
-  wait_for({&m.left, bit, bit, true});
-  m.left &= ~bit;
-  return m.seen;
-}
-
-template <class T> T* shared() { return reinterpret_cast<T*>(self->block->shared); }
-template <class T> T* fixed() { return reinterpret_cast<T*>(self->block->fixed.data()); }
-template <class T> T* copied() {
-  return reinterpret_cast<T*>(self->block->fixed.data() + FIXED - 1024);
-}
-template <class T> T* of_block(T* p, unsigned rank) {
-  Block &mine = *self->block, &there = blocks[rank];
-  char* at = reinterpret_cast<char*>(p);
-  const ptrdiff_t place = at - mine.fixed.data();
-  if (place >= 0 && place < FIXED) return reinterpret_cast<T*>(there.fixed.data() + place);
-  return reinterpret_cast<T*>(there.shared + (at - mine.shared));
-}
-
-// Copies in bulk that are on their way, by the barrier that will know of them.
-struct Copy {
-  void* to;
-  const void* from;
-  unsigned bytes;
-};
-struct Coming {
-  unsigned expected = 0;
-  std::vector<Copy> copies;
-};
-static std::map<const void*, Coming> coming;
-
-// Started once, a fiber is a thread of one block after the other: starting costs system calls.
-inline void body() {
-  for (;; wait()) {
-    kernel();
-    self->done = true;
-    moved = true;
-    Block& b = *self->block;
-    // Who has left is not waited for.
-    if (--b.alive && b.waiting == b.alive) b.waiting = 0, ++b.rounds;
-  }
-}
-
-// Run the blocks of a cluster to their end.
-inline void run_cluster(unsigned first, unsigned row, unsigned size, std::mt19937& random) {
-  blocks.assign(size, Block());
-  running = size * threads;
-  if (stacked < running) {
-    stacks.reset(new char[(stacked = running) * STACK]);
-    fibers.assign(stacked, Fiber());
-  }
-  cluster_arrived = cluster_rounds = 0;
-  coming.clear();
-  std::vector<unsigned> order(running);
-  for (unsigned b = 0; b < size; ++b) {
-    // Nothing is known of what shared memory holds.
-    blocks[b].shared = rooms[b]->shared;
-    std::memset(blocks[b].shared, 0xcd, shared_bytes);
-    blocks[b].fixed.assign(FIXED, char(0xcd));
-    blocks[b].warps.resize((threads + 31) / 32);
-    blocks[b].alive = threads;
-    blocks[b].index = {first + b, row, 0};
-  }
-  for (unsigned i = 0; i < running; ++i) {
-    Fiber& f = fibers[order[i] = i];
-    f.block = &blocks[i / threads];
-    f.number = i % threads;
-    f.phase = 0;
-    f.done = false;
-    if (f.started) continue;
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = stacks.get() + i * STACK;
-    f.context.uc_stack.ss_size = STACK;
-    f.context.uc_link = nullptr;
-    makecontext(&f.context, body, 0);
-  }
-  std::shuffle(order.begin(), order.end(), random);
-  for (size_t left = running; left;) {
-    moved = false;
-    for (unsigned i : order) {
-      self = &fibers[i];
-      if (self->done || (self->word.at && !self->word.ready())) continue;
-      threadIdx = {self->number, 0, 0};
-      blockIdx = self->block->index;
-      go_on();
-      left -= self->done;
-    }
-    if (!moved) std::fprintf(stderr, "deadlock\n"), std::abort();
-  }
-}
-
-inline void launch(
-    std::function<void()> f, Dim grid, unsigned count, unsigned cluster, unsigned shared,
-    unsigned seed) {
-  std::mt19937 random(seed);
-  kernel = f;
-  threads = count;
-  shared_bytes = shared;
-  blockDim = {count, 1, 1};
-  gridDim = grid;
-  rooms.clear();
-  for (unsigned b = 0; b < cluster; ++b) rooms.emplace_back(new Room(shared));
-  for (unsigned y = 0; y < grid.y; ++y) {
-    for (unsigned x = 0; x < grid.x; x += cluster) run_cluster(x, y, cluster, random);
-  }
-}
+inline unsigned lane() { return threadIdx.x % 32; }
+template <class T> T* shared() { return reinterpret_cast<T*>(shared_memory()); }
+template <class T> T* fixed() { return reinterpret_cast<T*>(fixed_memory()); }
+template <class T> T* copied() { return reinterpret_cast<T*>(fixed_memory() + FIXED - 1024); }
 
 template <class A, class B> A bits(B x) {
   A y;

@@ -85,41 +85,46 @@ def _version() -> str:
     return subprocess.run([*compiler(), "--version"], capture_output=True, text=True).stdout
 
 
-def _compiled_once(header: Path, flags: Sequence[str]) -> list[str]:
-    """Flags by which g++ takes a header as it was compiled once: most of it is the library's."""
-    if compiler() != ("g++",):
-        return []
+def _made(source: Path, flags: Sequence[str], kind: str, *headers: Path) -> Path:
+    """A source that is compiled once for all that use it: `kind` is ``.hpp.gch`` or ``.o``."""
 
     def compiled(to: Path) -> None:
-        command = ["g++", *flags, "-fPIC", "-x", "c++-header", str(header), "-o", str(to)]
+        how = ["-x", "c++-header"] if kind == ".hpp.gch" else ["-c"]
+        command = [*compiler(), *flags, "-fPIC", *how, str(source), "-o", str(to)]
         subprocess.run(command, check=True, capture_output=True)
 
-    made = built(compiled, " ".join(flags), _version(), header, suffix=".hpp.gch")
-    return ["-include", str(made.with_suffix(""))]
+    return built(compiled, " ".join(flags), _version(), source, *headers, suffix=kind)
 
 
 def shared_object(
-    text: str, flags: Sequence[str], *headers: Path, first: Path | None = None
-) -> ctypes.CDLL:
+    text: str,
+    flags: Sequence[str],
+    *headers: Path,
+    first: Path | None = None,
+    runs: Path | None = None,
+) -> ctypes.CDLL:  # fmt: skip
     """C++ text that includes some headers, compiled for the host, and loaded.
 
-    `first` is a header that every such text begins with.
+    `first` is a header that every such text begins with, `runs` a source that is linked to it.
     """
+    every = [path for path in (*headers, first, runs) if path]
 
     def compiled(to: Path) -> None:
         whole = to.with_suffix(".cpp")
         whole.write_text(text)
-        once = _compiled_once(first, flags) if first else []
-        command = [*compiler(), *flags, *once, "-shared", "-fPIC", "-o", str(to), str(whole)]
+        command = [*compiler(), *flags, "-shared", "-fPIC", "-o", str(to), str(whole)]
+        # Most of a header is the library's, of which g++ reads what it once compiled.
+        if first and compiler() == ("g++",):
+            command += ["-include", str(_made(first, flags, ".hpp.gch").with_suffix(""))]
+        if runs:
+            command.append(str(_made(runs, [*flags, "-O2"], ".o", *every)))
         done = subprocess.run(command, capture_output=True, text=True)
         whole.unlink()
         assert done.returncode == 0, done.stderr[:4000]
 
     # Headers count by what they say, wherever they are.
     own = " ".join(flag for flag in flags if not flag.startswith("-I"))
-    every = [*headers, first] if first else headers
-    made = built(compiled, text, own, _version(), *every, suffix=".so")
-    return ctypes.CDLL(str(made))
+    return ctypes.CDLL(str(built(compiled, text, own, _version(), *every, suffix=".so")))
 
 
 def source(entries: Sequence[Entry]) -> str:
@@ -140,10 +145,11 @@ def source(entries: Sequence[Entry]) -> str:
     parts += [
         f"using {e.symbol}_s = {e.runs};\n"
         f'static_assert(sizeof(typename {e.symbol}_s::Args) == {e.nbytes}, "packed otherwise");\n'
+        f"static void {e.symbol}_runs(const void* args) {{\n"
+        f"  {e.symbol}_s::run(*static_cast<const typename {e.symbol}_s::Args*>(args));\n}}\n"
         f'extern "C" void {e.symbol}(const void* args, unsigned x, unsigned y, unsigned threads,'
         f" unsigned shared, unsigned seed) {{\n"
-        f"  auto& a = *static_cast<const typename {e.symbol}_s::Args*>(args);\n"
-        f"  emulated::launch([&] {{ {e.symbol}_s::run(a); }}, {{x, y, 1}}, threads, "
+        f"  emulated::launch({e.symbol}_runs, args, {{x, y, 1}}, threads, "
         f"{e.cluster}, shared, seed);\n}}"
         for e in entries
     ]
@@ -158,7 +164,8 @@ def library(entries: tuple[Entry, ...]) -> ctypes.CDLL:
     flags += ["-fno-strict-aliasing", "-fno-sanitize=all"]
     # Jumps between fibers are not what a hardened libc expects of a jump.
     flags += ["-U_FORTIFY_SOURCE"]
-    return shared_object(source(entries), flags, first=HERE / "emulator.hpp")
+    first, runs = HERE / "emulator.hpp", HERE / "emulator.cpp"
+    return shared_object(source(entries), flags, first=first, runs=runs)
 
 
 _PAGE = mmap.PAGESIZE
@@ -225,6 +232,11 @@ def run(
         arguments = ctypes.create_string_buffer(front + step.arguments[len(front) :])
         sizes = (*step.grid, step.threads, step.shared)
         getattr(built, step.entry.symbol)(arguments, *sizes, seed)
+
+
+def work(steps: Steps) -> int:
+    """So many threads are run, which is what takes time here."""
+    return sum(math.prod(step.grid) * step.threads for step in steps.kernels)
 
 
 def launched(

@@ -6,19 +6,21 @@ powers and sizes of windows) has a `Case`, a layout or an alignment below that l
 have too many combinations for any run: unless ``BARACUDA_ALL_KERNELS=1``, norms other than the
 Euclidean go without the alignments between the ends, and without 64-bit offsets in strips, as do
 losses; and variants that only `autotune` asks for are planned for fully aligned arrays alone.
-Outside of the full lane nothing is planned for alignments between the ends, in few layouts, and
-float16 is dense.
+Outside of the full lane nothing is planned for alignments between the ends, and all but the first
+dtype of an op is dense.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from typing import Any
 
+import lanes
 import numpy as np
 from kinds import FIRST
 from lanes import FULL
@@ -45,6 +47,8 @@ OLD = DeviceFacts(0, "sm_80", 108, 166912)
 # Whose compiler takes more registers.
 NEW = DeviceFacts(0, "sm_100", 148, 232448)
 HUGE = 1 << 16
+# What stands for a dtype of so many bits.
+_COMMON, _OTHERS = {"64": "f32", "16": "bf16"}, re.compile(r"\bf(64|16)\b")
 
 GATED = (
     Case({"b": (6,), "n": 64, "c": ()}),
@@ -408,11 +412,12 @@ def problems(spec: OpSpec, dtype: str, every: bool = FULL) -> Iterator[tuple[Pro
 def layouts_of(spec: OpSpec, dtype: str, every: bool) -> tuple[tuple[str, ...], ...]:
     """In which layouts a dtype is planned: all, or those that lead to every template argument.
 
-    float16 is dense then: it is as wide as bfloat16, so its kernels differ by the dtype alone.
+    These are those of the first dtype: the arrays of others are dense then, since the arguments
+    that a layout leads to do not depend on the dtype.
     """
     if every:
         return LAYOUTS
-    if dtype == "float16" and "bfloat16" in spec.dtypes and not spec.moves:
+    if dtype != dtypes(spec)[0]:
         return LAYOUTS[:1]
     return tuple([each for each in FEW if spec.integers or each[1] != "shared"])
 
@@ -557,16 +562,36 @@ def whole(op: str, dtype: str, arch: str) -> tuple[Entry, ...]:
 
 
 @cache
-def of_family(file: str, arch: str) -> tuple[Entry, ...]:
-    """A covering set of all kernels of a source file: each functor, each dtype, each argument."""
-    every = [
-        entry
-        for name, op in registry.items()
-        if op.spec.kernel and op.spec.kernel.file == file
-        for dtype in dtypes(op.spec)
-        for entry in compiled(name, dtype, arch)
-    ]
-    return covering(list(dict.fromkeys(every)))
+def wanted(file: str, arch: str) -> dict[Entry, frozenset[Any]]:
+    """All kernels of a source file, with what a covering set has to have of each.
+
+    In the full lane that is each template argument. Otherwise it is the schedule, the dtype, each
+    argument that has a name, and of those that are numbers the least and the largest of a place;
+    float32 stands for float64 there, and bfloat16 for float16.
+    """
+    every: dict[Entry, str] = {}
+    for name, op in registry.items():
+        if op.spec.kernel and op.spec.kernel.file == file:
+            for dtype in dtypes(op.spec):
+                for entry in compiled(name, dtype, arch):
+                    every.setdefault(entry, dtype)
+    if FULL:
+        return {entry: arguments(entry) for entry in every}
+    numbers: dict[tuple[str, int], list[int]] = {}
+    for name, place, part in frozenset[Any]().union(*map(arguments, every)):
+        if part.isdigit():
+            numbers.setdefault((name, place), []).append(int(part))
+    ends = {(*at, str(end)) for at, found in numbers.items() for end in (min(found), max(found))}
+
+    def has(entry: Entry) -> Iterator[Any]:
+        yield from (entry.schedule.partition("<")[0], every[entry])
+        for argument in arguments(entry):
+            if argument in ends:
+                yield argument
+            elif not argument[2].isdigit():
+                yield _OTHERS.sub(lambda found: _COMMON[found[1]], argument[2])
+
+    return {entry: frozenset(has(entry)) for entry in every}
 
 
 def needs(entry: Entry) -> int:
@@ -575,6 +600,7 @@ def needs(entry: Entry) -> int:
     return 90 if bulk or entry.cluster > 1 else 80
 
 
+@cache
 def arguments(entry: Entry) -> frozenset[tuple[str, int, str]]:
     """The template arguments of an entry: schedule, place and value."""
     name, _, inside = entry.schedule.removesuffix(">").partition("<")
@@ -590,11 +616,4 @@ def arguments(entry: Entry) -> frozenset[tuple[str, int, str]]:
 
 def covering(every: Sequence[Entry]) -> tuple[Entry, ...]:
     """Entries among which each template argument of `every` has all of its values."""
-    # Parsed once: each choice compares all entries.
-    have = {entry: arguments(entry) for entry in every}
-    chosen, left = [], frozenset[tuple[str, int, str]]().union(*have.values())
-    while left:
-        best = max(have, key=lambda entry: len(have[entry] & left))
-        chosen.append(best)
-        left -= have[best]
-    return tuple(chosen)
+    return tuple(lanes.covering({entry: arguments(entry) for entry in every}))

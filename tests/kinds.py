@@ -65,19 +65,10 @@ def features(spec: OpSpec) -> set[Any]:
     return {spec.category, *options, *shapes, *counts, *enumerate(others)}
 
 
-def covering() -> list[str]:
-    """Few ops that have every feature of all: each next one has most of those that are left."""
-    each = {name: features(op.spec) for name, op in registry.items()}
-    left, found = set().union(*each.values()), list[str]()
-    while left:
-        found.append(max(each, key=lambda name: len(each[name] & left)))
-        left -= each[found[-1]]
-    return found
-
-
 FIRST = representatives()
 USUAL = of_category()
-COVERING = covering()
+# Few ops that have every feature of all.
+COVERING = lanes.covering({name: features(op.spec) for name, op in registry.items()})
 _FORWARDS = {registry[name].spec.adjoint_of or name for name in COVERING}
 OPS = lanes.cases(registry, COVERING.__contains__)
 # Nothing flows back from random numbers.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from baracuda.calls.op import registry
 
 ROOT = Path(__file__).parents[1]
 T = TypeVar("T")
+H = TypeVar("H", bound=Hashable)
 LANE = os.environ.get("BARACUDA_LANE", "test")
 FULL = LANE == "full"
 # What every op goes through: a change here touches all of them.
@@ -131,6 +133,30 @@ def cases(values: Iterable[Any], usual: Callable[[Any], bool]) -> list[Any]:
     ]
 
 
+def turns(
+    values: Iterable[Any], others: Iterable[Any], few: Sequence[Any] = ()
+) -> list[tuple[Any, Any]]:
+    """Each value with each of the others, for `parametrize`.
+
+    Outside of the full lane each has one of the others, or of few of them, in turn; the turn moves
+    on with each round, so that a period in the values is none of the pairs.
+    """
+    every, rest = list(values), list(others)
+    few = few or rest
+    usual = {(v, few[(i + i // len(few)) % len(few)]) for i, v in enumerate(every)}
+    return cases(product(every, rest), usual.__contains__)
+
+
+def tried(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """The pairs of `turns` themselves."""
+    return [tuple(getattr(pair, "values", pair)) for pair in pairs]
+
+
+def tried_with(other: Any, pairs: Iterable[Any]) -> list[Any]:
+    """The values that `turns` has with one of the others."""
+    return [value for value, each in tried(pairs) if each == other]
+
+
 def ends(values: Iterable[T]) -> list[T]:
     """The first and the last of an op's forms, without and with what is optional; or all of them.
 
@@ -155,3 +181,12 @@ def thinned(usual: Callable[[Any], bool]) -> Callable[[Any], bool]:
     So `make test-touched`, which runs what is marked, tries the whole of what changed.
     """
     return lambda value: usual(value) and not FULL
+
+
+def covering(each: Mapping[H, Set[Any]]) -> list[H]:
+    """Few that have every feature of all: each next one has most of those that are left."""
+    left, found = set().union(*each.values()), list[H]()
+    while left:
+        found.append(max(each, key=lambda one: len(each[one] & left)))
+        left -= each[found[-1]]
+    return found

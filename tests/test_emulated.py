@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -112,6 +112,11 @@ def made(
     return dout, index, plan(call_of(name, dtype, index, dout, add))
 
 
+def whole(dtype: str) -> bool:
+    """Whether this run tries all of a dtype, and not sums alone."""
+    return lanes.FULL or dtype == DTYPES[0]
+
+
 @pytest.fixture(scope="module", params=lanes.cases(DTYPES, lanes.common))
 def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -122,10 +127,15 @@ def entries(dtype: str) -> tuple[Entry, ...]:
     """Every kernel of a dtype, compiled together."""
     found: dict[str, Entry] = {}
     for name in PROBLEMS:
-        for kind, add in (("int64", False), ("int32", True)):
+        for kind, add in (("int64", False), ("int32", True))[: 1 + whole(dtype)]:
             for entry in (s.entry for s in made(name, dtype, kind, add)[2].kernels):
                 assert found.setdefault(entry.symbol, entry) == entry
     return tuple(found.values())
+
+
+def together(every: Iterable[Steps]) -> tuple[Entry, ...]:
+    """The kernels of several calls, each once."""
+    return tuple(dict.fromkeys(step.entry for steps in every for step in steps.kernels))
 
 
 def close(got: Array, dout: Array, index: Array, axis: int) -> None:
@@ -151,6 +161,10 @@ def out_of(name: str, dtype: str) -> Array:
     return emulator.empty(PROBLEMS[name][2], dtype)
 
 
+FIRST = pytest.mark.parametrize("dtype", DTYPES[:1], indirect=True)
+WHOLE = pytest.mark.parametrize("dtype", lanes.cases(DTYPES, DTYPES[0].__eq__), indirect=True)
+
+
 @pytest.mark.parametrize("name", list(PROBLEMS))
 def test_a_form_adds_up_in_any_order_of_threads(
     name: str, dtype: str, entries: tuple[Entry, ...]
@@ -168,6 +182,7 @@ def test_a_form_adds_up_in_any_order_of_threads(
 
 
 @pytest.mark.parametrize("name", list(PROBLEMS))
+@WHOLE
 def test_a_form_adds_to_what_is_there(name: str, dtype: str, entries: tuple[Entry, ...]) -> None:
     dout, index, steps = made(name, dtype, "int32", add=True)
     out = np.ones(PROBLEMS[name][2], dout.dtype)
@@ -182,6 +197,7 @@ def test_a_form_adds_to_what_is_there(name: str, dtype: str, entries: tuple[Entr
 
 
 @pytest.mark.parametrize("name", list(PROBLEMS))
+@WHOLE
 def test_values_of_any_range_add_up(name: str, dtype: str, entries: tuple[Entry, ...]) -> None:
     """Too far apart for one scale, hardly any, none, and infinities that stay where they are."""
     dout, index, steps = made(name, dtype, "int64")
@@ -208,9 +224,6 @@ def test_values_of_any_range_add_up(name: str, dtype: str, entries: tuple[Entry,
     bad = ~np.isfinite(want)
     assert np.array_equal(out[bad].astype(np.float64), want[bad], equal_nan=True)
     assert np.all(np.isfinite(out[~bad].astype(np.float64)))
-
-
-FIRST = pytest.mark.parametrize("dtype", ["float32"], indirect=True)
 
 
 @pytest.mark.parametrize("name", ["as many as a digit takes", "parts, one bin", "fixed point"])
@@ -254,19 +267,20 @@ def test_a_whole_unit_in_one_bin_does_not_carry(
 
 def test_the_width_of_an_access_changes_no_bits() -> None:
     """Nor does the type of the index, or how an output lies."""
-    found = []
+    found, planned = [], []
     calls = (("int64", 16, 1), ("int32", 16, 1), ("int64", 4, 1), ("int64", 16, 2))
     for kind, alignment, step in calls:
         dout, index, _ = made("parts", "float32", kind)
         out = out_of("parts", "float32").repeat(step)
         call = call_of("parts", "float32", index, dout, add=False)
-        steps = plan(call._replace(alignment=alignment, outs=((step,),)))
-        emulator.run(tuple(s.entry for s in steps.kernels), steps, [dout, index, out])
-        found.append(out[::step].tobytes())
-    assert len(set(found)) == 1
+        planned.append(plan(call._replace(alignment=alignment, outs=((step,),))))
+        found.append(([dout, index, out], step))
+    for steps, (arrays, _) in zip(planned, found, strict=True):
+        emulator.run(together(planned), steps, arrays)
+    assert len({arrays[-1][::step].tobytes() for arrays, step in found}) == 1
 
 
-@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("kind", lanes.cases(DTYPES, "float16".__eq__))
 def test_the_width_of_an_access_changes_no_bits_of_a_tile(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,11 +288,11 @@ def test_the_width_of_an_access_changes_no_bits_of_a_tile(
     monkeypatch.setitem(PROBLEMS, "row", ("tiles", (1, 6000), (1, 400), 1, uniform))
     dout, index, steps = made("row", kind, "int64")
     dout[0, 2048:] *= 1000
-    found = []
-    for alignment in (16, dout.itemsize):
-        call = call_of("row", kind, index, dout, add=False)._replace(alignment=alignment)
-        steps, out = plan(call), out_of("row", kind)
-        emulator.run(tuple(s.entry for s in steps.kernels), steps, [dout, index, out])
+    found, call = [], call_of("row", kind, index, dout, add=False)
+    planned = [plan(call._replace(alignment=alignment)) for alignment in (16, dout.itemsize)]
+    for steps in planned:
+        out = out_of("row", kind)
+        emulator.run(together(planned), steps, [dout, index, out])
         found.append((steps.kernels[0].entry.symbol, out.tobytes()))
     assert found[0][0] != found[1][0]
     assert found[0][1] == found[1][1]
@@ -326,21 +340,23 @@ def test_atomics_add_into_an_output_in_reverse(dtype: str, entries: tuple[Entry,
     close(out - 1, dout, index, 0)
 
 
-def test_offsets_of_64_bits_lead_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [name for name in PROBLEMS if "as many" not in name]
-    narrow = {name: made(name, "bfloat16", "int64")[2] for name in names}
+# As many as a digit takes are few; of each form the last stands for all.
+FAR = [name for name in PROBLEMS if "as many" not in name]
+_LAST = {PROBLEMS[name][0]: name for name in FAR}
+
+
+@pytest.mark.parametrize("name", lanes.cases(FAR, [*_LAST.values()].__contains__))
+def test_offsets_of_64_bits_lead_to_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, narrow = made(name, "bfloat16", "int64")
     monkeypatch.setattr(geometry, "_NARROW", 0)
-    wide = {name: made(name, "bfloat16", "int64") for name in names}
-    found = {s.entry.symbol: s.entry for x in (narrow, {n: w[2] for n, w in wide.items()})
-             for steps in x.values() for s in steps.kernels}  # fmt: skip
-    for name, (dout, index, steps) in wide.items():
-        results = []
-        for each in (steps, narrow[name]):
-            results.append(out_of(name, "bfloat16"))
-            emulator.run(tuple(found.values()), each, [dout, index, results[-1]])
-        assert any("i64" in s.entry.symbol for s in steps.kernels) or name.endswith("lists")
-        if steps.deterministic:
-            assert results[0].tobytes() == results[1].tobytes()
+    dout, index, wide = made(name, "bfloat16", "int64")
+    results = []
+    for steps in (wide, narrow):
+        results.append(out_of(name, "bfloat16"))
+        emulator.run(together([narrow, wide]), steps, [dout, index, results[-1]])
+    assert any("i64" in s.entry.symbol for s in wide.kernels) or name.endswith("lists")
+    if wide.deterministic:
+        assert results[0].tobytes() == results[1].tobytes()
 
 
 GATHERS: dict[str, tuple[Shape, Shape, int]] = {

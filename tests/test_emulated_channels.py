@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import emulator
+import lanes
 import ml_dtypes
 import numpy as np
 import pytest
@@ -46,6 +47,10 @@ TRIALS: dict[str, tuple[tuple[int, ...], int, str, str, str]] = {
     "no elements": ((0, 3, 4), 3, "float32", "", ""),
 }
 
+PAIRS = lanes.turns(TRIALS, OPS)
+ADDED = ("runs of a channel", "one channel with a tail", "beside, bf16", "no elements")
+EDGED = ("runs of a channel", "one channel with a tail", "beside, odd")
+
 
 def laid(x: Array, how: str) -> Array:
     """A copy of some layout, between pages that nobody can read."""
@@ -79,12 +84,10 @@ def call_of(op: str, name: str, add: bool = False, outs: Any = None) -> Call:
 
 @cache
 def entries() -> tuple[Entry, ...]:
-    found: dict[str, Entry] = {}
-    for op in OPS:
-        for name in TRIALS:
-            for add in (False, True)[: 1 + registry[op].spec.accumulates]:
-                for step in plan(call_of(op, name, add)).kernels:
-                    found[step.entry.symbol] = step.entry
+    every = [call_of(op, name) for name, op in lanes.tried(PAIRS)]
+    every += [call_of(op, name) for op in OPS for name in EDGED]
+    every += [call_of(OPS[1], name, add=True) for name in ADDED]
+    found = {step.entry.symbol: step.entry for call in every for step in plan(call).kernels}
     return tuple(found.values())
 
 
@@ -126,8 +129,7 @@ def run(op: str, steps: Steps, name: str, outs: list[Array], seed: int = 0) -> N
 
 
 @pytest.mark.parametrize("most", [1024, 2])
-@pytest.mark.parametrize("name", list(TRIALS))
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("name", "op"), PAIRS)
 def test_every_way_gives_what_the_body_gives(
     op: str, name: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,9 +146,7 @@ def test_every_way_gives_what_the_body_gives(
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize(
-    "name", ["runs of a channel", "one channel with a tail", "beside, bf16", "no elements"]
-)
+@pytest.mark.parametrize("name", ADDED)
 def test_gradients_add_into_what_is_there(name: str) -> None:
     op = "prelu_backward"
     call = call_of(op, name, add=True)
@@ -158,7 +158,7 @@ def test_gradients_add_into_what_is_there(name: str) -> None:
         close(got, want + 0.5, size + 1, TRIALS[name][2])
 
 
-@pytest.mark.parametrize("name", ["runs of a channel", "one channel with a tail", "beside, odd"])
+@pytest.mark.parametrize("name", EDGED)
 def test_edges_are_those_of_the_body(name: str) -> None:
     edges = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1e30], np.float32)
     known = arrays_of(name)

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import emulator
+import lanes
 import ml_dtypes
 import numpy as np
 import pytest
@@ -94,6 +95,11 @@ TRIALS = {
     ),
     "weights of many rows": trial((9000, 5), weight="float32"),
 }
+PAIRS = lanes.turns(TRIALS, OPS)
+# What gradients are added to, logits that gradients are written over, and what else is tried.
+ADDED = ("lanes", "a block", "long", "two blocks", "rows side by side, bf16", "weights, lanes")
+WRITTEN = ("lanes", "a block", "long", "long, read again", "four blocks, f16")
+TOPPED = ("metrics, lanes", "metrics, long", "metrics, rows side by side")
 # Few enough for lanes, one by one and in vectors, and for a block.
 INFINITE = {columns: trial((6, columns + 3), reduction="none") for columns in (1, 8, 700)}
 
@@ -142,12 +148,14 @@ def call_of(op: str, how: Trial, add: bool = False, listener: int = 0, **more: A
 @cache
 def entries() -> tuple[Entry, ...]:
     """Every kernel of these, compiled together."""
-    found = {}
-    for op in OPS:
-        for how in (*TRIALS.values(), *INFINITE.values()):
-            for add in (False, True)[: 1 + registry[op].spec.accumulates]:
-                for step in plan(call_of(op, how, add)).kernels:
-                    found[step.entry.symbol] = step.entry
+    usual, backward, both = OPS
+    every = [call_of(op, TRIALS[name]) for name, op in lanes.tried(PAIRS)]
+    every += [call_of(op, how) for op in OPS for how in INFINITE.values()]
+    every += [call_of(backward, TRIALS[name], add=True) for name in ADDED]
+    every += [call_of(both, TRIALS[name]) for name in (*WRITTEN, *TOPPED, "weights, a lane")]
+    every += [call_of(usual, TRIALS[name]) for name in (*TOPPED, "rows side by side")]
+    every.append(call_of(backward, TRIALS["weights, a lane"]))
+    found = {step.entry.symbol: step.entry for call in every for step in plan(call).kernels}
     return tuple(found.values())
 
 
@@ -191,8 +199,7 @@ def close(got: Array, exact: Array, dtype: str) -> None:
     assert np.all(error <= eps * (np.abs(exact) + size * 0.2) + 2.0**-24 * (dtype == "float16"))
 
 
-@pytest.mark.parametrize("name", list(TRIALS))
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("name", "op"), PAIRS)
 def test_every_way_gives_what_the_body_gives(op: str, name: str) -> None:
     how = TRIALS[name]
     exact, steps = want(op, how), plan(call_of(op, how))
@@ -206,10 +213,7 @@ def test_every_way_gives_what_the_body_gives(op: str, name: str) -> None:
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["lanes", "a block", "long", "two blocks", "rows side by side, bf16", "weights, lanes"],
-)
+@pytest.mark.parametrize("name", ADDED)
 def test_gradients_add_into_what_is_there(name: str) -> None:
     op, how = "cross_entropy_backward", TRIALS[name]
     (exact,) = want(op, how)
@@ -219,9 +223,7 @@ def test_gradients_add_into_what_is_there(name: str) -> None:
     close(out, exact + 0.5, how.dtype)
 
 
-@pytest.mark.parametrize(
-    "name", ["lanes", "a block", "long", "long, read again", "four blocks, f16"]
-)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_gradients_may_be_written_over_logits(name: str) -> None:
     op, how = "cross_entropy_with_gradient", TRIALS[name]
     exact, known = want(op, how), arrays_of(how)
@@ -298,7 +300,7 @@ def test_infinite_logits_give_what_the_body_gives(columns: int) -> None:
             assert np.allclose(got, y, rtol=1e-5, atol=1e-6, equal_nan=True), op
 
 
-@pytest.mark.parametrize("name", ["metrics, lanes", "metrics, long", "metrics, rows side by side"])
+@pytest.mark.parametrize("name", TOPPED)
 @pytest.mark.parametrize("op", ["cross_entropy", "cross_entropy_with_gradient"])
 def test_the_top_class_is_the_first_of_equals(op: str, name: str) -> None:
     how = TRIALS[name]

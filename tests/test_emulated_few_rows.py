@@ -7,9 +7,10 @@ from functools import cache
 from typing import Any
 
 import emulator
+import lanes
 import numpy as np
 import pytest
-from test_emulated_embedding import KINDS, PADDING, SCALE, Array, call_of, close, drawn, sums
+from test_emulated_embedding import DTYPES, PADDING, SCALE, Array, call_of, close, drawn, sums
 
 from baracuda.backends.cuda import index_errors
 from baracuda.backends.cuda.compiler import Entry
@@ -59,7 +60,7 @@ def run(steps: Steps, arrays: list[Array], seed: int, compiled: tuple[Entry, ...
     emulator.run(compiled or kernels, steps, arrays, seed, (SCALE,))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", lanes.cases(DTYPES, "float32".__eq__))
 @pytest.mark.parametrize("name", list(LOOKUPS))
 @pytest.mark.parametrize("padding", [None, PADDING])
 def test_rows_are_found_and_added_up(name: str, kind: str, padding: int | None) -> None:

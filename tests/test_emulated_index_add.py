@@ -21,7 +21,7 @@ from baracuda.backends.cuda.launch_plan import Call
 from baracuda.backends.cuda.schedules import plan, variants
 
 Array = NDArray[Any]
-KINDS = lanes.cases(("float32", "bfloat16", "float16", "float64"), lanes.common)
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 # Shapes of x and of the index, and the axis.
 SCATTERS = {
     "numbers": ((40,), (300,), 0),
@@ -35,6 +35,9 @@ SLICES = {
     "columns": ((3, 7, 5), 1),
     "last": ((2, 9), -1),
 }
+
+ADDED = lanes.turns(SCATTERS, DTYPES, DTYPES[:2])
+SLICED = lanes.turns(SLICES, DTYPES, DTYPES[:2])
 
 
 def values(kind: str, *shapes: tuple[int, ...]) -> list[Array]:
@@ -87,8 +90,10 @@ def forms(name: str, kind: str) -> list[Call]:
 @cache
 def entries(kind: str) -> tuple[Entry, ...]:
     """Every kernel of a dtype, compiled together."""
-    every = [call for name in SCATTERS for call in forms(name, kind)]
-    for name in SLICES:
+    every = [
+        call for name, each in lanes.tried(ADDED) if each == kind for call in forms(name, kind)
+    ]
+    for name in lanes.tried_with(kind, SLICED):
         for turned in (False, True):
             arrays, axis, *_ = sliced(name, kind, turned)
             every.append(call_of("index_add", arrays, axis=axis))
@@ -102,8 +107,7 @@ def run(call: Call, arrays: list[Array], seed: int) -> None:
     emulator.run(kernels, steps, arrays, seed, ())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", list(SCATTERS))
+@pytest.mark.parametrize(("name", "kind"), ADDED)
 def test_every_form_adds_elements_to_an_array(name: str, kind: str) -> None:
     """Those that are deterministic twice with the same bits, the threads in another order."""
     arrays, axis = drawn(name, kind)
@@ -128,8 +132,7 @@ def test_an_array_is_added_to_in_place(turned: bool) -> None:
     close(arrays[0], want, size, "bfloat16")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", list(SLICES))
+@pytest.mark.parametrize(("name", "kind"), SLICED)
 def test_slices_are_added_along_any_axis(name: str, kind: str) -> None:
     for turned in (False, True):
         arrays, axis, want, size = sliced(name, kind, turned)
@@ -151,8 +154,7 @@ def written(x: Array, at: Array, src: Array, axis: int) -> tuple[Array, Array]:
     return out, which
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", list(SCATTERS))
+@pytest.mark.parametrize(("name", "kind"), lanes.turns(SCATTERS, DTYPES[:2]))
 def test_the_last_of_several_elements_stays(name: str, kind: str) -> None:
     """Whatever the order of threads; into the array itself, and as gradients that are added."""
     (x, at, src), axis = drawn(name, kind)

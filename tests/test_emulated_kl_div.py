@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import emulator
+import lanes
 import ml_dtypes
 import numpy as np
 import pytest
@@ -64,6 +65,9 @@ SHAPES = {
 TRIALS = {
     f"{name}, {kind}": replace(how, kind=kind) for name, how in SHAPES.items() for kind in KINDS
 }
+PAIRS = lanes.turns(TRIALS, OPS)
+ADDED = ("lanes, jsd", "two blocks, forward", "rows side by side, reverse")
+WRITTEN = ("lanes, forward", "a block, jsd", "long, read again, reverse", "two blocks, jsd")
 EDGES = {kind: Trial((7, 700), kind, "none") for kind in KINDS}
 NEAR = {kind: Trial((3, 2000), kind, "none") for kind in KINDS}
 
@@ -107,12 +111,12 @@ def call_of(op: str, how: Trial, add: bool = False) -> Call:
 @cache
 def entries() -> tuple[Entry, ...]:
     """Every kernel of these, compiled together."""
-    found: dict[str, Entry] = {}
-    for op in OPS:
-        for how in (*TRIALS.values(), *EDGES.values(), *NEAR.values()):
-            for add in (False, True)[: 1 + registry[op].spec.accumulates]:
-                for step in plan(call_of(op, how, add)).kernels:
-                    found[step.entry.symbol] = step.entry
+    every = [call_of(op, TRIALS[name]) for name, op in lanes.tried(PAIRS)]
+    every += [call_of(op, how) for op in OPS for how in EDGES.values()]
+    every += [call_of(OPS[1], TRIALS[name], add=True) for name in ADDED]
+    every += [call_of(OPS[2], TRIALS[name]) for name in WRITTEN]
+    every += [call_of(OPS[2], how) for how in NEAR.values()]
+    found = {step.entry.symbol: step.entry for call in every for step in plan(call).kernels}
     return tuple(found.values())
 
 
@@ -160,8 +164,7 @@ def close(got: Array, exact: Array, dtype: str) -> None:
 
 
 @pytest.mark.slow("the first of these compiles all kernels")
-@pytest.mark.parametrize("name", list(TRIALS))
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("name", "op"), PAIRS)
 def test_every_way_gives_what_torch_gives(op: str, name: str) -> None:
     how = TRIALS[name]
     exact, steps, seen = want(op, how), plan(call_of(op, how)), []
@@ -174,9 +177,7 @@ def test_every_way_gives_what_torch_gives(op: str, name: str) -> None:
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize(
-    "name", ["lanes, jsd", "two blocks, forward", "rows side by side, reverse"]
-)
+@pytest.mark.parametrize("name", ADDED)
 def test_gradients_add_into_what_is_there(name: str) -> None:
     op, how = OPS[1], TRIALS[name]
     (exact,) = want(op, how)
@@ -186,9 +187,7 @@ def test_gradients_add_into_what_is_there(name: str) -> None:
     close(out, exact + 0.5, how.dtype)
 
 
-@pytest.mark.parametrize(
-    "name", ["lanes, forward", "a block, jsd", "long, read again, reverse", "two blocks, jsd"]
-)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_gradients_may_be_written_over_logits(name: str) -> None:
     op, how = OPS[2], TRIALS[name]
     exact, arrays = want(op, how), given_to(op, how)

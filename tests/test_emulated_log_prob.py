@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import emulator
+import lanes
 import ml_dtypes
 import numpy as np
 import pytest
@@ -61,6 +62,9 @@ TRIALS = {
     "four blocks, f16": Trial((2, 70000), dtype="float16"),
     "rows side by side": Trial((33, 40), how="turned", scalars=(0.5, 2.0)),
 }
+PAIRS = lanes.turns(TRIALS, OPS)
+ADDED = ("lanes", "two blocks", "odd rows", "rows side by side")
+WRITTEN = ("lanes", "a block", "long, read again", "four blocks, f16")
 INFINITE = {columns: Trial((6, columns + 3)) for columns in (1, 700)}
 
 
@@ -104,12 +108,12 @@ def call_of(op: str, how: Trial, add: bool = False, listener: int = 0) -> Call:
 @cache
 def entries() -> tuple[Entry, ...]:
     """Every kernel of these, compiled together."""
-    found = {}
-    for op in OPS:
-        for how in (*TRIALS.values(), *INFINITE.values()):
-            for add in (False, True)[: 1 + registry[op].spec.accumulates]:
-                for step in plan(call_of(op, how, add)).kernels:
-                    found[step.entry.symbol] = step.entry
+    every = [call_of(op, TRIALS[name]) for name, op in lanes.tried(PAIRS)]
+    every += [call_of(op, how) for op in OPS for how in INFINITE.values()]
+    every += [call_of(OPS[0], TRIALS[name]) for name in ("lanes", "a block")]
+    every += [call_of(OPS[1], TRIALS[name], add=True) for name in ADDED]
+    every += [call_of(OPS[1], TRIALS[name]) for name in WRITTEN]
+    found = {step.entry.symbol: step.entry for call in every for step in plan(call).kernels}
     return tuple(found.values())
 
 
@@ -147,8 +151,7 @@ def close(got: Array, exact: Array, dtype: str) -> None:
 
 
 @pytest.mark.slow("the first of these compiles all kernels")
-@pytest.mark.parametrize("name", list(TRIALS))
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("name", "op"), PAIRS)
 def test_every_way_gives_what_torch_gives(op: str, name: str) -> None:
     how = TRIALS[name]
     exact, steps = want(op, how), plan(call_of(op, how))
@@ -162,7 +165,7 @@ def test_every_way_gives_what_torch_gives(op: str, name: str) -> None:
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("name", ["lanes", "two blocks", "odd rows", "rows side by side"])
+@pytest.mark.parametrize("name", ADDED)
 def test_gradients_add_into_what_is_there(name: str) -> None:
     op, how = "log_prob_backward", TRIALS[name]
     (exact,) = want(op, how)
@@ -172,7 +175,7 @@ def test_gradients_add_into_what_is_there(name: str) -> None:
     close(out, exact + 0.5, how.dtype)
 
 
-@pytest.mark.parametrize("name", ["lanes", "a block", "long, read again", "four blocks, f16"])
+@pytest.mark.parametrize("name", WRITTEN)
 def test_gradients_may_be_written_over_logits(name: str) -> None:
     op, how = "log_prob_backward", TRIALS[name]
     (exact,) = want(op, how)

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import emulator
+import lanes
 import ml_dtypes
 import numpy as np
 import pytest
@@ -67,6 +68,10 @@ TRIALS = {
     "no rows": Trial((0, 5)),
 }
 
+PAIRS = lanes.turns(TRIALS, OPS)
+ADDED = ("weights", "sum, bf16", "across", "across, odd")
+TOLD = ("weights", "across, each, bf16", "classes first")
+
 
 def laid(x: Array, step: int) -> Array:
     """A copy with `step` - 1 elements behind each along the last axis, between guarded pages."""
@@ -110,12 +115,10 @@ def call_of(op: str, how: Trial, add: bool = False, listener: int = 0) -> Call:
 
 @cache
 def entries() -> tuple[Entry, ...]:
-    found: dict[str, Entry] = {}
-    for op in OPS:
-        for how in TRIALS.values():
-            for add in (False, True)[: 1 + registry[op].spec.accumulates]:
-                for step in plan(call_of(op, how, add)).kernels:
-                    found[step.entry.symbol] = step.entry
+    every = [call_of(op, TRIALS[name]) for name, op in lanes.tried(PAIRS)]
+    every += [call_of(op, TRIALS[name]) for op in OPS for name in TOLD]
+    every += [call_of(OPS[1], TRIALS[name], add=True) for name in ADDED]
+    found = {step.entry.symbol: step.entry for call in every for step in plan(call).kernels}
     return tuple(found.values())
 
 
@@ -146,8 +149,7 @@ def run(op: str, how: Trial, steps: Steps, out: Array, seed: int = 0) -> None:
     emulator.run(entries(), steps, [*given(op, how), out], seed)
 
 
-@pytest.mark.parametrize("name", list(TRIALS))
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("name", "op"), PAIRS)
 def test_every_way_gives_what_the_body_gives(
     op: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +165,7 @@ def test_every_way_gives_what_the_body_gives(
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("name", ["weights", "sum, bf16", "across", "across, odd"])
+@pytest.mark.parametrize("name", ADDED)
 def test_gradients_add_into_what_is_there(name: str) -> None:
     op, how = "nll_loss_backward", TRIALS[name]
     out = emulator.empty(how.shape, how.dtype)
@@ -173,7 +175,7 @@ def test_gradients_add_into_what_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("name", ["weights", "across, each, bf16", "classes first"])
+@pytest.mark.parametrize("name", TOLD)
 def test_targets_out_of_range_are_reported_and_cost_nothing(op: str, name: str) -> None:
     how, record = TRIALS[name], Record()
     known = arrays_of(how)

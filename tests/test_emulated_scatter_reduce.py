@@ -9,10 +9,11 @@ from itertools import product
 from typing import Any
 
 import emulator
+import lanes
 import numpy as np
 import pytest
 from test_emulated_embedding import call_of
-from test_emulated_index_add import KINDS, SCATTERS, Array, drawn
+from test_emulated_index_add import DTYPES, SCATTERS, Array, drawn
 from test_emulated_segments import close
 
 from baracuda.backends.cuda import index_errors
@@ -97,7 +98,7 @@ def near(got: Array, want: Array, size: Array, kind: str) -> None:
     close(got[there], want[there], size[there], kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", lanes.cases(DTYPES, "float32".__eq__))
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("how", HOWS, ids=lambda how: f"{how[0]} {how[1]}")
 def test_elements_are_joined(name: str, how: tuple[str, bool], kind: str) -> None:

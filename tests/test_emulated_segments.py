@@ -21,7 +21,7 @@ from baracuda.backends.cuda.launch_plan import Call
 from baracuda.backends.cuda.schedules import plan
 
 Array = NDArray[Any]
-KINDS = lanes.cases(("float32", "bfloat16", "float16", "float64"), lanes.common)
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 SHAPES = {
     "rows": ((300, 40), 23),
     "odd rows": ((300, 3, 3), 90),
@@ -29,6 +29,7 @@ SHAPES = {
     "one segment": ((300, 16), 1),
     "no rows": ((0, 8), 5),
 }
+PAIRS = lanes.turns(SHAPES, DTYPES, DTYPES[:2])
 REDUCED = ("segment_sum", "segment_mean", "segment_max")
 SOFTMAX = ("segment_softmax", "segment_softmax_backward")
 SPREAD = ("segment_sum_backward", "segment_mean_backward", "segment_max_backward")
@@ -57,9 +58,10 @@ def calls(name: str, kind: str) -> list[tuple[Call, list[Array]]]:
 @cache
 def entries(kind: str) -> tuple[Entry, ...]:
     """Every kernel of a dtype, compiled together."""
-    every = [call for name in SHAPES for call, _ in calls(name, kind)]
-    every += [call for name in SHAPES for call, _ in spread(name, kind)]
-    every += [call for name in SHAPES for call, *_ in softmax(name, kind)]
+    names = lanes.tried_with(kind, PAIRS)
+    every = [call for name in names for call, _ in calls(name, kind)]
+    every += [call for name in names for call, _ in spread(name, kind)]
+    every += [call for name in names for call, *_ in softmax(name, kind)]
     every += [call_of("segment_sum", apart(kind), num_segments=23)]
     found = {s.entry.symbol: s.entry for call in every for s in plan(call).kernels}
     return tuple(found.values())
@@ -140,8 +142,7 @@ def close(got: Array, want: Array, size: Array, kind: str) -> None:
     assert np.all(gap <= (abs(want) * own + size * sums * 64 + least)[finite])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", list(SHAPES))
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_rows_of_segments_are_reduced(name: str, kind: str) -> None:
     """Twice with the same bits, the threads in another order."""
     n = SHAPES[name][1]
@@ -169,8 +170,7 @@ def shared(op: str, arrays: list[Array], n: int) -> Array:
     return out
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", list(SHAPES))
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_rows_get_their_share_of_the_gradient(name: str, kind: str) -> None:
     for call, arrays in spread(name, kind):
         want = shared(call.problem.spec.name, arrays, SHAPES[name][1])
@@ -181,8 +181,7 @@ def test_rows_get_their_share_of_the_gradient(name: str, kind: str) -> None:
             close(out, want + call.add, abs(want), kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", list(SHAPES))
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_rows_of_segments_add_up_to_one(name: str, kind: str) -> None:
     for call, arrays, want, size in softmax(name, kind):
         found = []

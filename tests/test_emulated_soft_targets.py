@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import emulator
+import lanes
 import ml_dtypes
 import numpy as np
 import pytest
@@ -38,6 +39,10 @@ TRIALS = {
     "no rows": trial((0, 5)),
 }
 
+PAIRS = lanes.turns(TRIALS, OPS)
+ADDED = ("lanes", "a block", "long", "rows side by side, bf16")
+WRITTEN = ("lanes", "a block", "long, read again")
+
 
 @cache
 def arrays_of(how: Trial) -> dict[str, Array]:
@@ -67,12 +72,11 @@ def call_of(op: str, how: Trial, add: bool = False) -> Call:
 
 @cache
 def entries() -> tuple[Entry, ...]:
-    found: dict[str, Entry] = {}
-    for op in OPS:
-        for how in TRIALS.values():
-            for add in (False, True)[: 1 + registry[op].spec.accumulates]:
-                for step in plan(call_of(op, how, add)).kernels:
-                    found[step.entry.symbol] = step.entry
+    every = [call_of(op, TRIALS[name]) for name, op in lanes.tried(PAIRS)]
+    every += [call_of(OPS[1], TRIALS[name], add=True) for name in ADDED]
+    every += [call_of(OPS[2], TRIALS[name]) for name in WRITTEN]
+    every += [call_of(op, TRIALS["rows side by side"]) for op in (OP, OPS[2])]
+    found = {step.entry.symbol: step.entry for call in every for step in plan(call).kernels}
     return tuple(found.values())
 
 
@@ -88,8 +92,7 @@ def run(steps: Steps, how: Trial, arrays: list[Array], seed: int = 0) -> None:
     emulator.run(entries(), steps, arrays, seed, scalars)
 
 
-@pytest.mark.parametrize("name", list(TRIALS))
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("name", "op"), PAIRS)
 def test_every_way_gives_what_the_body_gives(op: str, name: str) -> None:
     how, seen = TRIALS[name], []
     exact = (
@@ -111,7 +114,7 @@ def test_every_way_gives_what_the_body_gives(op: str, name: str) -> None:
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("name", ["lanes", "a block", "long", "rows side by side, bf16"])
+@pytest.mark.parametrize("name", ADDED)
 def test_gradients_add_into_what_is_there(name: str) -> None:
     op, how = OPS[1], TRIALS[name]
     (exact,) = want(op, how)
@@ -121,7 +124,7 @@ def test_gradients_add_into_what_is_there(name: str) -> None:
     close(out, exact + 0.5, how.dtype)
 
 
-@pytest.mark.parametrize("name", ["lanes", "a block", "long, read again"])
+@pytest.mark.parametrize("name", WRITTEN)
 def test_gradients_may_be_written_over_logits(name: str) -> None:
     op, how = OPS[2], TRIALS[name]
     exact, arrays = want(op, how), given(op, how)

@@ -169,7 +169,7 @@ MUTANTS = (
     mutant(
         "walks follow the strides of each operand", "cuda_src/common/index.cuh",
         "at[k] += here * stride[d][k];", "at[k] += here * stride[d][0];",
-        f"{_VIEWS}[sigmoids.cu]",
+        f"{_VIEWS}[loss.cu]",
     ),
     mutant(
         "runs follow the strides of each operand", "cuda_src/common/index.cuh",
@@ -344,7 +344,7 @@ MUTANTS = (
         "s.at[1] *= quick_exponential(s.at[0] - Rows::base(most));",
         "s.at[1] *= quick_exponential(Rows::base(most) - s.at[0]);",
         "test_emulated_cross_entropy.py::test_every_way_gives_what_the_body_gives"
-        "[cross_entropy-a lane]",
+        "[a lane-cross_entropy]",
     ),
     mutant(
         "a student near its teacher costs what a series says", "cuda_src/kl_div.cu",
@@ -356,7 +356,7 @@ MUTANTS = (
         "rows of weight 0 are not read", "cuda_src/kl_div.cu",
         "const bool counts = exists && weight != 0;", "const bool counts = exists;",
         "test_emulated_kl_div.py::test_every_way_gives_what_torch_gives"
-        "[kl_div_with_logits-lanes, reverse]",
+        "[lanes of more axes, reverse-kl_div_with_logits]",
     ),
     mutant(
         "windows keep within the array", "cuda_src/common/window.cuh",
@@ -387,12 +387,12 @@ MUTANTS = (
     mutant(
         "rows without a token are zeros", "cuda_src/indexed/permute.cuh",
         "__ballot_sync(~0u, entries != 1)", "__ballot_sync(~0u, entries > 1)",
-        _SENT + "[padded-float32]",
+        _SENT + "[padded-bfloat16]",
     ),
     mutant(
         "each choice of a token has its own weight", "cuda_src/indexed/permute.cuh",
         "order[i] - token * args.choices.size;", "0;",
-        _SENT + "[some rows often-float32]",
+        _SENT + "[some rows often-bfloat16]",
     ),
     mutant(
         "the last of several elements stays", "cuda_src/indexed/last_write.cuh",

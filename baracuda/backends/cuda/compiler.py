@@ -11,7 +11,7 @@ import io
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -30,6 +30,8 @@ _USAGE = re.compile(
     r"(?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
     re.DOTALL,
 )
+# Each report begins with the name of its kernel.
+_REPORT = re.compile(r"entry function '(\w+)'(.*?)(?=entry function|\Z)", re.DOTALL)
 
 
 class Entry(NamedTuple):
@@ -74,13 +76,17 @@ class Entry(NamedTuple):
         return "".join(map(flattened, files))
 
     @property
+    def kernel(self) -> str:
+        """What makes the schedule a kernel, behind the sources."""
+        numbers = f"{self.symbol}, {self.threads}, {self.nbytes}"
+        if self.cluster > 1:
+            return f"KERNEL_IN_CLUSTERS({numbers}, {self.cluster}, {self.runs})"
+        return f"KERNEL({numbers}, {self.runs})"
+
+    @property
     def source(self) -> str:
         """The whole text that is compiled."""
-        numbers = f"{self.symbol}, {self.threads}, {self.nbytes}"
-        kernel = f"KERNEL({numbers}, {self.runs})"
-        if self.cluster > 1:
-            kernel = f"KERNEL_IN_CLUSTERS({numbers}, {self.cluster}, {self.runs})"
-        return f"{self.text}\nusing namespace baracuda;\n{kernel}\n"
+        return f"{self.text}\nusing namespace baracuda;\n{self.kernel}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,14 +296,26 @@ def forget(entry: Entry, arch: str) -> None:
 
 def usage(entry: Entry, arch: str) -> Usage:
     """Compile, past the cache, and read the assembler's report."""
+    return usages([entry], arch)[entry]
+
+
+def usages(entries: Sequence[Entry], arch: str) -> dict[Entry, Usage]:
+    """`usage` of kernels of one source, which is read once for all."""
     from cuda.core import Program
 
-    log = io.StringIO()
-    Program(entry.source, "c++", _options(arch, ptxas_options=["-v"])).compile("cubin", logs=log)
+    log, (first, *others) = io.StringIO(), entries
+    source = first.source + "".join(f"{entry.kernel}\n" for entry in others)
+    Program(source, "c++", _options(arch, ptxas_options=["-v"])).compile("cubin", logs=log)
     found = re.sub(r"ptxas\s+\.", "", log.getvalue())
-    match = _USAGE.search(found)
-    if match is None:
-        raise RuntimeError(f"{entry.symbol}: no resource report in {found!r}")
-    return Usage(
-        int(match["registers"]), int(match["stack"]), int(match["stores"]) + int(match["loads"])
+    # Each report begins with the name of its kernel.
+    reports = dict(
+        re.findall(r"entry function '(\w+)'(.*?)(?=entry function|\Z)", found, re.DOTALL)
     )
+    used = {}
+    for entry in entries:
+        match = _USAGE.search(reports.get(entry.symbol, ""))
+        if match is None:
+            raise RuntimeError(f"{entry.symbol}: no resource report in {found!r}")
+        spilled = int(match["stores"]) + int(match["loads"])
+        used[entry] = Usage(int(match["registers"]), int(match["stack"]), spilled)
+    return used
