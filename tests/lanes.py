@@ -140,6 +140,12 @@ def ends(values: Iterable[T]) -> list[T]:
     return every if FULL else every[:1] + every[1:][-1:]
 
 
+def last(values: Iterable[T]) -> list[T]:
+    """The last of an op's forms, with all that is optional; or all of them."""
+    every = list(values)
+    return every if FULL else every[-1:]
+
+
 def thinned(usual: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """`usual`, for tests of which the full lane has more: there all are marked, as `cases` does.
 
