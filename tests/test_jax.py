@@ -129,6 +129,7 @@ def test_jit_gives_what_a_plain_call_gives(op: str, dtype: str) -> None:
 
 
 # The second derivative of a gradient is the third of its forward.
+@pytest.mark.slow("the full lane compiles two derivatives of each form of ops made of others")
 @pytest.mark.parametrize("op", lanes.cases(registry, runs_both_ways))
 @pytest.mark.usefixtures("wide")
 def test_first_and_second_derivatives_are_those_of_the_body(op: str) -> None:
@@ -141,6 +142,7 @@ def test_first_and_second_derivatives_are_those_of_the_body(op: str) -> None:
 
 
 # Forward mode goes through all that is optional as one.
+@pytest.mark.slow("the full lane compiles each form of ops made of others")
 @pytest.mark.parametrize("op", lanes.cases(registry, lanes.thinned(spread)))
 @pytest.mark.usefixtures("wide")
 def test_forward_mode_is_that_of_the_body(op: str) -> None:
