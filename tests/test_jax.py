@@ -35,11 +35,6 @@ def _usual_axis(given: tuple[str, int]) -> bool:
     return op in USUAL and axis == (-1 if registry[op].spec.adjoint_of else 0)
 
 
-def spread(op: str) -> bool:
-    """One op of each category, and each made of products, which a GPU may round differently."""
-    return one_of_category(op) or (runs_both_ways(op) and registry[op].spec.composite)
-
-
 @pytest.fixture
 def wide() -> Iterator[None]:
     with jax.enable_x64(True):
@@ -143,7 +138,7 @@ def test_first_and_second_derivatives_are_those_of_the_body(op: str) -> None:
 
 # Forward mode goes through all that is optional as one.
 @pytest.mark.slow("the full lane compiles each form of ops made of others")
-@pytest.mark.parametrize("op", lanes.cases(registry, lanes.thinned(spread)))
+@pytest.mark.parametrize("op", lanes.cases(registry, lanes.thinned(one_of_category)))
 @pytest.mark.usefixtures("wide")
 def test_forward_mode_is_that_of_the_body(op: str) -> None:
     for g in lanes.last(given(op, "float64", most=1)):
@@ -514,6 +509,6 @@ def test_an_eager_call_is_one_program_whatever_its_values() -> None:
 
 
 # Gradients by themselves are spread as custom calls (`test_jax_kernels`).
-@pytest.mark.parametrize("op", lanes.cases(registry, spread))
+@pytest.mark.parametrize("op", lanes.cases(registry, one_of_category))
 def test_over_four_devices(op: str) -> None:
     works(op, "host")
