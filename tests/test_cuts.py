@@ -101,10 +101,10 @@ def test_every_op_is_cut_or_batched(name: str, monkeypatch: pytest.MonkeyPatch) 
         raise Cut
 
     monkeypatch.setattr(cuts, "_run", stop)
+    calls = Subject(name, "array_api", "numpy", "float32", brief=True).calls()
     # Where nothing stops, no axis of any form can be cut: say so above.
     with pytest.raises(Cut):
-        for call in Subject(name, "array_api", "numpy", "float32", brief=True).calls():
-            cuts.hold(call)
+        list(map(cuts.hold, calls))
 
 
 def test_positions_are_given_to_parts_that_do_not_begin_at_the_first() -> None:
