@@ -175,7 +175,7 @@ def test_a_program_launches_the_kernel(op: str, launched: list[str]) -> None:
 
 @one_forward_of_each_category
 def test_a_batch_is_one_launch(op: str, launched: list[str]) -> None:
-    for g in given(op, "float32", most=2 if lanes.FULL else 1):
+    for g in lanes.last(given(op, "float32", most=2 if lanes.FULL else 1)):
         n = len(g.arrays)
         for which in [*([i] for i in range(n)), *([range(n)] if n > 1 else [])]:
             batched = [
@@ -209,7 +209,7 @@ def test_nested_batches_along_any_axis(op: str, launched: list[str]) -> None:
 
 @each_pair
 def test_a_gradient_launches_the_backward(forward: str, backward: str, launched: list[str]) -> None:
-    for g in given(forward, "float32", most=2 if lanes.FULL else 1):
+    for g in lanes.ends(given(forward, "float32", most=2 if lanes.FULL else 1)):
         got, want = (jax.jit(g.grad(f))(*g.inputs) for f in (g.op, g.plain))
         same(got, want, g.call.form.text)
         assert backward in launched
