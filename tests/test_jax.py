@@ -130,7 +130,8 @@ def test_jit_gives_what_a_plain_call_gives(op: str, dtype: str) -> None:
 def test_first_and_second_derivatives_are_those_of_the_body(op: str) -> None:
     # The options of pooling and indexing choose the formula, those of the others only axes.
     several = lanes.FULL and registry[op].spec.category in ("pooling", "indexing")
-    for g in lanes.ends(given(op, "float64", most=None if several else 1)):
+    some = lanes.ends if op in USUAL else lanes.last
+    for g in some(given(op, "float64", most=None if several else 1)):
         for order in (g.grad, g.second) if lanes.FULL or op in USUAL else (g.grad,):
             got, want = jax.jit(lambda *x, o=order, g=g: (o(g.op)(*x), o(g.plain)(*x)))(*g.inputs)
             close(got, want, f"{g.call.case} {g.call.form.text} {order.__name__}")
