@@ -33,7 +33,7 @@ import baracuda as bc
 from baracuda.calls.op import registry
 from baracuda.calls.partitioning import independent
 from baracuda.declaration.shapes import Pattern
-from baracuda.declaration.spec import Case
+from baracuda.declaration.spec import Case, OpSpec
 from baracuda.testing.cases import Call, Subject, draw
 
 # A GPU rounds the operands of float32 products to TF32 by default, but of small ones it does not:
@@ -121,9 +121,15 @@ class Sharded:
         return Sharded(call, self.label)
 
 
+def spread(spec: OpSpec) -> list[str]:
+    """The forms that are tried of those that can be spread."""
+    return lanes.last([form.text for form in spec.signatures if independent(spec, form)])
+
+
 def sharded(op: str) -> Iterator[Sharded]:
     """Every form, case and batch that is in an output, a group by its last axis; extents of 4."""
     subject = Subject(op, "array_api", "jax", "float32")
+    some = spread(subject.spec)
     single = subject.spec.batches or ()
     for case in subject.spec.cases:
         axes = {
@@ -136,7 +142,7 @@ def sharded(op: str) -> Iterator[Sharded]:
         }
         wide = Case(axes, **case.options)
         for form in subject.spec.forms(case.options):
-            if not independent(subject.spec, form):
+            if form.text not in some:
                 continue
             call = Call(subject, wide, form, draw(subject.spec, wide, form, "float32"))
             for name, shape in axes.items():
@@ -270,9 +276,7 @@ def problems(op: str, mesh: Mesh) -> dict[str, list[str]]:
             except Exception as error:
                 out[check.__name__].append(f"{this}: {type(error).__name__}: {error}")
         forms.add(this.call.form.text)
-    spec = registry[op].spec
-    spread = [form.text for form in spec.signatures if independent(spec, form)]
-    unseen = [text for text in spread if text not in forms]
+    unseen = [text for text in spread(registry[op].spec) if text not in forms]
     return {
         name: [*wrong, *(f"{text}: not spread" for text in unseen)] for name, wrong in out.items()
     }

@@ -91,14 +91,20 @@ CUT = [
 ]  # fmt: skip
 
 
+class Cut(Exception):
+    """A part is about to be computed, which the law itself tries."""
+
+
 @pytest.mark.parametrize("name", CUT)
 def test_every_op_is_cut_or_batched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[str] = []
-    run = cuts._run
-    monkeypatch.setattr(cuts, "_run", lambda call, *rest: tried.append("") or run(call, *rest))
-    for call in Subject(name, "array_api", "numpy", "float32", brief=True).calls():
-        cuts.hold(call)
-    assert tried, "no axis of any form can be cut: say so here"
+    def stop(*_: Any) -> None:
+        raise Cut
+
+    monkeypatch.setattr(cuts, "_run", stop)
+    calls = Subject(name, "array_api", "numpy", "float32", brief=True).calls()
+    # Where nothing stops, no axis of any form can be cut: say so above.
+    with pytest.raises(Cut):
+        list(map(cuts.hold, calls))
 
 
 def test_positions_are_given_to_parts_that_do_not_begin_at_the_first() -> None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import lanes
 import numpy as np
 import pytest
-from kinds import FIRST, PAIRS, SLOPING, USUAL, one_of_category, runs_both_ways
+from kinds import PAIRS, SLOPING, USUAL, one_of_category, runs_both_ways
 from over_devices import ROOT, works
 
 import baracuda as bc
@@ -33,11 +33,6 @@ def _usual_axis(given: tuple[str, int]) -> bool:
     """One axis of one op of each category: the last of a gradient, the first of its op."""
     op, axis = given
     return op in USUAL and axis == (-1 if registry[op].spec.adjoint_of else 0)
-
-
-def spread(op: str) -> bool:
-    """One op of each category, and each made of products, which a GPU may round differently."""
-    return one_of_category(op) or (runs_both_ways(op) and registry[op].spec.composite)
 
 
 @pytest.fixture
@@ -123,28 +118,31 @@ def close(got: Any, want: Any, label: Any, tolerance: float = 1e-9) -> None:
 )
 def test_jit_gives_what_a_plain_call_gives(op: str, dtype: str) -> None:
     with Subject(op, "array_api", "jax", dtype).context():
-        for g in given(op, dtype, most=1):
+        for g in lanes.ends(given(op, dtype, most=1)):
             tolerance = 1e-5 if dtype == "float32" else 1e-12
             close(jax.jit(g.op)(*g.arrays), g.op(*g.arrays), g.call.form.text, tolerance)
 
 
 # The second derivative of a gradient is the third of its forward.
+@pytest.mark.slow("the full lane compiles two derivatives of each form of ops made of others")
 @pytest.mark.parametrize("op", lanes.cases(registry, runs_both_ways))
 @pytest.mark.usefixtures("wide")
 def test_first_and_second_derivatives_are_those_of_the_body(op: str) -> None:
     # The options of pooling and indexing choose the formula, those of the others only axes.
     several = lanes.FULL and registry[op].spec.category in ("pooling", "indexing")
-    for g in given(op, "float64", most=None if several else 1):
+    some = lanes.ends if op in USUAL else lanes.last
+    for g in some(given(op, "float64", most=None if several else 1)):
         for order in (g.grad, g.second) if lanes.FULL or op in USUAL else (g.grad,):
             got, want = jax.jit(lambda *x, o=order, g=g: (o(g.op)(*x), o(g.plain)(*x)))(*g.inputs)
             close(got, want, f"{g.call.case} {g.call.form.text} {order.__name__}")
 
 
-# Derivatives backwards are of all forms, which batches and forward mode go through as one.
-@pytest.mark.parametrize("op", lanes.cases(registry, lanes.thinned(spread)))
+# Forward mode goes through all that is optional as one.
+@pytest.mark.slow("the full lane compiles each form of ops made of others")
+@pytest.mark.parametrize("op", lanes.cases(registry, lanes.thinned(one_of_category)))
 @pytest.mark.usefixtures("wide")
 def test_forward_mode_is_that_of_the_body(op: str) -> None:
-    for g in lanes.ends(given(op, "float64", most=1)):
+    for g in lanes.last(given(op, "float64", most=1)):
         got, want = (
             jax.jit(functools.partial(jax.jvp, g.of_floats(f)))(g.inputs, g.along())
             for f in (g.op, g.plain)
@@ -200,10 +198,10 @@ def ahead(g: Given) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("forward", "backward"), lanes.cases(PAIRS, lambda pair: not FIRST.keys().isdisjoint(pair))
+    ("forward", "backward"), lanes.cases(PAIRS, lambda pair: runs_both_ways(pair[0]))
 )
 def test_the_gradient_calls_the_explicit_backward(forward: str, backward: str) -> None:
-    for g in given(forward, "float32"):
+    for g in given(forward, "float32", most=None if lanes.FULL else 1):
         pull = jax.make_jaxpr(g.grad(g.op))(*g.inputs)
         want = [early.spec.name] if (early := ahead(g)) else [forward, backward]
         assert called(pull.jaxpr) == want, g.call.form.text
@@ -356,7 +354,7 @@ def batched(x: Any, axis: int, count: int = 3) -> Any:
     ("op", "axis"), lanes.cases(itertools.product(registry, (0, -1)), lanes.thinned(_usual_axis))
 )
 def test_vmap_over_each_operand_is_a_loop(op: str, axis: int) -> None:
-    for g in lanes.ends(given(op, "float32", most=1)):
+    for g in lanes.last(given(op, "float32", most=1)):
         n = len(g.arrays)
         for which in [*([i] for i in range(n)), *([range(n)] if n > 1 else [])]:
             axes = tuple(axis if i in which else None for i in range(n))
@@ -371,7 +369,7 @@ def test_vmap_over_each_operand_is_a_loop(op: str, axis: int) -> None:
 @pytest.mark.parametrize("op", lanes.cases(registry, lanes.thinned(one_of_category)))
 @pytest.mark.usefixtures("wide")
 def test_gradients_batch_and_nest(op: str) -> None:
-    for g in lanes.ends(given(op, "float64", most=1)):
+    for g in lanes.last(given(op, "float64", most=1)):
         (first, *rest) = g.inputs
         twice = jnp.stack([first, first + 1])[:, None] * jnp.ones((1, 3, *[1] * first.ndim))
 
@@ -512,6 +510,6 @@ def test_an_eager_call_is_one_program_whatever_its_values() -> None:
 
 
 # Gradients by themselves are spread as custom calls (`test_jax_kernels`).
-@pytest.mark.parametrize("op", lanes.cases(registry, spread))
+@pytest.mark.parametrize("op", lanes.cases(registry, one_of_category))
 def test_over_four_devices(op: str) -> None:
     works(op, "host")

@@ -14,7 +14,7 @@ import lanes
 import numpy as np
 import pytest
 from emulator import compiler
-from kinds import FIRST, USUAL, one_of_category
+from kinds import COVERING, USUAL, one_of_category
 from over_devices import works
 from test_jax import close, given
 
@@ -54,7 +54,7 @@ KERNELS = [name for name, op in registry.items() if op.spec.kernel]
 PAIRS = [(registry[name].spec.adjoint_of, name) for name in KERNELS]
 # Cases of each form.
 MOST = None if lanes.FULL else 1
-each_kernel = pytest.mark.parametrize("op", lanes.cases(KERNELS, FIRST.__contains__))
+each_kernel = pytest.mark.parametrize("op", lanes.cases(KERNELS, COVERING.__contains__))
 one_forward_of_each_category = pytest.mark.parametrize("op", lanes.cases(KERNELS, one_of_category))
 each_pair = pytest.mark.parametrize(
     ("forward", "backward"),
@@ -164,7 +164,7 @@ def test_a_target_is_named_by_all_that_is_launched(launched: list[str]) -> None:
 
 @each_kernel
 def test_a_program_launches_the_kernel(op: str, launched: list[str]) -> None:
-    for g in given(op, "float32", MOST):
+    for g in lanes.ends(given(op, "float32", MOST)):
         got = jax.jit(g.op)(*g.arrays)
         empty = any(x.size == 0 for x in jax.tree.leaves(got))
         assert launched == ([] if empty else [op]), g.call.case
@@ -175,7 +175,7 @@ def test_a_program_launches_the_kernel(op: str, launched: list[str]) -> None:
 
 @one_forward_of_each_category
 def test_a_batch_is_one_launch(op: str, launched: list[str]) -> None:
-    for g in given(op, "float32", most=2 if lanes.FULL else 1):
+    for g in lanes.last(given(op, "float32", most=2 if lanes.FULL else 1)):
         n = len(g.arrays)
         for which in [*([i] for i in range(n)), *([range(n)] if n > 1 else [])]:
             batched = [
@@ -209,7 +209,7 @@ def test_nested_batches_along_any_axis(op: str, launched: list[str]) -> None:
 
 @each_pair
 def test_a_gradient_launches_the_backward(forward: str, backward: str, launched: list[str]) -> None:
-    for g in given(forward, "float32", most=2 if lanes.FULL else 1):
+    for g in lanes.ends(given(forward, "float32", most=2 if lanes.FULL else 1)):
         got, want = (jax.jit(g.grad(f))(*g.inputs) for f in (g.op, g.plain))
         same(got, want, g.call.form.text)
         assert backward in launched
@@ -249,7 +249,7 @@ def test_an_index_out_of_range_is_dropped_while_traced(launched: list[str]) -> N
 
 @each_kernel
 def test_an_eager_call_launches_the_kernel(op: str, launched_eagerly: list[str]) -> None:
-    for g in given(op, "float32", MOST):
+    for g in lanes.ends(given(op, "float32", MOST)):
         got = g.op(*g.arrays)
         jax.block_until_ready(got)
         empty = any(x.size == 0 for x in jax.tree.leaves(got))

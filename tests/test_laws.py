@@ -1,27 +1,30 @@
 """Every law over every op, on every backend, library and dtype that the package claims.
 
-XLA compiles every case of every op anew, which takes longer than all else together. So outside of
-the full lane JAX tries all dtypes of one op of each kind (`kinds`) and float32 of every op, each
-form at one case. Parameters wider than activations are tried in bfloat16, of one op of each kind,
-on JAX of each category. Laws that no dtype matters to are tried in two.
+In the full lane that is each of them at every case. Elsewhere an op is tried at every case in one
+dtype on NumPy and in one on torch. On each backend of each library its dtypes take turns, and it
+is tried in its first and last form. XLA compiles each form of each op anew, which takes longer than
+all else together: on JAX each op is tried in float32, few in another dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import lanes
 import pytest
 from holding import hold
-from kinds import FIRST, USUAL
+from kinds import COVERING
 
-from baracuda.testing.cases import LIBRARIES, Subject, subjects
+from baracuda.testing.cases import LIBRARIES, Subject, subjects, turn
 from baracuda.testing.laws import LAWS
 
 _LIBRARIES = ("numpy", "torch") if lanes.LANE == "quick" else LIBRARIES
 # Runs that have the same bits.
-RUNS = 20 if lanes.FULL else 5
+RUNS = 20 if lanes.FULL else 2
+# Where every case is tried: on a library's own backend, in a dtype of 32 bits and in one of 16.
+WHOLE = {"numpy": "float32", "torch": "bfloat16"}
 # How arrays lie, where a problem is cut, what its plan is found by and what an index may be is the
 # same in every dtype. Run-time values are not here: their precision is the accumulate dtype's.
 ALIKE = (
@@ -40,19 +43,52 @@ def tried() -> Iterator[Subject]:
     for op in lanes.ops():
         for subject in subjects([op], _LIBRARIES):
             subject = replace(subject, runs=RUNS)
-            if subject.library != "jax" or lanes.FULL:
+            if lanes.FULL or whole(subject):
                 yield subject
-            elif op in FIRST or subject.dtype == "float32":
-                yield replace(subject, brief=True)
+            elif has_its_turn(subject):
+                yield replace(subject, ends=True)
+
+
+def whole(subject: Subject) -> bool:
+    """Whether an op is tried at every case in every lane; one made of others on NumPy alone."""
+    if subject.spec.composite and subject.library != "numpy":
+        return False
+    dtypes, own = subject.spec.dtypes, WHOLE.get(subject.library, "")
+    dtype = own if own in dtypes else dtypes[0]
+    return subject.backend == subject.library and subject.dtype == dtype and not subject.mixed
+
+
+@cache
+def claims(op: str) -> dict[tuple[str, str], list[str]]:
+    """The dtypes of an op, by backends and the libraries whose arrays they take."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for subject in subjects([op]):
+        if not subject.mixed:
+            found.setdefault((subject.backend, subject.library), []).append(subject.dtype)
+    return found
+
+
+def has_its_turn(subject: Subject) -> bool:
+    """Whether an op is tried there outside of the full lane, in its first and last form."""
+    op, dtype, here = subject.op, subject.dtype, (subject.backend, subject.library)
+    places = claims(op)
+    if subject.mixed:
+        # Each mixture of an op in one of these.
+        mixing = [place for place, dtypes in places.items() if "bfloat16" in dtypes]
+        own = mixing[turn("-".join([op, *subject.mixed])) % len(mixing)]
+        return dtype == "bfloat16" and here == own
+    if subject.spec.moves:
+        # Its dtypes are many, and its calls cheap.
+        return True
+    if subject.library == "jax":
+        others = [d for d in places[here] if d != "float32"]
+        return dtype == "float32" or (op in COVERING and dtype == others[turn(op) % len(others)])
+    number = turn(op) + [*places].index(here)
+    return dtype == places[here][number % len(places[here])]
 
 
 def usual(subject: Subject) -> bool:
-    some = USUAL if subject.library == "jax" else FIRST
-    if subject.mixed and not (subject.op in some and subject.dtype == "bfloat16"):
-        return False
-    if lanes.FULL and left_out(subject):
-        return False
-    return subject.library != "jax" or subject.brief
+    return whole(subject) or not lanes.FULL
 
 
 def left_out(subject: Subject) -> tuple[str, ...]:
@@ -69,6 +105,7 @@ def test_no_law_is_left_out_in_every_dtype() -> None:
     assert {*ALIKE, "traces_as_it_runs"} <= {*LAWS}
     for subject in tried():
         assert subject.dtype != "float32" or not left_out(subject)
+        assert not (whole(subject) and left_out(subject))
 
 
 @pytest.mark.parametrize("subject", lanes.cases(tried(), usual), ids=str)

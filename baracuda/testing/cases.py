@@ -9,6 +9,7 @@ from functools import cache
 from importlib import import_module
 from itertools import combinations
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from baracuda.libraries import Array, Library, library
 
 _WIDE = ("float64", "int64", "uint64", "complex128")
 # Results of bodies in float64, which many laws ask for.
-_REFERENCES: dict[tuple[Any, ...], tuple[np.ndarray[Any, Any], ...]] = {}
+_REFERENCES: dict[tuple[Any, ...], tuple[Any, tuple[np.ndarray[Any, Any], ...]]] = {}
 _MOST_REFERENCES = 512
 LIBRARIES = ("numpy", "torch", "jax", "array_api_strict")
 
@@ -33,9 +34,9 @@ LIBRARIES = ("numpy", "torch", "jax", "array_api_strict")
 class Subject:
     """One op on one backend, for arrays of one library and dtype.
 
-    A brief one tries each form of the op at the first case alone. In a mixed one some kinds of
-    inputs are wider than the dtype: parameters, a residual stream. What is deterministic gives the
-    same bits in so many `runs`.
+    A brief one tries each form of the op at the first case alone; of `ends` the first and the last
+    form do. In a mixed one some kinds of inputs are wider than the dtype: parameters, a residual
+    stream. What is deterministic gives the same bits in so many `runs`.
     """
 
     op: str
@@ -46,9 +47,11 @@ class Subject:
     brief: bool = False
     mixed: tuple[Wide, ...] = ()
     runs: int = 20
+    ends: bool = False
 
     def __str__(self) -> str:
-        end = "".join([f"-wide_{kind}" for kind in self.mixed]) + "-brief" * self.brief
+        end = "".join([f"-wide_{kind}" for kind in self.mixed])
+        end += "-brief" * self.brief + "-ends" * self.ends
         return f"{self.op}-{self.backend}-{self.library}-{named(self.dtype).short}{end}"
 
     @property
@@ -69,14 +72,23 @@ class Subject:
 
     def calls(self) -> Iterator[Call]:
         """Every form of the op at every case of its block that the backend is for."""
-        met, kernel = set[Signature](), self.spec.kernel if self.backend == "cuda" else None
+        kernel = self.spec.kernel if self.backend == "cuda" else None
         lacks = kernel.lacks if kernel else None
         cases = [case for case in self.spec.cases if lacks not in list(case.options.items())]
-        for case, form in tried(self.spec, cases):
-            if not (self.brief and form in met):
-                met.add(form)
-                drawn = draw(self.spec, case, form, self.dtype, mixed=self.mixed)
-                yield Call(self, case, form, drawn)
+        every = list(tried(self.spec, cases))
+        if self.brief or self.ends:
+            first: dict[Signature, Case] = {}
+            for case, form in every:
+                first.setdefault(form, case)
+            every = [(case, form) for form, case in first.items()]
+        for case, form in every[:1] + every[1:][-1:] if self.ends else every:
+            drawn = draw(self.spec, case, form, self.dtype, mixed=self.mixed)
+            yield Call(self, case, form, drawn)
+
+
+def turn(name: str) -> int:
+    """A number by which cases of this name take turns, whatever others there are."""
+    return crc32(name.encode())
 
 
 def subjects(
@@ -253,16 +265,14 @@ class Call:
 
         Nobody may write into the arrays: all laws, backends and libraries share them.
         """
-        spec, dtype = self.subject.spec, self.subject.dtype
-        mixed = self.subject.mixed
-        if self.arrays is not draw(spec, self.case, self.form, dtype, mixed=mixed):
-            return self._computed(noise, seed)
-        key = (spec, self.case, self.form, dtype, mixed, noise, seed)
+        of = self.subject
+        key = (id(self.arrays), of.spec, self.case, self.form, of.dtype, noise, seed)
         if key not in _REFERENCES:
             while len(_REFERENCES) >= _MOST_REFERENCES:
                 _REFERENCES.pop(next(iter(_REFERENCES)))
-            _REFERENCES[key] = self._computed(noise, seed)
-        return _REFERENCES[key]
+            # With the arrays, so that no others get their id.
+            _REFERENCES[key] = self.arrays, self._computed(noise, seed)
+        return _REFERENCES[key][1]
 
     def _computed(self, noise: float, seed: int) -> tuple[np.ndarray[Any, Any], ...]:
         rng = np.random.default_rng(seed)

@@ -14,10 +14,9 @@ import numpy as np
 
 from baracuda.calls.adjoint import summed
 from baracuda.calls.partitioning import Shares, added_up, batch
-from baracuda.declaration.dtypes import named
 from baracuda.declaration.spec import Problem
-from baracuda.testing.bounds import same_bits, tolerance
-from baracuda.testing.cases import Call, apart, draw, positional, to_library, to_numpy
+from baracuda.testing.bounds import near, same_bits
+from baracuda.testing.cases import Call, draw, positional, to_library, to_numpy
 
 Host = np.ndarray[Any, Any]
 Row = Sequence[str]
@@ -80,7 +79,7 @@ def _cut(
             _alike(call, got, whole, i, label)
         else:
             got = np.sum([x.astype(np.float64) for x in pieces], axis=0)
-            _near(call, got, whole, i, label, pieces)
+            near(call, got, whole[i], i, label, pieces)
 
 
 def _part(x: Host, row: Row, name: str, piece: slice) -> Host:
@@ -147,16 +146,4 @@ def _alike(call: Call, got: Host, want: Sequence[Host], i: int, label: str) -> N
     if ours and plan.problem.pointwise and plan.sku.precision.bit_stable:
         same_bits([got], [want[i]], label)
     else:
-        _near(call, got, want, i, label)
-
-
-def _near(
-    call: Call, got: Host, want: Sequence[Host], i: int, label: str, parts: Sequence[Host] = ()
-) -> None:
-    if np.array_equal(got, want[i]):
-        # Most often; how far they might be apart takes four more calls to find out.
-        return
-    most = (2 + len(parts)) * tolerance(call)[i]
-    for part in parts:
-        most = most + named(call.subject.dtype).eps * np.abs(part.astype(np.float64))
-    assert np.all(np.abs(apart(got, want[i])) <= most), f"{label}: apart"
+        near(call, got, want[i], i, label)

@@ -10,7 +10,7 @@ import numpy as np
 from baracuda.declaration.spec import Case
 from baracuda.errors import UnsupportedError
 from baracuda.testing.bounds import close, same_bits
-from baracuda.testing.cases import Call, holds, many, to_library
+from baracuda.testing.cases import Call, holds, many, to_library, turn
 
 
 def hold(call: Call) -> None:
@@ -44,14 +44,20 @@ def hold(call: Call) -> None:
 
 
 def _arrays(call: Call) -> Iterator[tuple[str, str]]:
-    """The run-time values, and the dtypes of arrays that hold them in the subject's library."""
-    library = call.subject.library
+    """The run-time values, and the dtypes of arrays that hold them in the subject's library.
+
+    Where only some of the op's forms are tried, one dtype of each value: they take turns.
+    """
+    subject, library = call.subject, call.subject.library
     # JAX has 64 bits only where the call is in 64 bits.
-    wide = library != "jax" or call.subject.dtype == "float64"
+    wide = library != "jax" or subject.dtype == "float64"
     for name, normaliser in call.subject.spec.scalars.items():
+        found = []
         for dtype in getattr(normaliser, "dtypes", ()):
             if holds(library, dtype) and (wide or dtype.endswith("32")):
                 integer = dtype.startswith(("int", "uint"))
                 kind = np.iinfo(dtype) if integer else np.finfo(dtype)
                 if kind.min <= call.scalars[name] <= kind.max:
-                    yield name, dtype
+                    found.append((name, dtype))
+        at = turn(str(subject)) % max(len(found), 1)
+        yield from found[at : at + 1] if subject.ends else found
