@@ -15,7 +15,14 @@ import transformers
 from kernels import Mode
 
 from baracuda.integrations.transformers import mapping
-from baracuda.integrations.transformers.mapping import RMSNorm, RotaryPosEmb, _rounding, _way
+from baracuda.integrations.transformers.mapping import (
+    GeLU,
+    RMSNorm,
+    RotaryPosEmb,
+    SiLU,
+    _rounding,
+    _way,
+)
 
 SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -46,7 +53,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[Any]:
 def step(model: Any, called: Any = None) -> list[torch.Tensor]:
     """The loss and all gradients."""
     model.zero_grad()
-    loss = (called or model)(input_ids=IDS, labels=IDS).loss
+    loss = (model if called is None else called)(input_ids=IDS, labels=IDS).loss
     loss.backward()
     return [loss.detach(), *[p.grad.clone() for p in model.parameters()]]
 
@@ -63,6 +70,8 @@ def test_a_model_trains_by_the_layers_as_without(made: Any, mode: Any) -> None:
     norm, casting = model.model.norm, MODELS[type(model).__name__.removesuffix("ForCausalLM")]
     assert vars(norm)["forward"].__func__ is RMSNorm.forward
     assert _rounding(type(norm)) == (0.0, casting)
+    act = model.model.layers[0].mlp.act_fn
+    assert vars(act)["forward"].__func__ is SiLU.forward
     assert functions(model)
     for function in functions(model):
         assert vars(function)["forward"].__func__ is RotaryPosEmb.forward
@@ -80,6 +89,17 @@ def test_every_mode_has_them(made: Any) -> None:
         model = kernelized(copy.deepcopy(made).eval(), mode)
         assert vars(model.model.norm)["forward"].__func__ is RMSNorm.forward
     assert list(mapping()["RMSNorm"]) == ["cuda"]
+
+
+def test_activations_are_those_of_transformers() -> None:
+    for name, layer in (("silu", SiLU), ("gelu", GeLU)):
+        theirs = transformers.activations.ACT2FN[name]
+        x = torch.linspace(-9, 9, 50, dtype=torch.float64)
+        want = theirs(x)
+        found = kernelized(torch.nn.Sequential(theirs), Mode.TRAINING)[0]
+        assert vars(found)["forward"].__func__ is layer.forward
+        torch.testing.assert_close(found(x), want)
+        vars(theirs).pop("forward", None)
 
 
 def test_what_computes_something_else_keeps_its_own_forward() -> None:

@@ -15,6 +15,7 @@ from baracuda.integrations.transformers.forwards import Pair, rotation
 from baracuda.integrations.transformers.modules import Mismatch, norm_of
 from baracuda.nn.namesakes import taken
 from baracuda.ops.norm import rms_norm
+from baracuda.ops.self_gated import gelu, silu
 
 __all__ = ["mapping"]
 
@@ -76,6 +77,26 @@ class RotaryPosEmb(torch.nn.Module):
         return turned
 
 
+class SiLU(torch.nn.Module):
+    """SiLU, by `silu`."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return silu(input) if taken(input) else torch.nn.functional.silu(input)
+
+
+class GeLU(torch.nn.Module):
+    """The exact GELU, by `gelu`."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return gelu(input) if taken(input) else torch.nn.functional.gelu(input)
+
+
 class _Repository:
     """What `kernels` loads a layer from."""
 
@@ -89,7 +110,12 @@ class _Repository:
         return f"baracuda, layer `{self.layer_name}`"
 
 
-_REPOSITORIES = {"RMSNorm": _Repository(RMSNorm), "rotary_pos_emb": _Repository(RotaryPosEmb)}
+_REPOSITORIES = {
+    name: _Repository(layer)
+    for name, layer in (
+        ("RMSNorm", RMSNorm), ("rotary_pos_emb", RotaryPosEmb), ("SiLU", SiLU), ("GeLU", GeLU)
+    )
+}  # fmt: skip
 
 
 def mapping(device: str = "cuda") -> dict[str, dict[str, dict[Any, Any]]]:
@@ -106,7 +132,7 @@ def mapping(device: str = "cuda") -> dict[str, dict[str, dict[Any, Any]]]:
     Returns
     -------
     dict
-        For "RMSNorm" and "rotary_pos_emb", by device and mode, what loads the layer.
+        For "RMSNorm", "rotary_pos_emb", "SiLU" and "GeLU", by device and mode, what loads a layer.
 
     Raises
     ------
@@ -115,7 +141,7 @@ def mapping(device: str = "cuda") -> dict[str, dict[str, dict[Any, Any]]]:
 
     Notes
     -----
-    `patch` finds more than these two by structure: residual adds, gated MLPs, the head and its
+    `patch` finds more by structure: residual adds, gated MLPs, the head and its
     loss. A layer whose class computes something else than `rms_norm` or `rope` keeps its own
     forward. Gradients and determinism are those of the ops.
     """
