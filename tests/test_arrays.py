@@ -210,6 +210,9 @@ def deep(op, rank):
 @pytest.mark.parametrize("lib", ["numpy", "torch", "array_api_strict"])
 def test_every_op_takes_as_many_axes_as_it_says(lib):
     for op in registry.values():
+        if not any(isinstance(x, tuple) for x in op.spec.cases[0].axes.values()):
+            # Of so many axes and no more.
+            continue
         call = deep(op, MOST_AXES)
         arrays = call.given(lib)
         op(*arrays, **call.options)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import stub_device
-from kernels import call
+from plannable import call
 from stub_device import StubDevice, on_gpu
 
 import baracuda as bc

@@ -8,10 +8,11 @@ from itertools import product
 from typing import Any
 
 import emulator
+import lanes
 import ml_dtypes
 import numpy as np
 import pytest
-from test_emulated_embedding import KINDS, Array, call_of
+from test_emulated_embedding import DTYPES, Array, call_of
 from test_emulated_segments import close
 
 from baracuda.backends.cuda import index_errors
@@ -30,7 +31,13 @@ BAGS: dict[str, tuple[tuple[int, ...], tuple[int, int], list[int] | None]] = {
     "no bags": ((6,), (5, 8), []),
     "no ids": ((3, 0), (5, 8), None),
 }
+# How rows are joined, and whether each has a weight.
 HOWS = [("sum", False), ("sum", True), ("mean", False), ("max", False)]
+CASES = {
+    f"{how}{' weighted' * weighted}-{name}": (name, how, weighted)
+    for (how, weighted), name in product(HOWS, BAGS)
+}
+PAIRS = lanes.turns(CASES, DTYPES, DTYPES[:2])
 
 
 def given(name: str, kind: str, weighted: bool) -> tuple[list[Array], Array]:
@@ -93,7 +100,8 @@ def passed(*arrays: Any) -> list[Array]:
 @cache
 def entries(kind: str) -> tuple[Entry, ...]:
     """Every kernel of a dtype, compiled together."""
-    every = [c for name, how in product(BAGS, HOWS) for c in calls(name, kind, *how, None)]
+    chosen = [CASES[case] for case in lanes.tried_with(kind, PAIRS)]
+    every = [c for name, how, weighted in chosen for c in calls(name, kind, how, weighted, None)]
     every += [call._replace(add=True) for call in every if call.problem.spec.adjoint_of]
     found = {s.entry.symbol: s.entry for call in every for s in plan(call).kernels}
     return tuple(found.values())
@@ -106,15 +114,14 @@ def run(call: Call, arrays: list[Array], seed: int, compiled: tuple[Entry, ...] 
     assert steps.deterministic
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", list(BAGS))
-@pytest.mark.parametrize("how", HOWS, ids=lambda how: f"{how[0]}{' weighted' * how[1]}")
-def test_bags_are_joined_and_shared(name: str, how: tuple[str, bool], kind: str) -> None:
+@pytest.mark.parametrize(("case", "kind"), PAIRS)
+def test_bags_are_joined_and_shared(case: str, kind: str) -> None:
     """With a row of padding and without; twice with the same bits, and added to what is there."""
+    name, how, weighted = CASES[case]
     for padding in (None, PADDING):
-        (ids, table, *rest), dy = given(name, kind, how[1])
-        y, size, dx, most, dots = wanted([ids, table, *rest], dy, how[0], padding)
-        forward, backward = calls(name, kind, *how, padding)
+        (ids, table, *rest), dy = given(name, kind, weighted)
+        y, size, dx, most, dots = wanted([ids, table, *rest], dy, how, padding)
+        forward, backward = calls(name, kind, how, weighted, padding)
         found = [emulator.empty(y.shape, kind) for _ in range(2)]
         for seed, made in enumerate(found):
             run(forward, passed(ids, table, *rest, made), seed + 1, entries(kind))

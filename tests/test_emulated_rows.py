@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import emulator
-import kernels
 import lanes
 import ml_dtypes
 import numpy as np
+import plannable
 import pytest
 from numpy.typing import NDArray
 from tuning import retuned
@@ -110,7 +110,7 @@ def features(one: Trial) -> set[Any]:
     """What a trial tells: all that its kernels are; of its op, all ways that have names."""
     found: set[Any] = {(one.op, about) for about in one.about}
     for step in one.steps.kernels:
-        every = kernels.arguments(step.entry)
+        every = plannable.arguments(step.entry)
         found |= every | {(one.op, value) for _, _, value in every if value.isupper()}
     return found | {one.call.problem.given[-1].shape}
 

@@ -9,7 +9,7 @@ import emulator
 import lanes
 import numpy as np
 import pytest
-from kernels import FACTS, OLD, phantom
+from plannable import FACTS, OLD, phantom
 
 from baracuda.backends.cuda import compiler
 from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, strides_of

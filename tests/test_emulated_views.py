@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 import emulator
-import kernels
 import lanes
 import numpy as np
+import plannable
 import pytest
 from numpy.typing import NDArray
 
@@ -87,7 +87,7 @@ def trials(file: str) -> list[Trial]:
 def told(one: Trial) -> set[Any]:
     """What a trial tells: all that its kernels are, and of its op which axes run backwards."""
     way = one.call.subject.op, str(one.axes)
-    return {way}.union(*(kernels.arguments(step.entry) for step in one.steps.kernels))
+    return {way}.union(*(plannable.arguments(step.entry) for step in one.steps.kernels))
 
 
 @cache

@@ -11,9 +11,9 @@ from typing import Any
 
 import array_api_strict
 import jax.numpy as jnp
-import kernels
 import lanes
 import numpy as np
+import plannable
 import pytest
 import torch
 from kinds import COVERING, OPS
@@ -189,7 +189,7 @@ def problems(spec: OpSpec, cases: list[Case], dtype: str) -> Iterator[Problem]:
         known, options = shapes(spec, case, form), options_of(spec, case)
         options.update({p.name: known.pop(p.name) for p in form.inputs if p.is_option})
         arrays = [
-            kernels.phantom(known[n], "dense", spec.dtype_of(n, dtype, "int64"))
+            plannable.phantom(known[n], "dense", spec.dtype_of(n, dtype, "int64"))
             if n in known else None
             for n in spec.arrays
         ]  # fmt: skip
@@ -204,7 +204,7 @@ def problems(spec: OpSpec, cases: list[Case], dtype: str) -> Iterator[Problem]:
 def steps_of(problem: Problem) -> Iterator[Any]:
     """What calls of a problem launch, that of the rule first; nothing where it is refused."""
     for add, alignment in ((False, 16), (True, 8))[: 1 + problem.spec.accumulates]:
-        call = kernels.call(problem, "", add, alignment)
+        call = plannable.call(problem, "", add, alignment)
         for variant in ("", *schedules.variants(call)[1:]):
             try:
                 yield add, schedules.plan(call._replace(variant=variant))
@@ -225,10 +225,10 @@ def test_kernels_are_planned_for_problems_of_no_elements(op: str) -> None:
 
 def test_sums_for_a_single_bin_are_settled() -> None:
     x = (1 << 19,)
-    arrays = [kernels.phantom(x, "dense", dtype) for dtype in ("float16", "int64")]
+    arrays = [plannable.phantom(x, "dense", dtype) for dtype in ("float16", "int64")]
     spec = registry["gather_backward"].spec
     problem = check.problem(spec, arrays, {"axis": 0, "src_shape": (1,)}, DEFAULT)
-    steps = kernels.steps(kernels.call(problem))
+    steps = plannable.steps(plannable.call(problem))
     assert steps.variant == scatter.ATOMIC
     assert all(min(step.grid) > 0 for step in steps.kernels)
 
@@ -251,7 +251,7 @@ def grown(case: Case) -> Iterator[Case]:
 @pytest.mark.parametrize("op", PLANNED)
 def test_huge_problems_are_planned_within_limits_or_refused(op: str) -> None:
     spec = registry[op].spec
-    cases = [e for c in (*spec.cases[:2], *kernels.cases(spec)[:1]) for e in grown(c)]
+    cases = [e for c in (*spec.cases[:2], *plannable.cases(spec)[:1]) for e in grown(c)]
     for problem in problems(spec, cases, "float16"):
         nbytes = sum(x.nbytes for x in (*problem.given, *problem.outputs))
         for _, steps in steps_of(problem):
@@ -264,8 +264,8 @@ def test_huge_problems_are_planned_within_limits_or_refused(op: str) -> None:
 
 def planned(op: str, *given: tuple[int, ...], **options: Any) -> Any:
     spec = registry[op].spec
-    arrays = [kernels.phantom(s, "dense", "float16") for s in given]
-    return kernels.steps(kernels.call(check.problem(spec, arrays, options, DEFAULT)))
+    arrays = [plannable.phantom(s, "dense", "float16") for s in given]
+    return plannable.steps(plannable.call(check.problem(spec, arrays, options, DEFAULT)))
 
 
 def test_columns_that_32_bits_do_not_count_are_planned_as_rows() -> None:
@@ -292,12 +292,12 @@ def test_a_grid_is_within_both_limits(
     grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = registry["relu"].spec
-    problem = check.problem(spec, [kernels.phantom((4,), "dense", "float32")], {}, DEFAULT)
-    (step,) = kernels.steps(kernels.call(problem)).kernels
+    problem = check.problem(spec, [plannable.phantom((4,), "dense", "float32")], {}, DEFAULT)
+    (step,) = plannable.steps(plannable.call(problem)).kernels
     steps = Steps((step._replace(grid=grid),))
     monkeypatch.setitem(schedules.PLANNERS, "elementwise", lambda call: steps)
     if grid[0] >= 2**31 or grid[1] >= 2**16:
         with pytest.raises(Refusal, match=f"not {grid[0]} x {grid[1]}"):
-            schedules.plan(kernels.call(problem))
+            schedules.plan(plannable.call(problem))
     else:
-        assert schedules.plan(kernels.call(problem)) is steps
+        assert schedules.plan(plannable.call(problem)) is steps

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import emulator
-import kernels
 import ml_dtypes
 import numpy as np
+import plannable
 import pytest
 from mpmath import mp, mpf
 from numpy.typing import ArrayLike, NDArray
@@ -88,7 +88,7 @@ ELEMENTWISE = [
     if op.spec.kernel and op.spec.kernel.schedule in ("elementwise", "reduce")
     # What is a sum of all elements has no element of its own.
     if not lists.summed(op.spec)
-    for options in kernels.functors(op.spec)
+    for options in plannable.functors(op.spec)
     for form in forms(op.spec)
     if not op.spec.numbers(form)
 ]

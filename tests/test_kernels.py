@@ -41,8 +41,8 @@ try:
 except PackageNotFoundError as error:
     pytest.skip(f"needs {error.name}: pip install 'baracuda[cuda]'", allow_module_level=True)
 
-import kernels
 import lanes
+import plannable
 from builds import built, place
 from cuda.core.utils import make_program_cache_key
 
@@ -50,8 +50,8 @@ from baracuda.backends.cuda import compiler
 from baracuda.backends.cuda.compiler import Entry, Usage
 
 EVERY_ARCH = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-WHOLE = EVERY_ARCH if kernels.ALL else ("sm_90",)
-COVERED = () if kernels.ALL else ("sm_80", "sm_100")
+WHOLE = EVERY_ARCH if plannable.ALL else ("sm_90",)
+COVERED = () if plannable.ALL else ("sm_80", "sm_100")
 
 # Kernels that may spill or have a stack, by a part of the name: bytes allowed, and why.
 ALLOWED: dict[str, tuple[int, str]] = {
@@ -84,7 +84,7 @@ KINDS = [
     pytest.param(name, dtype, id=f"{name}-{dtype}")
     for name, op in registry.items()
     if op.spec.kernel and name in lanes.of_kernels()
-    for dtype in kernels.dtypes(op.spec)
+    for dtype in plannable.dtypes(op.spec)
 ]
 # The op of each names it where a run is about some ops.
 FILES = {
@@ -160,10 +160,10 @@ def look(entries: Sequence[Entry], arch: str, report: dict[str, dict[str, Any]])
 def test_the_kernels_of_a_file_compile_and_stay_in_registers(
     file: str, op: str, arch: str, report: dict[str, dict[str, Any]]
 ) -> None:
-    wanted = kernels.wanted(file, arch)
+    wanted = plannable.wanted(file, arch)
     for name, dtype in (kind.values for kind in KINDS):
         if registry[name].spec.kernel.file == file:
-            assert wanted.keys() >= {*kernels.compiled(name, dtype, arch)}
+            assert wanted.keys() >= {*plannable.compiled(name, dtype, arch)}
     look(lanes.covering(wanted), arch, report)
 
 
@@ -174,15 +174,15 @@ def test_few_layouts_lead_to_every_template_argument(file: str, op: str) -> None
     few, every = (
         frozenset[Any]().union(
             *(
-                kernels.arguments(entry)
+                plannable.arguments(entry)
                 for name, dtype in (kind.values for kind in KINDS)
                 if registry[name].spec.kernel.file == file
-                for entry in kernels.entries(name, dtype, layouts)
+                for entry in plannable.entries(name, dtype, layouts)
             )
         )
         for layouts in (False, True)
     )
-    assert few == every, f"kernels.FEW lacks a layout: {sorted(every - few)}"
+    assert few == every, f"plannable.FEW lacks a layout: {sorted(every - few)}"
 
 
 @pytest.mark.full
@@ -191,16 +191,16 @@ def test_few_layouts_lead_to_every_template_argument(file: str, op: str) -> None
 def test_a_kernel_compiles_and_stays_in_registers(
     op: str, dtype: str, arch: str, report: dict[str, dict[str, Any]]
 ) -> None:
-    some = kernels.whole(op, dtype, arch)
-    look(some if arch in WHOLE else kernels.covering(some), arch, report)
+    some = plannable.whole(op, dtype, arch)
+    look(some if arch in WHOLE else plannable.covering(some), arch, report)
 
 
 @pytest.mark.parametrize("name", [n for n, op in registry.items() if op.spec.moves])
 def test_what_only_moves_elements_has_one_kernel_for_each_size(name: str) -> None:
-    compiled = {e.schedule for d in kernels.dtypes(registry[name].spec) for e in
-                kernels.entries(name, d)}  # fmt: skip
+    compiled = {e.schedule for d in plannable.dtypes(registry[name].spec) for e in
+                plannable.entries(name, d)}  # fmt: skip
     for dtype in registry[name].spec.dtypes:
-        assert {e.schedule for e in kernels.entries(name, dtype)} <= compiled
+        assert {e.schedule for e in plannable.entries(name, dtype)} <= compiled
 
 
 def test_every_op_with_a_kernel_is_planned_in_every_form() -> None:
@@ -208,7 +208,7 @@ def test_every_op_with_a_kernel_is_planned_in_every_form() -> None:
         assert (op.spec.kernel is None) == op.spec.composite, name
         if op.spec.composite:
             continue
-        forms = {problem.signature for problem, _ in kernels.problems(op.spec, "float32")}
+        forms = {problem.signature for problem, _ in plannable.problems(op.spec, "float32")}
         assert forms == set(op.spec.signatures), name
 
 
@@ -239,11 +239,11 @@ def test_new_lengths_ask_for_the_same_kernels(name: str) -> None:
         shapes, options = LENGTHS[name](length)
         kinds = ["int64" if array in spec.integers else "float32" for array in spec.arrays]
         arrays = [
-            kernels.phantom(shape, "dense", kind)
+            plannable.phantom(shape, "dense", kind)
             for shape, kind in zip(shapes, kinds, strict=False)
         ]
-        call = kernels.call(check.problem(spec, arrays, options, DEFAULT))
-        found.add(tuple(step.entry for step in kernels.steps(call).kernels))
+        call = plannable.call(check.problem(spec, arrays, options, DEFAULT))
+        found.add(tuple(step.entry for step in plannable.steps(call).kernels))
     assert len(found) == 1
 
 
@@ -269,11 +269,11 @@ def renamed(spec: OpSpec) -> OpSpec:
 @pytest.mark.parametrize("name", ANYHOW)
 def test_kernels_are_found_whatever_arrays_are_called(name: str) -> None:
     spec = registry[name].spec
-    every = (kernels.problems(one, "float32") for one in (spec, renamed(spec)))
+    every = (plannable.problems(one, "float32") for one in (spec, renamed(spec)))
     # Every layout is met, and every form, at one size or another.
     for (problem, out), (other, _) in islice(zip(*every, strict=True), 0, None, 7):
         assert other.given[0].name != problem.given[0].name
-        want, got = (kernels.steps(kernels.call(p, out)) for p in (problem, other))
+        want, got = (plannable.steps(plannable.call(p, out)) for p in (problem, other))
         assert got == want
 
 
@@ -284,8 +284,8 @@ def test_allowances_are_for_kernels_that_exist() -> None:
         entry.symbol
         for name, op in registry.items()
         if op.spec.kernel
-        for dtype in kernels.dtypes(op.spec)
-        for entry in kernels.entries(name, dtype)
+        for dtype in plannable.dtypes(op.spec)
+        for entry in plannable.entries(name, dtype)
     ]
     for part, (_, reason) in ALLOWED.items():
         assert reason, part
@@ -293,20 +293,20 @@ def test_allowances_are_for_kernels_that_exist() -> None:
 
 
 def test_weights_of_classes_are_read_in_vectors() -> None:
-    x = kernels.phantom((4096, 512), "dense", "bfloat16")
-    weight = np.broadcast_to(kernels.phantom((512,), "dense", "bfloat16"), x.shape)
+    x = plannable.phantom((4096, 512), "dense", "bfloat16")
+    weight = np.broadcast_to(plannable.phantom((512,), "dense", "bfloat16"), x.shape)
     spec = registry["binary_cross_entropy"].spec
     for reduction in ("mean", "none"):
         problem = check.problem(spec, [x, x, weight], {"reduction": reduction}, DEFAULT)
-        first, *_ = kernels.steps(kernels.call(problem)).kernels
+        first, *_ = plannable.steps(plannable.call(problem)).kernels
         assert "_rows_v8_" in first.entry.symbol
 
 
 @pytest.mark.parametrize(("n", "prefetches"), [(1 << 20, False), (1 << 27, True)])
 def test_blocks_ask_ahead_past_the_caches_only(n: int, prefetches: bool) -> None:
-    x = kernels.phantom((n,), "dense", "float32")
+    x = plannable.phantom((n,), "dense", "float32")
     problem = check.problem(registry["lerp_backward"].spec, [x], {"weight": 0.3}, DEFAULT)
-    (step,) = kernels.steps(kernels.call(problem)).kernels
+    (step,) = plannable.steps(plannable.call(problem)).kernels
     # Behind the addresses of an input and two outputs, and the weight.
     items, _, ahead, _ = struct.unpack_from("<4i", step.arguments, 32)
     assert items == n // 4
@@ -316,11 +316,11 @@ def test_blocks_ask_ahead_past_the_caches_only(n: int, prefetches: bool) -> None
 @pytest.mark.parametrize("shape", [(2106161, 1025, 8), (3 << 30, 1)])
 def test_a_diagonal_is_found_for_as_many_rows_as_are_counted(shape: tuple[int, ...]) -> None:
     spec = registry["softmax"].spec
-    x = kernels.phantom(shape, "dense", "bfloat16")
+    x = plannable.phantom(shape, "dense", "bfloat16")
     for causal in (False, True):
         problem = check.problem(spec, [x, None], {"causal": causal}, DEFAULT)
         if causal:
             with pytest.raises(Refusal, match="rows where there is a diagonal"):
-                kernels.steps(kernels.call(problem))
+                plannable.steps(plannable.call(problem))
         else:
-            kernels.steps(kernels.call(problem))
+            plannable.steps(plannable.call(problem))

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import kernels
 import lanes
 import numpy as np
+import plannable
 import pytest
 import torch
 
@@ -199,16 +199,16 @@ def streaming(op: Any, name: str) -> OpSpec:
 def test_schedules_say_which_wider_values_they_take() -> None:
     assert backends.mixes(streaming(bc.softmax_backward, "y"), "cuda", "bfloat16")
     assert not backends.mixes(streaming(bc.group_norm, "x"), "cuda", "bfloat16")
-    narrow, wide = (kernels.phantom((64, 64), "dense", d) for d in ("bfloat16", "float32"))
+    narrow, wide = (plannable.phantom((64, 64), "dense", d) for d in ("bfloat16", "float32"))
     spec = streaming(bc.softmax_backward, "y")
     problem = check.problem(spec, [narrow, wide], {"axis": 0}, DEFAULT)
-    (kernel,) = kernels.steps(kernels.call(problem)).kernels
+    (kernel,) = plannable.steps(plannable.call(problem)).kernels
     assert kernel.entry.schedule.startswith("Rows<")
-    rows = [kernels.phantom((64,), "dense", "int64")]
+    rows = [plannable.phantom((64,), "dense", "int64")]
     spec = streaming(bc.cosine_embedding_loss, "x2")
     problem = check.problem(spec, [narrow, wide, *rows], {}, DEFAULT)
     with pytest.raises(Refusal, match="losses of rows that are wider"):
-        kernels.steps(kernels.call(problem))
+        plannable.steps(plannable.call(problem))
 
 
 def test_a_backend_that_mixes_nothing_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

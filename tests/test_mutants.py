@@ -36,8 +36,9 @@ def test_the_tests_of_every_mutant_are_there() -> None:
 def test_the_cases_that_mutants_name_are_collected() -> None:
     named = sorted({test for one in every() for test in one.tests if "[" in test})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist", *named]
-    # Cases of all ops, whichever ops this run is about.
-    env = {name: value for name, value in os.environ.items() if name != "BARACUDA_OPS"}
+    # Those of `make test`, of all ops, whatever this run is about.
+    env = {name: x for name, x in os.environ.items() if name != "BARACUDA_OPS"}
+    env["BARACUDA_LANE"] = "test"
     done = subprocess.run(command, cwd=TESTS, env=env, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stdout[-2000:]
 

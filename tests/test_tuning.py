@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("cuda.core", reason="needs pip install 'baracuda[cuda]'")
 pytest.importorskip("cuda.bindings", reason="needs pip install 'baracuda[cuda]'")
-import kernels
+import plannable
 
 from baracuda import layouts
 from baracuda.backends.cuda import launch_plan, schedules
@@ -67,7 +67,9 @@ def problems() -> tuple[Problem, ...]:
         for row, dtype in rows
         if registry[row.op].spec.kernel is not None
     ]
-    more = [found for op, dtype in MORE for found, _ in kernels.problems(registry[op].spec, dtype)]
+    more = [
+        found for op, dtype in MORE for found, _ in plannable.problems(registry[op].spec, dtype)
+    ]
     return (*out, *more)
 
 

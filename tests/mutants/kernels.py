@@ -416,12 +416,12 @@ MUTANTS = (
     ),
     mutant(
         "padding is in no bag", "cuda_src/indexed/bags.cuh",
-        "&&\n                   row != sizes.skipped;", ";", _BAGS + "[mean-rows-float32]",
+        "&&\n                   row != sizes.skipped;", ";", _BAGS + "[mean-rows-bfloat16]",
     ),
     mutant(
         "a share is divided by the rows that count", "cuda_src/indexed/bags.cuh",
         "if (!sizes.counts(row)) continue;\n      A own[V] = {};\n      if",
-        "A own[V] = {};\n      if", _BAGS + "[mean-rows-float32]",
+        "A own[V] = {};\n      if", _BAGS + "[mean-rows-bfloat16]",
     ),
     mutant(
         "a row of padding has no weight", "cuda_src/indexed/bags.cuh",

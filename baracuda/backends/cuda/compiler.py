@@ -307,10 +307,7 @@ def usages(entries: Sequence[Entry], arch: str) -> dict[Entry, Usage]:
     source = first.source + "".join(f"{entry.kernel}\n" for entry in others)
     Program(source, "c++", _options(arch, ptxas_options=["-v"])).compile("cubin", logs=log)
     found = re.sub(r"ptxas\s+\.", "", log.getvalue())
-    # Each report begins with the name of its kernel.
-    reports = dict(
-        re.findall(r"entry function '(\w+)'(.*?)(?=entry function|\Z)", found, re.DOTALL)
-    )
+    reports = dict(_REPORT.findall(found))
     used = {}
     for entry in entries:
         match = _USAGE.search(reports.get(entry.symbol, ""))

@@ -22,7 +22,7 @@ from baracuda.ops.rope import rope
 
 __all__ = [
     "NO_NORMS", "NO_ROTATION", "Decoder", "Head", "Heads", "Rope", "decoder_of", "head_of",
-    "heads_of", "rope_of",
+    "heads_of", "rope_of", "way_of",
 ]  # fmt: skip
 
 NO_ROTATION = Mismatch("its code rotates no q and k by tables")
@@ -113,11 +113,15 @@ def rope_of(module: Any) -> Rope | Mismatch:
     rotate = function.__globals__.get(name)
     if not name or not callable(rotate):
         return NO_ROTATION
+    if (way := way_of(rotate)) is None:
+        return Mismatch(f"{name} is another rotation than that of rope")
+    return Rope(name, parameter, *way, function)
+
+
+def way_of(rotate: Callable[..., Any]) -> tuple[bool, int] | None:
+    """How a function of q, k, cos and sin rotates: whether interleaved, and the tables' copies."""
     ways = itertools.product((False, True), (2, 1))
-    for interleaved, copies in ways:
-        if _rotates(rotate, interleaved, copies):
-            return Rope(name, parameter, interleaved, copies, function)
-    return Mismatch(f"{name} is another rotation than that of rope")
+    return next((way for way in ways if _rotates(rotate, *way)), None)
 
 
 def _rotation(tree: ast.FunctionDef) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.nn import functional as F
@@ -22,9 +22,13 @@ from baracuda.ops.linear_cross_entropy import linear_cross_entropy
 from baracuda.ops.qk_norm_rope import qk_norm_rope
 from baracuda.ops.rope_qk import rope_qk_with_tables
 
-__all__ = ["attention", "causal", "decoder", "embedding", "heads", "layer", "mlp", "norm"]
+__all__ = [
+    "Pair", "attention", "causal", "decoder", "embedding", "heads", "layer", "mlp", "norm",
+    "rotation",
+]  # fmt: skip
 
 Forward = Callable[..., Any]
+Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 OPEN = "open_residual"
 """The keyword by which a decoder lets its layers return a `Sum`."""
@@ -150,21 +154,34 @@ def attention(was: Forward, found: Rope) -> Forward:
     """An attention that rotates q and k by one op and its model's tables, in their layouts."""
     rotate = found.inner.__globals__[found.function]
 
-    def rotated(
-        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        pairs = cos.shape[-1] // found.copies
-        if cos.ndim != 3 or not taken(q, k, parameters=(cos, sin)):
-            turned: tuple[torch.Tensor, torch.Tensor] = rotate(q, k, cos, sin)
-            return turned
-        y, z = rope_qk_with_tables(
-            q.transpose(1, 2), k.transpose(1, 2),
-            *(table[:, :, None, :pairs] for table in (cos, sin)),
-            interleaved=found.interleaved, rotary_dim=2 * pairs, seq_axis=-3,
-        )  # fmt: skip
-        return y.transpose(1, 2), z.transpose(1, 2)
+    def rotated(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
+        turned = rotation(q, k, (cos, sin), (found.interleaved, found.copies))
+        if turned is None:
+            theirs: Pair = rotate(q, k, cos, sin)
+            return theirs
+        return turned
 
     return _with_globals(found.inner, **{found.function: rotated})
+
+
+def rotation(
+    q: torch.Tensor, k: torch.Tensor, tables: Pair, way: tuple[bool, int], heads: int = 1
+) -> Pair | None:
+    """q and k, whose axis of `heads` is 1 or 2, by tables of [B, S, R].
+
+    `way` is whether they are interleaved and how often the tables have each entry. None where no op
+    takes them.
+    """
+    (cos, _), (interleaved, copies) = tables, way
+    pairs = cos.shape[-1] // copies
+    if cos.ndim != 3 or q.ndim != 4 or not taken(q, k, parameters=tables):
+        return None
+    y, z = rope_qk_with_tables(
+        q.transpose(heads, 2), k.transpose(heads, 2),
+        *(table[:, :, None, :pairs] for table in tables),
+        interleaved=interleaved, rotary_dim=2 * pairs, seq_axis=-3,
+    )  # fmt: skip
+    return y.transpose(heads, 2), z.transpose(heads, 2)
 
 
 def heads(was: Forward, found: Heads) -> Forward:
