@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from test_emulated_embedding import DTYPES, Array, call_of
+from test_emulated_scatter_reduce import run
 from test_emulated_segments import close
 
 from baracuda.backends.cuda import index_errors
@@ -105,13 +106,6 @@ def entries(kind: str) -> tuple[Entry, ...]:
     every += [call._replace(add=True) for call in every if call.problem.spec.adjoint_of]
     found = {s.entry.symbol: s.entry for call in every for s in plan(call).kernels}
     return tuple(found.values())
-
-
-def run(call: Call, arrays: list[Array], seed: int, compiled: tuple[Entry, ...] = ()) -> None:
-    steps = plan(call)
-    kernels = tuple(dict.fromkeys(s.entry for s in steps.kernels))
-    emulator.run(compiled or kernels, steps, arrays, seed, ())
-    assert steps.deterministic
 
 
 @pytest.mark.parametrize(("case", "kind"), PAIRS)
