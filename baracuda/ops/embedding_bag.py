@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, Unpack
+from math import inf
+from typing import Any, Literal, TypeAlias, Unpack
 
 from baracuda.calls.op import op
 from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import choice, integer, optional
-from baracuda.families.indexing import added, counted, highest, inside, of_rows, padding, taken
+from baracuda.families.indexing import added, highest, inside, of_rows, padding, taken
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["embedding_bag", "embedding_bag_backward"]
 
+Joins: TypeAlias = Callable[..., Array]
+Spreads: TypeAlias = Callable[[Array], Array]
 AXES: dict[str, Any] = {"b": 4, "k": 3, "t": 11, "m": 4, "n": 7, "d": 5}
 ROLES = {"ids": roles.index("n", skipped="padding_idx"), "offsets": roles.ascending(0, 11)}
 _bags = partial(
@@ -26,6 +30,7 @@ _bags = partial(
         "mode": choice("raise", "drop"),
     },
     resolve=padding,
+    batches=("b",),
     cases=(
         Case({**AXES, "d": 16}, reduction="sum", mode="drop"),
         Case(AXES, reduction="mean", padding_idx=2),
@@ -34,21 +39,26 @@ _bags = partial(
 )
 
 
-def _entries(ids: Array, offsets: Array | None) -> tuple[Array, Array, int]:
-    """ids along one axis, the bag of each, and how many bags there are."""
-    library = library_of(ids)
-    xp, device = library.xp, library.device_of(ids)
-    there = {} if device is None else {"device": device}
+def _between(ids: Array, offsets: Array | None) -> tuple[Joins, Spreads]:
+    """What joins arrays of entries bag by bag, and what gives each entry what its bag has."""
+    xp = library_of(ids).xp
     if offsets is None:
-        bags = ids.shape[0]
-        line = xp.expand_dims(xp.arange(bags, dtype=ids.dtype, **there), axis=1)
-        return xp.reshape(ids, (-1,)), xp.reshape(xp.broadcast_to(line, ids.shape), (-1,)), bags
-    # An entry is of the bag that began last.
-    within = xp.where(offsets < ids.shape[0], offsets, -1)
-    starts = added(xp.ones_like(offsets), within, 0, ids.shape[0])
-    bag = xp.cumulative_sum(starts) - 1
-    # What is before the first offset is of the first bag.
-    return ids, xp.where(bag < 0, 0, bag), offsets.shape[0]
+
+        def along(x: Array, top: bool = False) -> Array:
+            if not top or 0 in x.shape:
+                return xp.sum(x, axis=1)
+            return xp.max(x, axis=1)
+
+        return along, partial(xp.expand_dims, axis=1)
+    # An entry is of the bag that began last, and of the first where none has.
+    within, bags = xp.where(offsets < ids.shape[0], offsets, -1), offsets.shape[0]
+    bag = xp.cumulative_sum(added(xp.ones_like(offsets), within, 0, ids.shape[0])) - 1
+    bag = xp.where(bag < 0, min(bags - 1, 0), bag)
+
+    def joined(x: Array, top: bool = False) -> Array:
+        return highest(x, bag, bags) if top else added(x, bag, 0, bags)
+
+    return joined, lambda x: taken(x, bag, 0)
 
 
 def _counting(ids: Array, extent: int, padding_idx: int | None) -> Array:
@@ -137,20 +147,16 @@ def embedding_bag(
            [2., 3.],
            [0., 0.]])
     """
-    xp, n = library_of(weight).xp, weight.shape[0]
-    line, bag, bags = _entries(ids, offsets)
-    here = _counting(line, n, padding_idx)
-    rows, bag = taken(weight, line, 0), xp.where(here, bag, -1)
+    xp, here = library_of(weight).xp, _counting(ids, weight.shape[0], padding_idx)
+    join, _ = _between(ids, offsets)
+    rows = taken(weight, ids, 0)
+    mask, many = of_rows(here, rows), of_rows(join(xp.astype(here, rows.dtype)), weight)
     if per_sample_weight is not None:
-        rows = rows * of_rows(xp.reshape(per_sample_weight, line.shape), rows)
+        rows = rows * of_rows(per_sample_weight, rows)
     if reduction == "max":
-        many = counted(bag, bags, rows)
-        return xp.where(many > 0, highest(rows, bag, bags), 0)
-    total = added(rows, bag, 0, bags)
-    if reduction == "sum":
-        return total
-    many = counted(bag, bags, rows)
-    return total / xp.where(many > 0, many, 1)
+        return xp.where(many > 0, join(xp.where(mask, rows, -inf), True), 0)
+    total = join(xp.where(mask, rows, 0))
+    return total if reduction == "sum" else total / xp.where(many > 0, many, 1)
 
 
 @_bags(
@@ -237,22 +243,19 @@ def embedding_bag_backward(
            [1.5, 1.5]])
     """
     xp, n = library_of(weight).xp, weight.shape[0]
-    line, bag, bags = _entries(ids, offsets)
-    here = _counting(line, n, padding_idx)
-    bag, line = xp.where(here, bag, -1), xp.where(here, line, -1)
+    here, (join, spread) = _counting(ids, n, padding_idx), _between(ids, offsets)
+    at, mask = xp.where(here, ids, -1), here[..., None]
     if reduction == "mean":
-        many = counted(bag, bags, dy)
+        many = of_rows(join(xp.astype(here, dy.dtype)), dy)
         dy = dy / xp.where(many > 0, many, 1)
     if reduction == "max":
-        rows, top = taken(weight, line, 0), taken(y, bag, 0)
-        hit = ((rows == top) | ((rows != rows) & (top != top))) & of_rows(here, rows)
-        ties = added(xp.astype(hit, dy.dtype), bag, 0, bags)
-        shares = xp.where(hit, taken(dy / xp.where(ties > 0, ties, 1), bag, 0), 0)
+        rows, top = taken(weight, at, 0), spread(y)
+        hit = ((rows == top) | ((rows != rows) & (top != top))) & mask
+        ties = join(xp.astype(hit, dy.dtype))
+        shares = xp.where(hit, spread(dy / xp.where(ties > 0, ties, 1)), 0)
     else:
-        shares = taken(dy, bag, 0)
+        shares = xp.where(mask, spread(dy), 0)
     if per_sample_weight is None:
-        return added(shares, line, 0, n)
-    weights = of_rows(xp.reshape(per_sample_weight, line.shape), shares)
-    dots = xp.sum(xp.where(of_rows(here, shares), shares * taken(weight, line, 0), 0), axis=-1)
-    weighted = xp.where(of_rows(here, shares), shares * weights, 0)
-    return added(weighted, line, 0, n), xp.reshape(dots, ids.shape)
+        return added(shares, at, 0, n)
+    dots = xp.sum(xp.where(mask, shares * taken(weight, at, 0), 0), axis=-1)
+    return added(xp.where(mask, shares * per_sample_weight[..., None], 0), at, 0, n), dots
