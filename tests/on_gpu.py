@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,6 +34,18 @@ def collected(pytest: list[str], environment: dict[str, str]) -> list[str]:
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
     return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def wait(running: list[subprocess.Popen[bytes]], limit: float | None) -> None:
+    """Until all have ended. What runs after `limit` seconds is ended, and says what it has found."""
+    for seconds, end in ((limit, signal.SIGINT), (15, signal.SIGKILL), (None, None)):
+        until = None if seconds is None else time.monotonic() + seconds
+        for process in running:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(None if until is None else max(until - time.monotonic(), 0))
+        for process in running:
+            if end and process.poll() is None:
+                process.send_signal(end)
 
 
 def main(argv: list[str]) -> int:
@@ -66,20 +79,9 @@ def main(argv: list[str]) -> int:
             with log.open("w") as out:
                 process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
             running.append((log, process))
+        wait([process for _, process in running], arguments.limit)
         for log, process in running:
-            left = None
-            if arguments.limit is not None:
-                left = max(arguments.limit - (time.monotonic() - started), 0)
-            try:
-                code = process.wait(left)
-            except subprocess.TimeoutExpired:
-                # pytest then still says what has failed.
-                process.send_signal(signal.SIGINT)
-                try:
-                    code = process.wait(10) or 1
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    code = process.wait()
+            code = process.returncode
             text = log.read_text(errors="replace")
             last = _LAST.findall(text)[-1:]
             for count, kind in _COUNT.findall("".join(last)):

@@ -197,6 +197,7 @@ def spec_of(name: str) -> OpSpec:
         ("look_up", False), ("look_up_backward", True),
         ("gather", False), ("gather_backward", True),
         ("segment_sum", True), ("segment_sum_backward", False), ("segment_softmax", True),
+        ("embedding_bag", True), ("embedding_bag_backward", True),
         ("cross_entropy_backward", False), ("cross_entropy_with_gradient", False),
         ("nll_loss_backward", False), ("rope_backward", False),
         ("linear_cross_entropy_backward", False),

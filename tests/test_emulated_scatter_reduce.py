@@ -132,17 +132,21 @@ def test_arrays_may_lie_anywhere_and_x_be_the_result(how: tuple[str, bool]) -> N
     near(x, out, size, "bfloat16")
 
 
-@pytest.mark.parametrize("how", ["max", "mean"])
-def test_the_place_of_an_entry_out_of_range_is_reported(how: str) -> None:
-    (x, at, src), _, axis = given("rows", "float32")
+@pytest.mark.parametrize("how", ["max", "mean", "sum"])
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "backward"])
+def test_the_place_of_an_entry_out_of_range_is_reported(gradient: bool, how: str) -> None:
+    (x, at, src), dout, axis = given("rows", "float32")
     at[...] = 3
     at[4, 7] = 30
-    call = call_of("scatter_reduce", [x, at, src], axis=axis, reduction=how, mode="raise")
+    op, arrays = "scatter_reduce", [x, at, src]
+    if gradient:
+        op, arrays = "scatter_reduce_backward", [dout, x, at, src, x]
+    call = call_of(op, arrays, axis=axis, reduction=how, mode="raise")
     ticket, record = index_errors.Ticket(call.problem), index_errors.Record()
     call = call._replace(listener=ctypes.addressof(record), ticket=ticket.number)
-    run(call, [x, at, src, emulator.empty(x.shape, "float32")], 1)
+    run(call, [*arrays, *emulator.outputs(call)], 1)
     text = index_errors._explain(record.ticket, record.value, record.position)
-    assert text == "scatter_reduce: index: expected 0 <= i < 30, got 30 at position (4, 7)"
+    assert text == f"{op}: index: expected 0 <= i < 30, got 30 at position (4, 7)"
 
 
 def test_of_two_zeros_the_larger_is_that_above_and_infinities_stay() -> None:

@@ -175,8 +175,9 @@ def test_few_layouts_lead_to_every_template_argument(file: str, op: str) -> None
         frozenset[Any]().union(
             *(
                 plannable.arguments(entry)
-                for name, dtype in (kind.values for kind in KINDS)
-                if registry[name].spec.kernel.file == file
+                for name, found in registry.items()
+                if found.spec.kernel and found.spec.kernel.file == file
+                for dtype in plannable.dtypes(found.spec)
                 for entry in plannable.entries(name, dtype, layouts)
             )
         )

@@ -79,10 +79,13 @@ def scatters(spec: OpSpec) -> bool:
     """Whether entries of an index may meet in one element of an output, which adds them up.
 
     They point along an axis of the output, and lie along one that it does not have; or groups are
-    added up on the way. What a composite adds up is for the ops that it is made of to say.
+    added up on the way, by an index or by where each begins. What a composite adds up is for the
+    ops that it is made of to say.
     """
     return not spec.composite and any(
-        p.name in grouping(spec) or (spec.role(p.name).below in q.names and p.names - q.names)
+        p.name in grouping(spec)
+        or spec.role(p.name).ascends
+        or (spec.role(p.name).below in q.names and p.names - q.names)
         for form in spec.signatures
         for p in form.inputs
         for q in form.outputs

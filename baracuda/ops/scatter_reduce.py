@@ -39,6 +39,7 @@ _op = partial(
         Case(PLANES, axis=1, reduction="max"),
         Case(ROWS, axis=-1, reduction="min", include_self=False, mode="drop"),
         Case(LINE, axis=0, reduction="prod"),
+        Case(LINE, axis=0, reduction="sum"),
     ),
 )
 
@@ -262,12 +263,13 @@ def scatter_reduce_backward(
         dsrc = each(dout) * _without(each(rest), src, each(zeros))
         dsrc, own = xp.where(there, dsrc, 0), dout * _without(rest, x, zeros)
     elif reduction in ("max", "min"):
-        hit = _same(src, each(out)) & there
-        ties = landed(hit)
+        # Where an element landed, one at least is the result.
+        there = _same(src, each(out)) & there
+        ties = landed(there)
         if include_self:
             ties = ties + xp.astype(_same(x, out), x.dtype)
         share = dout / xp.where(ties > 0, ties, 1)
-        dsrc, own = xp.where(hit, each(share), 0), xp.where(_same(x, out), share, 0)
+        dsrc, own = xp.where(there, each(share), 0), xp.where(_same(x, out), share, 0)
     else:
         if reduction == "mean":
             share = own = dout / _count(landed(there), include_self)

@@ -190,7 +190,9 @@ template <class T, class P, class F, class I, bool ADD> struct GiveEntries {
     const T* out;
     const u32* state;
     T* to;
+    Report* listener;
     i64 extent;
+    u32 ticket, pad;
     I items, axis_dout, axis_out, axis;  // strides along the axis
     Walk<0, 6, I> walk;  // index, src, to; dout, results and places with the axis left out
   };
@@ -202,7 +204,7 @@ template <class T, class P, class F, class I, bool ADD> struct GiveEntries {
     args.walk.template offsets<1>(item, at);
     const P i = args.index[at[0]];
     A x[1] = {};
-    if (u64(i64(i)) < u64(args.extent)) {
+    if (valid(i, args.extent, args.listener, args.ticket, i64(item))) {
       A own = 0, out = 0;
       u32 state = 0;
       if constexpr (F::TAKES_TIE) {

@@ -57,7 +57,7 @@ class Places:
             self._by_place(f"StartCounts<{call.type}, {flag(out)}, ", of, ties)
         elif prod(self.shape):
             self.steps.append(Zero(state.slot, prod(self.shape) * (8 if wide_keys else 4)))
-        if 0 in index.shape or 0 in self.shape:
+        if 0 in index.shape:
             return state
         at = out or state
         strides = (index.strides, src.strides, *(apart(v.strides, self.axis) for v in (at, state)))
@@ -95,8 +95,10 @@ class Places:
         strides = (index.strides, src.strides, to.strides,
                    *(apart(v.strides, axis) for v in of_places))  # fmt: skip
         dims = merged(index.shape, strides)
-        packer = self._packer(dims, *of_places).pointers(6).add("q", self.shape[axis])
-        packer.indices(count(dims), *(v.strides[axis] for v in of_places)).walk(dims, 6)
+        packer = self._packer(dims, *of_places).pointers(6)
+        # Where there is a state, what made it has looked at the entries.
+        packer.add("Q", 0 if state else call.listener).add("q", self.shape[axis])
+        packer.add("I", call.ticket, 0).indices(count(dims), *(v.strides[axis] for v in of_places)).walk(dims, 6)
         integer = named(call.problem.index_dtype or "").short
         kind = f"GiveEntries<{call.type}, {integer}, {functor}, {packer.type}, {flag(add)}>"
         views = (index, dout, src, *of_places[1:], to)
