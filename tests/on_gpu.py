@@ -37,7 +37,7 @@ def collected(pytest: list[str], environment: dict[str, str]) -> list[str]:
 
 
 def wait(running: list[subprocess.Popen[bytes]], limit: float | None) -> None:
-    """Until all have ended. What runs after `limit` seconds is ended, and says what it has found."""
+    """Until all have ended; after `limit` seconds they are told to, and say what they found."""
     for seconds, end in ((limit, signal.SIGINT), (15, signal.SIGKILL), (None, None)):
         until = None if seconds is None else time.monotonic() + seconds
         for process in running:

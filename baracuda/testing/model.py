@@ -188,12 +188,13 @@ def _train(variant: Variant, model: Any, sizes: Sizes, device: str) -> tuple[Out
         losses.append(loss.detach())
         if step == 0:
             found = ((w, w.grad) for w in model.parameters())
-            gradients = [(torch.zeros_like(w) if g is None else g).cpu() for w, g in found]
+            gradients = [torch.zeros_like(w) if g is None else g for w, g in found]
         optimiser.step()
         optimiser.zero_grad()
         if step == 0:
             float(loss.detach())
             out.first = time.perf_counter() - began
+            gradients = [g.cpu() for g in gradients]
     marks.append(block.mark(on_gpu))
     out.losses = [float(loss) for loss in losses]
     out.seconds = statistics.median(block.between(a, b) for a, b in pairwise(marks))

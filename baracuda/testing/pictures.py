@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]]]], names: Sequence[str],
@@ -82,11 +82,23 @@ KINDS = {
 DTYPE = "bfloat16"
 
 
-def headline(record: Mapping[str, Any], palette: Palette) -> str:
-    """A few problems of a benchmark: how fast baracuda and others are, beside a copy."""
-    left, width, bar, top = 310, 380, 16, 66
-    copy, right = left + width, left + width + 76
-    found = {(row["op"], row["label"], row["dtype"]): row for row in record["rows"]}
+class Bar(NamedTuple):
+    """One of a group: how long, as a part of the width, and the texts behind it."""
+
+    name: str
+    long: float
+    texts: tuple[str, ...]
+    ours: bool
+
+
+def panel(
+    title: str, about: str, groups: Sequence[tuple[str, str, Sequence[Bar]]], heads: Sequence[str],
+    line: tuple[float, str], palette: Palette,
+) -> str:  # fmt: skip
+    """Groups of bars, each with a name and what it is; a line, and columns of texts."""
+    left, width, bar, top, column = 310, 380, 16, 66, 62
+    mark = left + width * line[0]
+    ends = [left + width + 14 + column * (i + 1) for i in range(len(heads))]
     out: list[str] = []
 
     def write(x: float, y: float, text: str, fill: str, *more: str) -> None:
@@ -94,13 +106,42 @@ def headline(record: Mapping[str, Any], palette: Palette) -> str:
         out.append(f"{head}>{escape(text)}</text>")
 
     bold, end = 'font-weight="600"', 'text-anchor="end"'
-    title = f"Speed on one {record['device']}, {DTYPE}: longer is faster"
     write(12, 22, title, palette.text, bold, 'font-size="15"')
-    about = "The line is the speed at which the GPU copies as many bytes as the op has to move"
     write(12, 42, about, palette.quiet)
-    write(copy, top - 6, "copy", palette.quiet, 'text-anchor="middle"')
-    write(right, top - 6, "ms", palette.quiet, end)
+    write(mark, top - 6, line[1], palette.quiet, 'text-anchor="middle"')
+    for x, head in zip(ends, heads, strict=True):
+        write(x, top - 6, head, palette.quiet, end)
     y = top + 4
+    for name, what, some in groups:
+        write(12, y + 12, name, palette.text, bold)
+        write(12, y + 12 + bar, what, palette.quiet)
+        for each in some:
+            more = [bold] * each.ours
+            text, fill = (
+                (palette.text, palette.ours) if each.ours else (palette.quiet, palette.theirs)
+            )
+            write(left - 8, y + 12, each.name, text, end, *more)
+            out.append(
+                f'<rect x="{left}" y="{y + 2:g}" width="{width * each.long:.1f}" '
+                f'height="{bar - 4}" fill="{fill}"/>'
+            )
+            for x, shown in zip(ends, each.texts, strict=True):
+                write(x, y + 12, shown, text, end, *more)
+            y += bar
+        y += bar
+    page = f'<rect width="100%" height="100%" fill="{palette.page}"/>'
+    rule = f'<path d="M{mark:g} {top}V{y - 10:g}" stroke="{palette.quiet}"/>'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {ends[-1] + 14} {y:g}" '
+        'font-family="system-ui, sans-serif" font-size="12">'
+    )
+    return "\n".join([head, page, rule, *out, "</svg>\n"])
+
+
+def headline(record: Mapping[str, Any], palette: Palette) -> str:
+    """A few problems of a benchmark: how fast baracuda and others are, beside a copy."""
+    found = {(row["op"], row["label"], row["dtype"]): row for row in record["rows"]}
+    groups = []
     for op, label in SHOWN:
         row = found[op, label, DTYPE]
         ideal, peers = row["ideal_bytes"] / record["ceiling"], row["peers"]
@@ -109,23 +150,56 @@ def headline(record: Mapping[str, Any], palette: Palette) -> str:
             for kind, names in KINDS.items()
             if not peers.keys().isdisjoint(names)
         ]
-        write(12, y + 12, op, palette.text, bold)
-        write(12, y + 12 + bar, label.split(" from ")[0], palette.quiet)
-        for seconds, name in [(row["ours"], "baracuda"), *sorted(times)]:
-            ours = name == "baracuda"
-            text, fill = (palette.text, palette.ours) if ours else (palette.quiet, palette.theirs)
-            write(left - 8, y + 12, name, text, end, *[bold] * ours)
-            out.append(
-                f'<rect x="{left}" y="{y + 2:g}" width="{width * ideal / seconds:.1f}" '
-                f'height="{bar - 4}" fill="{fill}"/>'
-            )
-            write(right, y + 12, f"{seconds * 1e3:.3f}", text, end, *[bold] * ours)
-            y += bar
-        y += bar
-    page = f'<rect width="100%" height="100%" fill="{palette.page}"/>'
-    line = f'<path d="M{copy} {top}V{y - 10:g}" stroke="{palette.quiet}"/>'
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right + 14} {y:g}" '
-        'font-family="system-ui, sans-serif" font-size="12">'
+        some = [
+            Bar(name, ideal / seconds, (f"{seconds * 1e3:.3f}",), name == "baracuda")
+            for seconds, name in [(row["ours"], "baracuda"), *sorted(times)]
+        ]
+        groups.append((op, label.split(" from ")[0], some))
+    title = f"Speed on one {record['device']}, {DTYPE}: longer is faster"
+    about = "The line is the speed at which the GPU copies as many bytes as the op has to move"
+    return panel(title, about, groups, ("ms",), (1, "copy"), palette)
+
+
+# -- the picture of whole models -----------------------------------------------------------------
+
+# Variants of `bench --model`, by what they are to a reader.
+STEPS = {
+    "baracuda": "baracuda, bc.optim.AdamW",
+    "baracuda, compiled": "baracuda, torch.compile, causal kernel",
+    "torch.compile": "torch.compile, causal kernel",
+    "Liger": "Liger",
+    "transformers": "eager",
+}
+MODELS = {"llama": "Llama", "qwen3": "Qwen 3", "gemma3": "Gemma 3"}
+
+
+def models(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Of each record of `bench --model`: the model, its sizes, and the variants of `STEPS`."""
+    for record in records:
+        key = next(iter(MODELS.keys() & record))
+        found = {each["name"]: each for each in record[key]["variants"]}
+        sizes = record[key]["sizes"]
+        about = f"{sizes['layers']} layers, {sizes['hidden']}/{sizes['ffn']}"
+        yield MODELS[key], about, {shown: found[name] for shown, name in STEPS.items()}
+
+
+def steps(records: Sequence[Mapping[str, Any]], palette: Palette) -> str:
+    """How fast models train with baracuda and with others, beside the model as it is."""
+    every = list(models(records))
+    most = max(
+        found["transformers"]["seconds"] / each["seconds"]
+        for _, _, found in every
+        for each in found.values()
     )
-    return "\n".join([head, page, line, *out, "</svg>\n"])
+    groups = []
+    for name, about, found in every:
+        whole = found["transformers"]["seconds"] / most
+        some = [
+            Bar(shown, whole / each["seconds"],
+                (f"{each['seconds'] * 1e3:.1f}", f"{each['peak']:.1f}"), "baracuda" in shown)
+            for shown, each in sorted(found.items(), key=lambda item: float(item[1]["seconds"]))
+        ]  # fmt: skip
+        groups.append((name, about, some))
+    title = f"Training steps on one {records[0]['device']}, bfloat16: longer is faster"
+    about = "The line is the speed of the model as transformers has it; GiB is the peak memory"
+    return panel(title, about, groups, ("ms", "GiB"), (1 / most, "plain"), palette)

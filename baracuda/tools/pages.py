@@ -26,7 +26,7 @@ from baracuda.declaration.spec import Case, Problem
 from baracuda.testing import regions
 from baracuda.testing.cases import Call, Subject, draw, holds, tried
 from baracuda.testing.docstrings import bullets, prose, sections
-from baracuda.testing.pictures import PALETTES, bars, headline
+from baracuda.testing.pictures import PALETTES, bars, headline, models, steps
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOTE = "<!-- Written by `python -m baracuda.tools.pages`: edit what it reads, not this. -->\n\n"
@@ -287,10 +287,13 @@ def _shown(seconds: float) -> str:
     return f"{seconds * 1e3:.3f}" if seconds < 0.01 else f"{seconds * 1e3:.2f}"
 
 
-def performance(record: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, str]:
+def performance(
+    record: Mapping[str, Any], block: Mapping[str, Any], whole: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
     """The page of the figures, and pictures of them."""
     figures, ceiling = [], record["ceiling"]
     pictures = {f"_static/speed-{k}.svg": headline(record, v) for k, v in PALETTES.items()}
+    pictures |= {f"_static/steps-{k}.svg": steps(whole, v) for k, v in PALETTES.items()}
     families: dict[str, list[tuple[str, list[tuple[float, str]]]]] = {}
     for row in record["rows"]:
         seconds, other = min((seconds, name) for name, seconds in row["peers"].items())
@@ -304,9 +307,15 @@ def performance(record: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str
     for family, rows in families.items():
         title = f"{family}: share of the copy ceiling"
         pictures[f"_static/share-{family}.svg"] = bars(title, rows, ("baracuda", "best peer"), 1.0)
-    steps = [(v["name"], [(v["seconds"], f"{v['seconds'] * 1e3:.2f} ms, {v['peak']:.1f} GiB")])
-             for v in block["block"]["variants"] if not v["missing"]]  # fmt: skip
-    pictures["_static/block.svg"] = bars("A training step of a Llama-style block", steps, ("time",))
+    trained = [(v["name"], [(v["seconds"], f"{v['seconds'] * 1e3:.2f} ms, {v['peak']:.1f} GiB")])
+               for v in block["block"]["variants"] if not v["missing"]]  # fmt: skip
+    title = "A training step of a Llama-style block"
+    pictures["_static/block.svg"] = bars(title, trained, ("time",))
+    of_models = [
+        [f"{name}, {about}", shown, f"{v['seconds'] * 1e3:.1f}", f"{v['peak']:.1f}",
+         f"{v['losses_apart']:.1e}"]
+        for name, about, found in models(whole) for shown, v in found.items()
+    ]  # fmt: skip
 
     def listed(title: str, source: Mapping[str, float], unit: str) -> str:
         rows = [[name, f"{value:.2f}"] for name, value in source.items()]
@@ -326,21 +335,25 @@ def performance(record: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str
         listed("What a call from JAX costs the host", record["jax"]["host cost, µs"], "µs"),
         listed("Cold start", record["cold"], "ms"),
         f"## A Llama-style block\n\n{block['block']['dtype']}, {sizes}.\n",
-        table(["`h200-block.json`", "ms a step, peak memory"], [[n, v[0][1]] for n, v in steps]),
+        table(["`h200-block.json`", "ms a step, peak memory"], [[n, v[0][1]] for n, v in trained]),
+        "## Models of transformers\n",
+        table(
+            ["`h100-models.json`", "variant", "ms a step", "peak GiB", "losses apart"], of_models
+        ),
     ]
     return {"reference/figures.md": "\n".join(page), **pictures}
 
 
 def pages(docs: Path = DOCS) -> dict[str, str]:
     """Every page and picture by its path, from the registry and the benchmarks below `docs`."""
-    record, block = (
+    record, block, whole = (
         json.loads((docs / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("h200", "h200-block")
+        for name in ("h200", "h200-block", "h100-models")
     )
     makers = {"index": _index, "support": support, "sharding": sharding, "autocast": _autocast}
     out = {f"reference/{name}.md": make() for name, make in makers.items()}
     out |= {f"reference/ops/{name}.md": op_page(op) for name, op in registry.items()}
-    return out | performance(record, block)
+    return out | performance(record, block, whole)
 
 
 def stale(docs: Path = DOCS) -> Iterator[str]:

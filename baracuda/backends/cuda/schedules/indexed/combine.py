@@ -98,7 +98,8 @@ class Places:
         packer = self._packer(dims, *of_places).pointers(6)
         # Where there is a state, what made it has looked at the entries.
         packer.add("Q", 0 if state else call.listener).add("q", self.shape[axis])
-        packer.add("I", call.ticket, 0).indices(count(dims), *(v.strides[axis] for v in of_places)).walk(dims, 6)
+        packer.add("I", call.ticket, 0).indices(count(dims))
+        packer.indices(*(v.strides[axis] for v in of_places)).walk(dims, 6)
         integer = named(call.problem.index_dtype or "").short
         kind = f"GiveEntries<{call.type}, {integer}, {functor}, {packer.type}, {flag(add)}>"
         views = (index, dout, src, *of_places[1:], to)
