@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import FULL, cases
+from forks import printed
+from lanes import FULL, ROOT, cases
 
 from baracuda.__main__ import main
 from baracuda.testing import block, model
@@ -101,6 +102,26 @@ def test_causal_attention_without_masks_is_the_same() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.slow("two processes train each variant")
+def test_shards_of_two_processes_train_as_the_model(tmp_path: Path) -> None:
+    """Each variant by FSDP2; those that are one graph are left out."""
+    file = tmp_path / "model.json"
+    asked = ["--layers", "1", "--tokens", "1", "16", "--steps", "3", "--json", str(file)]
+    program = ROOT / "baracuda" / "__main__.py"
+    if not FULL:
+        pytest.skip("of the full lane")
+    text = printed(program, "bench", "--cpu", "--model", "llama", "--fsdp", *asked, ranks=2)
+    assert text.count("[1, 16] tokens, 1 layers") == text.count("processes: 2, fsdp") == 1
+    found = json.loads(file.read_text())["llama"]["variants"]
+    names = [v.name for v in VARIANTS if not v.compiled and v.name != "Liger"]
+    assert [each["name"] for each in found if not each["missing"]] == names
+    for each in found[: len(names)]:
+        assert not each["error"]
+        assert each["losses_apart"] < block.LOSSES
+        assert each["gradients_apart"] < block.GRADIENTS
+
+
+@pytest.mark.full
 @pytest.mark.slow("four variants are compiled")
 def test_the_command_trains_every_variant(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -124,6 +145,8 @@ def test_the_command_trains_every_variant(
     [
         (["--layers", "2", "--ffn", "8"], "--layers, --ffn: give --model too"),
         (["--model", "llama", "--html", "x.html"], "--model goes with none of --html"),
+        (["--fsdp"], "--fsdp: give --model too"),
+        (["--cpu", "--model", "llama", "--fsdp"], "--fsdp: no RANK in the environment"),
     ],
 )
 def test_options_that_do_not_go_together_are_said_in_one_line(

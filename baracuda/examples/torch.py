@@ -69,7 +69,7 @@ class Model(torch.nn.Module):
             return self._loss(dict(self.named_parameters()), *batch)
 
 
-def place(device: str | None, batch: int) -> str:
+def place(device: str | None, batch: int, command: str = "train --distributed") -> str:
     """The device of this process: the CPU, or of the GPUs of its host one for each process.
 
     Parameters
@@ -78,6 +78,8 @@ def place(device: str | None, batch: int) -> str:
         ``"cpu"`` or ``"cuda"``; the CPU by default.
     batch : int
         Rows that the processes are to share.
+    command : str
+        What torchrun is to start.
 
     Returns
     -------
@@ -93,7 +95,7 @@ def place(device: str | None, batch: int) -> str:
     if missing:
         raise ValueError(
             f"no {missing[0]} in the environment; start it as "
-            "torchrun --nproc-per-node 2 -m baracuda train --distributed"
+            f"torchrun --nproc-per-node 2 -m baracuda {command}"
         )
     size, here = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if batch % size:

@@ -2,7 +2,8 @@
 
 Random weights, a text that ships with Python, no network. The variants differ in what is patched,
 in whether torch.compile has the model, in whether attention is told that it is causal, and in the
-optimiser.
+optimiser. Where torch.distributed connects processes, each has a shard of the weights by FSDP2, and
+rows of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from baracuda import optim
@@ -82,9 +87,9 @@ def liger(model: Any) -> None:
     transformers._apply_liger_kernel_to_instance(model=model)
 
 
-def patched(model: Any) -> None:
+def patched(model: Any, **how: Any) -> None:
     """Patch by baracuda."""
-    import_module("baracuda.integrations.transformers").patch(model)
+    import_module("baracuda.integrations.transformers").patch(model, **how)
 
 
 @contextmanager
@@ -116,6 +121,11 @@ VARIANTS = (
     Variant("torch.compile, causal kernel", compiled=True, around=causal),
     Variant("baracuda", patched),
     Variant("baracuda, bc.optim.AdamW", patched, optimiser=optim.AdamW),
+    Variant(
+        "baracuda, bc.optim.AdamW, grad_dtype=weight",
+        partial(patched, grad_dtype="weight"),
+        optimiser=optim.AdamW,
+    ),
     Variant("baracuda, torch.compile", patched, compiled=True),
     Variant("baracuda, torch.compile, causal kernel", patched, compiled=True, around=causal),
     # The last, as it replaces functions of transformers in the whole process.
@@ -151,17 +161,39 @@ def batches(sizes: Sizes, device: str) -> Iterator[Array]:
     """The text of `help()`, character by character, without end."""
     ids = torch.as_tensor(python_reference().training.astype("int64") % sizes.vocabulary)
     size = sizes.batch * sizes.tokens
-    at = 0
+    rank, ranks = (distributed.get_rank(), distributed.get_world_size()) if connected() else (0, 1)
+    at = rank * size
     while True:
         taken = torch.arange(at, at + size) % ids.shape[0]
         yield ids[taken].reshape(sizes.batch, sizes.tokens).to(device)
-        at += size
+        at += ranks * size
+
+
+def connected() -> bool:
+    """Whether this process is one of several that train together."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def shard(model: Any, device: str) -> None:
+    """Leave this process a shard of each weight, gathered a layer at a time."""
+    mesh = init_device_mesh(device, (distributed.get_world_size(),))
+    for part in (*model.model.layers, model):
+        fully_shard(part, mesh=mesh)
+        # Over gloo some versions of torch sum where they are to average.
+        part.set_force_sum_reduction_for_comms(device == "cpu")
+
+
+def local(x: Any) -> Any:
+    """What this process has of an array."""
+    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def train(variant: Variant, name: str, sizes: Sizes, device: str) -> tuple[Outcome, list[Array]]:
     """Train with one variant; what came of it, and the first gradients, on the host."""
     model = model_of(name, sizes, device)
     variant.prepare(model)
+    if connected():
+        shard(model, device)
     with variant.around(model):
         return _train(variant, model, sizes, device)
 
@@ -194,7 +226,7 @@ def _train(variant: Variant, model: Any, sizes: Sizes, device: str) -> tuple[Out
         if step == 0:
             float(loss.detach())
             out.first = time.perf_counter() - began
-            gradients = [g.cpu() for g in gradients]
+            gradients = [local(g).cpu() for g in gradients]
     marks.append(block.mark(on_gpu))
     out.losses = [float(loss) for loss in losses]
     out.seconds = statistics.median(block.between(a, b) for a, b in pairwise(marks))

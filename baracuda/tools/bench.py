@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, fields, replace
 from functools import partial
 from importlib import import_module
@@ -205,8 +207,31 @@ def model(arguments: argparse.Namespace, on_gpu: bool) -> tuple[dict[str, Any], 
         training.Sizes() if on_gpu else training.SMALL,
         **{name: value for name, value in given.items() if value},
     )
-    some = partial(training.measure, arguments.model, training.VARIANTS)
-    return _trained(arguments.model, training, training.measure if of_jax else some, sizes, on_gpu)
+    if of_jax:
+        return _trained("jax", training, training.measure, sizes, on_gpu)
+    # Compiled as one graph a model cannot be gathered layer by layer.
+    every = [v for v in training.VARIANTS if not (arguments.fsdp and v.compiled)]
+    some = partial(training.measure, arguments.model, every)
+    with _together(on_gpu) if arguments.fsdp else nullcontext(True) as first:
+        if first:
+            return _trained(arguments.model, training, some, sizes, on_gpu)
+        arguments.json = None
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            return _trained(arguments.model, training, some, sizes, on_gpu)
+
+
+@contextmanager
+def _together(on_gpu: bool) -> Iterator[bool]:
+    """Be one of torchrun's processes; whether it is the one that speaks for all."""
+    ranks = import_module("baracuda.examples.torch")
+    try:
+        device = ranks.place("cuda" if on_gpu else "cpu", 0, "bench --model llama --fsdp")
+    except ValueError as error:
+        raise CannotRun(f"--fsdp: {error}") from error
+    with ranks.joined("fsdp", device) as team:
+        if team.first:
+            print(f"processes: {team}")
+        yield team.first
 
 
 def _trained(
@@ -363,6 +388,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=MODELS,
         help="train a model of transformers, or of flax (jax), instead (tiny on a CPU)",
     )
+    parser.add_argument("--fsdp", action="store_true", help="of --model: FSDP2, under torchrun")
     for name in SIZES:
         both = name == "tokens"
         parser.add_argument(
@@ -383,7 +409,9 @@ def run(arguments: argparse.Namespace) -> int:
         needs("transformers", instead, "transformers")
         if arguments.model == "jax":
             needs("flax", instead, "flax")
-    elif given := [f"--{name}" for name in SIZES if getattr(arguments, name)]:
+            if arguments.fsdp:
+                raise CannotRun("--fsdp goes with models of torch")
+    elif given := [f"--{name}" for name in (*SIZES, "fsdp") if getattr(arguments, name)]:
         raise CannotRun(f"{', '.join(given)}: give --model too")
     if arguments.plot:
         can_plot(arguments.plot)
