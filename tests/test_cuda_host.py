@@ -229,7 +229,9 @@ def test_a_form_that_needs_too_much_room_gives_way(monkeypatch: pytest.MonkeyPat
         choices = replace(large.choices, max_workspace_bytes=limit)
         assert BACKEND.prepare(replace(large, choices=choices)).variant.startswith(f"{form}, ")
     choices = replace(problem.choices, deterministic=True, max_workspace_bytes=90000 * 12 - 1)
-    with pytest.raises(Refusal, match=r"^needs 1080000 bytes of workspace, max_workspace_bytes is 1079999$"):
+    with pytest.raises(
+        Refusal, match=r"^needs 1080000 bytes of workspace, max_workspace_bytes is 1079999$"
+    ):
         BACKEND.prepare(replace(problem, choices=choices))
 
 

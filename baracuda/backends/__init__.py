@@ -113,9 +113,11 @@ def _outside() -> Iterator[tuple[str, Entry]]:
                 raise _Unfinished
             entry = getattr(brought, attribute)
             if not isinstance(entry, Entry):
-                raise TypeError(f"{value} is no baracuda.backends.Entry")
+                got = type(entry).__name__
+                raise TypeError(f"{value}: expected a baracuda.backends.Entry, got {got}")
             if entry.before and entry.before not in _ENTRIES:
-                raise ValueError(f"before={entry.before!r} is no backend")
+                known = ", ".join(_ENTRIES)
+                raise ValueError(f"before: expected one of {known}, got {entry.before!r}")
         except _Unfinished:
             raise
         except Exception as error:
@@ -172,7 +174,8 @@ def register(name: str, entry: Entry, *, before: str | None = None) -> None:
         Where `before` is no other backend.
     """
     if before is not None and (before == name or before not in _entries()):
-        raise ValueError(f"register: before: expected another backend, got {before!r}")
+        others = ", ".join([other for other in _entries() if other != name])
+        raise ValueError(f"register: before: expected one of {others}, got {before!r}")
     _entries()
     _put(name, entry, before)
     _tell()
