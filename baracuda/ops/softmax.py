@@ -131,10 +131,10 @@ def softmax(
     Raises
     ------
     TypeError
-        A dtype that is not floating, a mask that is not boolean; mixed libraries, devices or
-        dtypes; `scale` not a number, or above 1e30 in size.
+        A dtype that is not floating; `mask` not boolean; mixed libraries, devices or dtypes;
+        `scale` not a number, or above 1e30 in size.
     ValueError
-        No such axis; `causal` with an axis other than the last; a mask or bias that does not
+        No such axis; `causal` with an axis other than the last; `mask` or `bias` that does not
         broadcast; another `dtype`.
 
     Notes
