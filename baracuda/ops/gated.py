@@ -378,7 +378,9 @@ def geglu(
 
     Raises
     ------
-    TypeError, ValueError
+    TypeError
+        As `glu`.
+    ValueError
         As `glu`; `approximate` neither of the two.
 
     Notes

@@ -126,12 +126,12 @@ def _listed(text: str) -> list[Entry]:
     return out
 
 
-def _beside(names: list[str], more: str, section: str) -> str:
-    """The one of several names that what is said beside "As in" belongs to; "" for all of them."""
+def _beside(names: list[str], more: str, section: str) -> list[str]:
+    """Of several names those that what is said beside "As in" belongs to; none for a line apart."""
     if section != "Raises":
-        return ""
+        return []
     kind = "ValueError" if "shape" in more else "IndexError" if "late error" in more else ""
-    return kind if kind in names else ", ".join(names)
+    return [kind] if kind in names else names
 
 
 def _of_own(name: str, text: str) -> str:
@@ -157,14 +157,14 @@ def described(name: str, section: str) -> dict[str, Entry]:
             theirs = described(same[1], section)
             more = entry.about[same.end() :]
             more = more[:1].upper() + more[1:]
-            to = entry.head
-            if more and len(entry.names) > 1:
+            to = entry.names
+            if more and len(to) > 1:
                 to = _beside(entry.names, more, section)
-                out += [Entry(to, "", more)] * (to not in entry.names)
+                out += [Entry("", "", more)] * (not to)
             for one in reversed(entry.names):
                 known = theirs.get(one, Entry(one, "", ""))
                 about = _of_own(name, known.about) if section == "Raises" else known.about
-                about = f"{about} {more if one == to else ''}".strip()
+                about = f"{about} {more if one in to else ''}".strip()
                 out += [Entry(one, entry.kind or known.kind, about)] * bool(about)
             out += [entry] * (not entry.names)
         elif entry.names and not entry.about and section == "Parameters":
