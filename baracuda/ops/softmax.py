@@ -114,7 +114,7 @@ def softmax(
     axis : int
         Axis of a row; negative counts from the end.
     scale : float
-        A run-time value.
+        Factor of `x`, at most 1e30 in size. A run-time value.
     causal : bool
         Of a row q of the last two axes, [.., Q, K], entries up to ``q + K - Q`` count.
     dtype : dtype, optional
@@ -126,7 +126,7 @@ def softmax(
     Returns
     -------
     array of shape [*b, n, *c]
-        C order; 0 where an element does not count.
+        dtype of `x`, or `dtype`; C order; 0 where an element does not count.
 
     Raises
     ------
