@@ -243,8 +243,9 @@ def test_errors_as_of_another_op_are_said_of_the_op_itself() -> None:
     # What is said of parameters that the op lacks is left out, what is added is where it belongs.
     assert docstrings.bullets("softmax_backward", "Raises").splitlines() == [
         "- `TypeError`: A dtype that is not floating; mixed libraries, devices or dtypes; `scale` "
-        "not a number, or above 1e30 in size.",
-        "- `ValueError`: No such axis. `dy` and `y` of different shapes.",
+        "not a real number.",
+        "- `ValueError`: No such axis; `scale` NaN or above 1e30 in size. `dy` and `y` of different "
+        "shapes.",
     ]
     assert "`weight` of another length" in docstrings.bullets("batch_norm_backward", "Raises")
 

@@ -132,10 +132,10 @@ def softmax(
     ------
     TypeError
         A dtype that is not floating; `mask` not boolean; mixed libraries, devices or dtypes;
-        `scale` not a number, or above 1e30 in size.
+        `scale` not a real number.
     ValueError
         No such axis; `causal` with an axis other than the last; `mask` or `bias` that does not
-        broadcast; another `dtype`.
+        broadcast; `scale` NaN or above 1e30 in size; another `dtype`.
 
     Notes
     -----

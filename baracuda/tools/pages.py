@@ -220,6 +220,12 @@ def signature(op: Op[Any, Any]) -> str:
     return str(whole.replace(parameters=own, return_annotation=returns))
 
 
+_RAISED_BY_ALL = (
+    "- As every op: `TypeError` for an option of another type and for an unknown keyword, "
+    "`NotImplementedError` where no backend takes the arrays, with the reason of each."
+)
+
+
 def op_page(op: Op[Any, Any]) -> str:
     """All that is known of one op."""
     spec, doc = op.spec, sections(inspect.getdoc(op) or "")
@@ -265,7 +271,7 @@ def op_page(op: Op[Any, Any]) -> str:
         table(["option", "default", "kind"], options),
         f"## Returns\n\n{bullets(spec.name, 'Returns')}\n",
         table(["array", "dtype"], dtypes(spec)),
-        f"## Raises\n\n{bullets(spec.name, 'Raises')}\n",
+        f"## Raises\n\n{bullets(spec.name, 'Raises')}\n{_RAISED_BY_ALL}\n",
         f"## Numerics and determinism\n\n{prose(doc['Notes'])}\n\nSee also "
         f"[numerics](../../numerics.md#{_anchor(spec.category)}) and "
         "[what bit-stable means](../../determinism.md#deterministic-and-bit-stable).\n",
