@@ -244,8 +244,8 @@ def test_errors_as_of_another_op_are_said_of_the_op_itself() -> None:
     assert docstrings.bullets("softmax_backward", "Raises").splitlines() == [
         "- `TypeError`: A dtype that is not floating; mixed libraries, devices or dtypes; `scale` "
         "not a real number.",
-        "- `ValueError`: No such axis; `scale` NaN or above 1e30 in size. `dy` and `y` of different "
-        "shapes.",
+        "- `ValueError`: No such axis; `scale` NaN or above 1e30 in size. `dy` and `y` of "
+        "different shapes.",
     ]
     assert "`weight` of another length" in docstrings.bullets("batch_norm_backward", "Raises")
 

@@ -261,6 +261,20 @@ def test_a_plan_that_needs_too_much_workspace_is_passed_over() -> None:
     assert bc.lerp.plan(X, X).workspace_size == 1024
 
 
+@pytest.mark.usefixtures("outside")
+def test_a_backend_may_go_while_a_plan_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = backends._ENTRIES["doubling"]
+
+    # What another thread does, where this one has just asked.
+    def going(self: _Doubling, problem: Problem) -> None:
+        backends.unregister("doubling")
+
+    monkeypatch.setattr(_Doubling, "refuses", going)
+    assert bc.lerp(X, X, weight=0.5).tolist() == X.tolist()
+    assert bc.lerp.plan(X, X).sku.backend == "numpy"
+    backends.register("doubling", entry, before="numpy")
+
+
 class _Behind(_Doubling):
     """A backend that writes into memory of tensors, as kernels do, behind the back of torch."""
 

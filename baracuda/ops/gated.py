@@ -346,9 +346,7 @@ def swiglu_backward(
 
 
 @_forward(
-    options=GELU,
-    kernel=Kernel("gated.cu", "Geglu", schedule="elementwise"),
-    cases=GELU_CASES,
+    options=GELU, cases=GELU_CASES, kernel=Kernel("gated.cu", "Geglu", schedule="elementwise")
 )
 def geglu(
     x: A,
