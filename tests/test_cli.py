@@ -219,7 +219,7 @@ def test_explain_takes_scalars_optional_arrays_and_infinity(
          "(float32, float64, float16, bfloat16), got int32"),
         ("swiglu --shapes 8 --dtype float33", "numpy cannot make such an array: data type "
          "'float33' not understood"),
-        ("swiglu --shapes 8 --device cpu", "--device goes with --xp torch"),
+        ("swiglu --shapes 8 --device cpu", "--device goes with --xp torch, got --xp numpy"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_explained_is_one_line(

@@ -651,8 +651,9 @@ def test_an_int64_index_is_not_truncated(bad):
 
 def test_an_empty_axis_has_no_valid_index(a):
     with raises(
-        IndexError, "gather: index: expected 0 <= i < 0, which no entry is, got shape (2, 3)"
-    ):
+        IndexError, "gather: index: expected no entries, as the axis that they point along has "
+        "extent 0, got shape (2, 3)",
+    ):  # fmt: skip
         bc.gather(a(2, 0), a.ints(2, 3), axis=1)
     dropped = bc.gather(a(2, 0), a.ints(2, 3), axis=1, mode="drop")
     assert dropped.shape == (2, 3)
@@ -695,7 +696,8 @@ def test_torch_refuses_numpy_arrays_that_it_would_copy_or_misread(broken):
     else:
         x.flags.writeable = False
     with raises(
-        NotImplementedError, f"swiglu: backend 'torch' refuses: takes no {broken} NumPy array"
+        NotImplementedError,
+        f"swiglu: backend 'torch' refuses: takes no {broken} NumPy array; give x.copy()",
     ):
         bc.swiglu(x, backend="torch")
 
@@ -971,14 +973,21 @@ def test_a_refused_array_leaves_out_untouched():
 
 def test_immutable_arrays_take_no_out():
     x = jnp.ones((2, 8))
-    with raises(NotImplementedError, "swiglu: out: arrays of jax are immutable"):
+    with raises(
+        NotImplementedError,
+        "swiglu: out: arrays of jax are immutable: leave it out, and use the result",
+    ):
         bc.swiglu.plan(x)(x, out=jnp.ones((2, 4)))
 
 
 def test_only_gradients_accumulate_and_only_into_something():
     x = np.ones((2, 8), np.float32)
     out = np.full((2, 4), 7, np.float32)
-    with raises(NotImplementedError, "swiglu: accumulate: only gradients add into their outputs"):
+    with raises(
+        NotImplementedError,
+        "swiglu: accumulate: expected False, got True: only gradients add into their outputs; "
+        "write out += swiglu(...)",
+    ):
         bc.swiglu.plan(x)(x, out=out, accumulate=True)
     assert (out == 7).all()
     with raises(ValueError, "swiglu_backward: accumulate: expected out= to add into, got none"):

@@ -250,7 +250,7 @@ def test_each_architecture_has_a_wheel_or_none_runs_its_code() -> None:
     [
         (["--arch", "sm_89"], "there is no wheel for sm_89: that of sm_80 has its kernels"),
         (["--arch", "sm_87"], "there is no wheel for sm_87: each kernel compiles there"),
-        (["--pack", "nowhere"], "there is no folder nowhere"),
+        (["--pack", "nowhere"], "no directory nowhere; mkdir -p nowhere makes it"),
     ],
 )
 def test_what_cannot_be_packed_is_one_line(

@@ -169,10 +169,12 @@ def test_broken_ones_say_why_and_break_nothing(broken: Path) -> None:
     assert chosen == "numpy cannot be loaded: OSError: no such library"
     assert reasons == [
         "absent: cannot be loaded: ModuleNotFoundError: No module named 'not_there_at_all'",
-        "empty: cannot be loaded: TypeError: broken_module:NOTHING is no baracuda.backends.Entry",
+        "empty: cannot be loaded: TypeError: broken_module:NOTHING: expected a "
+        "baracuda.backends.Entry, got int",
         "nobody: cannot be loaded: AttributeError: module 'broken_module' has no attribute "
         "'BACKEND'",
-        "misplaced: cannot be loaded: ValueError: before='nowhere' is no backend",
+        "misplaced: cannot be loaded: ValueError: before: expected one of cuda, "
+        "cupy, torch, numpy, array_api, got 'nowhere'",
     ]
 
 

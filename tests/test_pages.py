@@ -239,6 +239,42 @@ def test_a_parameter_has_the_text_of_the_op_that_it_is_as_in(
     assert "- `eps, a_b` (float): Small." in docstrings.bullets("near", "Parameters")
 
 
+def test_errors_as_of_another_op_are_said_of_the_op_itself() -> None:
+    # What is said of parameters that the op lacks is left out, what is added is where it belongs.
+    assert docstrings.bullets("softmax_backward", "Raises").splitlines() == [
+        "- `TypeError`: A dtype that is not floating; mixed libraries, devices or dtypes; `scale` "
+        "not a real number.",
+        "- `ValueError`: No such axis; `scale` NaN or above 1e30 in size. `dy` and `y` of "
+        "different shapes.",
+    ]
+    assert "`weight` of another length" in docstrings.bullets("batch_norm_backward", "Raises")
+
+
+def test_errors_name_what_the_op_has() -> None:
+    for name, op in registry.items():
+        said = docstrings.bullets(name, "Raises")
+        assert "TypeError" in said, name
+        known = {*op.spec.arrays, *op.spec.options, *op.spec.scalars, *registry}
+        words = {word for word in re.findall(r"`(\w+)`", said) if not word.endswith("Error")}
+        assert words <= known, (name, words - known)
+
+
+def test_dtypes_are_those_of_the_declaration() -> None:
+    assert pages.dtypes(registry["scatter_reduce"].spec)[1:] == [
+        ["`index`", "int32 or int64"],
+        ["result `out`", "that of `x`"],
+    ]
+    assert pages.dtypes(registry["softmax"].spec)[1:] == [
+        ["`bias`", "that of `x`, or float32 beside 16 bits"],
+        ["`mask`", "bool"],
+        ["result `y`", "that of `x`, or of the option `dtype`"],
+    ]
+    assert pages.dtypes(registry["cross_entropy"].spec)[-2:] == [
+        ["result `accuracy`", "float32 where `logits` has 16 bits, else that of `logits`"],
+        ["result `top`", "int64; int32 in JAX without 64 bits"],
+    ]
+
+
 def test_the_index_has_every_family(made: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     found = re.findall(r"^## (.+)$", made["reference/index.md"], re.M)
     assert len(found) == len(pages.FAMILIES) == len({op.spec.category for op in registry.values()})

@@ -246,7 +246,7 @@ def test_backends_that_come_and_go_take_hold_of_calls_that_were_planned(
 @pytest.mark.parametrize("place", ["nowhere", "numpy"])
 def test_a_backend_cannot_go_before_what_is_not_there(place: str) -> None:
     before = backends.names()
-    with pytest.raises(ValueError, match=f"expected another backend, got '{place}'"):
+    with pytest.raises(ValueError, match=f"expected one of .*, got '{place}'"):
         backends.register("numpy", backends._ENTRIES["numpy"], before=place)
     with pytest.raises(KeyError):
         backends.unregister("nowhere")
@@ -259,6 +259,20 @@ def test_a_plan_that_needs_too_much_workspace_is_passed_over() -> None:
     assert plan.sku.backend == "numpy"
     assert ("doubling", "needs 1024 bytes of workspace, max_workspace_bytes is 1000") in plan.why
     assert bc.lerp.plan(X, X).workspace_size == 1024
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_backend_may_go_while_a_plan_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = backends._ENTRIES["doubling"]
+
+    # What another thread does, where this one has just asked.
+    def going(self: _Doubling, problem: Problem) -> None:
+        backends.unregister("doubling")
+
+    monkeypatch.setattr(_Doubling, "refuses", going)
+    assert bc.lerp(X, X, weight=0.5).tolist() == X.tolist()
+    assert bc.lerp.plan(X, X).sku.backend == "numpy"
+    backends.register("doubling", entry, before="numpy")
 
 
 class _Behind(_Doubling):

@@ -274,7 +274,7 @@ def test_what_steps_do_not_do_is_refused() -> None:
     with pytest.raises(ValueError, match="AdamW: state_dtype: expected torch"):
         bc.optim.AdamW([p], state_dtype=torch.float16)
     p.grad = torch.ones(2).to_sparse()
-    with pytest.raises(NotImplementedError, match="SGD: expected a dense gradient"):
+    with pytest.raises(NotImplementedError, match="SGD: expected a dense gradient, got a sparse"):
         bc.optim.SGD([p]).step()
 
 

@@ -113,9 +113,11 @@ def _outside() -> Iterator[tuple[str, Entry]]:
                 raise _Unfinished
             entry = getattr(brought, attribute)
             if not isinstance(entry, Entry):
-                raise TypeError(f"{value} is no baracuda.backends.Entry")
+                got = type(entry).__name__
+                raise TypeError(f"{value}: expected a baracuda.backends.Entry, got {got}")
             if entry.before and entry.before not in _ENTRIES:
-                raise ValueError(f"before={entry.before!r} is no backend")
+                known = ", ".join(_ENTRIES)
+                raise ValueError(f"before: expected one of {known}, got {entry.before!r}")
         except _Unfinished:
             raise
         except Exception as error:
@@ -172,7 +174,8 @@ def register(name: str, entry: Entry, *, before: str | None = None) -> None:
         Where `before` is no other backend.
     """
     if before is not None and (before == name or before not in _entries()):
-        raise ValueError(f"register: before: expected another backend, got {before!r}")
+        others = ", ".join([other for other in _entries() if other != name])
+        raise ValueError(f"register: before: expected one of {others}, got {before!r}")
     _entries()
     _put(name, entry, before)
     _tell()
@@ -220,7 +223,10 @@ def load(name: str) -> Backend:
     ImportError
         Where it cannot be loaded, whatever the cause.
     """
-    entry = _entries()[name]
+    return _loaded(_entries()[name])
+
+
+def _loaded(entry: Entry) -> Backend:
     if entry.fault:
         raise ImportError(entry.fault)
     try:
@@ -304,9 +310,9 @@ class _Unloaded(str):
 _said: set[str] = set()
 
 
-def _reason(name: str, problem: Problem, forced: bool) -> str | None:
+def _reason(name: str, problem: Problem, forced: bool, entry: Entry | None = None) -> str | None:
     """Why a backend does not take a problem, None where it does."""
-    entry, library = _entries()[name], problem.library.name
+    entry, library = entry or _entries()[name], problem.library.name
     if entry.libraries is not None and library not in entry.libraries:
         if library not in entry.on_request:
             takes = ", ".join((*entry.libraries, *entry.on_request))
@@ -314,7 +320,7 @@ def _reason(name: str, problem: Problem, forced: bool) -> str | None:
         if not forced:
             return f"takes arrays of {library} only when asked for by backend={name!r}"
     try:
-        backend = load(name)
+        backend = _loaded(entry)
     except ImportError as error:
         if name not in _said:
             _said.add(name)
@@ -340,17 +346,18 @@ def choose(problem: Problem) -> tuple[str, Prepared, tuple[tuple[str, str], ...]
         Where the forced backend, or every backend, refuses; lists all reasons.
     """
     op, forced = problem.spec.name, problem.choices.backend
-    every = names()
+    # As they are now: another thread may take one out meanwhile.
+    every = _entries()
     if forced is not None and forced not in every:
         hint = "".join(f"close to it: {name!r}" for name in nearest(forced, every, 0.3)[:1])
         raise value_error(op, "backend", f"one of {', '.join(every)}", shown(forced), hint=hint)
     why: list[tuple[str, str]] = []
     provisional = False
     for name in [forced] if forced else every:
-        reason = _reason(name, problem, forced is not None)
+        reason = _reason(name, problem, forced is not None, every[name])
         if reason is None:
             try:
-                prepared = load(name).prepare(problem)
+                prepared = _loaded(every[name]).prepare(problem)
                 reason = _too_large(prepared, problem)
             except Refusal as refusal:
                 reason = str(refusal)
@@ -361,7 +368,7 @@ def choose(problem: Problem) -> tuple[str, Prepared, tuple[tuple[str, str], ...]
         why.append((name, str(reason)))
     if forced:
         others = (n for n in every if n != forced)
-        why += [(n, _reason(n, problem, False) or "would take it") for n in others]
+        why += [(n, _reason(n, problem, False, every[n]) or "would take it") for n in others]
         raise UnsupportedError(f"{op}: backend {forced!r} refuses: {_listed(why)}")
     raise UnsupportedError(f"{op}: no backend takes this problem: {_listed(why)}")
 

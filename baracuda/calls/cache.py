@@ -174,7 +174,8 @@ class PlanCache:
         problem: Problem,
         make: Callable[[Problem], Plan],
     ) -> Plan:
-        """Make the plan that others wait for, and keep it."""
+        """Make the plan that others wait for, and keep it unless all were forgotten meanwhile."""
+        generation = self.generation
         try:
             mine.plan = plan = self._make(key, problem, make)
         except Exception as error:
@@ -182,8 +183,9 @@ class PlanCache:
             raise
         if not plan.provisional:
             with self._guard.lock:
-                self._touch(self._entries.setdefault(key, _Entry(plan)), alias)
-                self._shrink()
+                if self.generation == generation:
+                    self._touch(self._entries.setdefault(key, _Entry(plan)), alias)
+                    self._shrink()
         return plan
 
     def _touch(self, entry: _Entry, alias: Hashable | None) -> None:

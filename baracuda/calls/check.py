@@ -20,7 +20,6 @@ from baracuda.declaration.shapes import Axes, Binder, Signature
 from baracuda.declaration.spec import Normaliser, Operand, OpSpec, Problem, compute_dtype
 from baracuda.declaration.values import Number
 from baracuda.errors import (
-    ArgumentTypeError,
     IndexOutOfRangeError,
     shown,
     type_error,
@@ -155,7 +154,9 @@ def reader(problem: Problem) -> Callable[..., dict[str, Any]]:
     last: tuple[tuple[str, ...], tuple[Any, ...], dict[str, Any]] = ((), (), {})
 
     def other(given: Mapping[str, Any], **how: Any) -> dict[str, Any]:
-        raise ArgumentTypeError(f"{spec.name}: plan: expected run-time values that are arrays")
+        names = ", ".join([n for n, x in zip(spec.scalars, problem.reads, strict=False) if x])
+        expected = f"arrays for {names} (as planned)"
+        raise type_error(spec.name, "plan", expected, ", ".join(given) or "none")
 
     def read(
         given: Mapping[str, Any], whole: bool = True, without: Collection[str] = ()
@@ -346,7 +347,8 @@ def _bind(
     if not forms and not spec.forms(options):
         names = sorted(spec.conditions)
         given = ", ".join(f"{name}={options[name]}" for name in names)
-        raise value_error(spec.name, " and ".join(names), "options that go together", given)
+        some = dict.fromkeys(", ".join(map(str, s.conditions)) for s in spec.signatures)
+        raise value_error(spec.name, " and ".join(names), " or ".join(some), given)
     if not forms:
         takes = " or ".join(dict.fromkeys(f"({', '.join(s.names)})" for s in spec.signatures))
         raise type_error(spec.name, "arrays", takes, f"({', '.join(shapes)})")
@@ -432,8 +434,8 @@ def _refuse_all(problem: Problem, index: Operand) -> None:
     if problem.extent_of(name) or 0 in index.shape or problem.ignored_by(name) is not None:
         return
     raise IndexOutOfRangeError(
-        f"{problem.spec.name}: {name}: expected 0 <= i < 0, which no entry is, got shape "
-        f"{index.shape}"
+        f"{problem.spec.name}: {name}: expected no entries, as the axis that they point along has "
+        f"extent 0, got shape {index.shape}"
     )
 
 

@@ -319,7 +319,8 @@ class ListPlan:
         outputs = len(self.plans[0].problem.outputs)
         outs = (out,) if outputs == 1 and not are(out) else tuple(out)
         if len(outs) != outputs or not all(type(x) in (list, tuple) for x in outs):
-            raise value_error(self._op.spec.name, "out", f"{outputs} lists of arrays", len(outs))
+            got = f"{len(outs)}: {', '.join([type(x).__name__ for x in outs])}"
+            raise value_error(self._op.spec.name, "out", f"{outputs} lists of arrays", got)
         if any(len(x) != self._count for x in outs):
             lengths = [len(x) for x in outs]
             raise value_error(self._op.spec.name, "out", f"{self._count} arrays each", lengths)

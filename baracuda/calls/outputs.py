@@ -131,7 +131,8 @@ def adds(problem: Problem, accumulate: Any) -> Adds:
             # Of several outputs the name says which one it is.
             which = f" ({operand.name})" if len(outputs) > 1 else ""
             raise UnsupportedError(
-                f"{op}: accumulate{which}: only gradients add into their outputs"
+                f"{op}: accumulate{which}: expected False, got True: only gradients add into their "
+                f"outputs; write out += {op}(...)"
             )
     return tuple(every) if len(set(every)) > 1 else any(every)
 
@@ -150,7 +151,9 @@ def given(
     if out is None and accumulate is False:
         return None
     if not library.writable:
-        raise UnsupportedError(f"{op}: out: arrays of {library.name} are immutable")
+        raise UnsupportedError(
+            f"{op}: out: arrays of {library.name} are immutable: leave it out, and use the result"
+        )
     if out is None:
         raise value_error(op, "accumulate", "out= to add into", "none")
     outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)

@@ -342,6 +342,7 @@ def make(
             "sku",
             ", ".join(f"{f} {getattr(wanted, f)}" for f in differing),
             ", ".join(f"{getattr(sku, f)}" for f in differing) + " here",
+            hint="plan without sku= to have a record of this place",
         )
     if logger.isEnabledFor(logging.DEBUG):
         passed = "".join([f"; not {backend}: {reason}" for backend, reason in why])

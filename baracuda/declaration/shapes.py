@@ -131,6 +131,9 @@ class Condition(NamedTuple):
     value: str
     equal: bool
 
+    def __str__(self) -> str:
+        return f"{self.option}{'=' if self.equal else '!='}{self.value}"
+
     def holds(self, options: Mapping[str, Any]) -> bool:
         """Whether these options are of that kind."""
         return (str(options[self.option]) == self.value) == self.equal

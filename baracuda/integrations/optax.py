@@ -116,7 +116,9 @@ class _Method:
         del extra  # Of other transformations in a chain.
         if params is None:
             if _some(self.weight_decay):
-                raise value_error(self.op.spec.name, "params", "parameters, which decay", None)
+                expected = "the parameters, because weight_decay needs them"
+                hint = "write update(grads, state, params)"
+                raise value_error(self.op.spec.name, "params", expected, None, hint=hint)
             params = grads
 
         def new(param: Array, grad: Array, update: Array) -> tuple[Array, ...]:

@@ -66,7 +66,9 @@ def elu(x: A, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> A:
     Raises
     ------
     TypeError
-        A dtype that is not floating; `alpha` not a finite number.
+        A dtype that is not floating; `alpha` not a real number.
+    ValueError
+        `alpha` infinite or NaN.
 
     Notes
     -----
@@ -228,8 +230,10 @@ def celu(x: A, /, *, alpha: float = 1.0, **dispatch: Unpack[Dispatch]) -> A:
 
     Raises
     ------
-    TypeError, ValueError
-        As `elu`; `alpha` not a finite number, or 0.
+    TypeError
+        As `elu`.
+    ValueError
+        `alpha` 0, infinite or NaN.
 
     Notes
     -----
@@ -316,7 +320,7 @@ def softplus(
     Raises
     ------
     TypeError
-        As `elu`; a run-time value that is no real number.
+        A dtype that is not floating; a run-time value that is no real number.
 
     Notes
     -----

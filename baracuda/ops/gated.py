@@ -346,9 +346,7 @@ def swiglu_backward(
 
 
 @_forward(
-    options=GELU,
-    kernel=Kernel("gated.cu", "Geglu", schedule="elementwise"),
-    cases=GELU_CASES,
+    options=GELU, cases=GELU_CASES, kernel=Kernel("gated.cu", "Geglu", schedule="elementwise")
 )
 def geglu(
     x: A,
@@ -378,7 +376,9 @@ def geglu(
 
     Raises
     ------
-    TypeError, ValueError
+    TypeError
+        As `glu`.
+    ValueError
         As `glu`; `approximate` neither of the two.
 
     Notes

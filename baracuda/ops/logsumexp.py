@@ -77,7 +77,7 @@ def logsumexp(
     Returns
     -------
     array of shape [*b, *c] or, with ``keepdims=True``, [*b, 1, *c]
-        C order.
+        dtype of `x`, or `dtype`; C order.
 
     Raises
     ------

@@ -64,7 +64,7 @@ def rms_norm(
     Returns
     -------
     array of shape [*b, n]
-        C order.
+        dtype of `x`, or `dtype`; C order.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def layer_norm(
     Returns
     -------
     array of shape [*b, n]
-        C order.
+        dtype of `x`, or `dtype`; C order.
 
     Raises
     ------

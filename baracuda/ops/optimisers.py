@@ -400,8 +400,10 @@ def ema(average: A, value: Array, /, *, decay: float, **dispatch: Unpack[Dispatc
 
     Raises
     ------
-    TypeError, ValueError
-        As `adamw`.
+    TypeError
+        A dtype that is not floating; mixed libraries, devices, or dtypes but those above.
+    ValueError
+        `value` of another shape than `average`; `decay` below 0, or 1 and above.
 
     Notes
     -----

@@ -135,7 +135,8 @@ def qk_norm_rope(
     casting : {"none", "before_weight"}
         Whether what is normalised is rounded to the dtype of `q` before it is scaled, as Qwen does.
     base : float
-        Ratio of the fastest to the slowest turning pair, nearly. Not used with tables.
+        Above 0: pair i turns by ``base**(-2*i/rotary_dim)`` radians a position. Not used with
+        tables.
     interleaved : bool
         Pairs are ``(2i, 2i + 1)``, else ``(i, i + rotary_dim/2)`` (transformers).
     rotary_dim : int, optional

@@ -136,7 +136,9 @@ def leaky_relu(x: A, /, *, negative_slope: float = 0.01, **dispatch: Unpack[Disp
     Raises
     ------
     TypeError
-        As `relu`; `negative_slope` not a finite number.
+        As `relu`; `negative_slope` not a real number.
+    ValueError
+        `negative_slope` infinite or NaN.
 
     Notes
     -----

@@ -91,7 +91,7 @@ def rope(
         int32 or int64, at most 2^31 - 1 in size; 0, 1, ... by default. Of shape [s], or of rank
         ``x.ndim - 1`` and broadcasting to ``x.shape[:-1]``.
     base : float
-        Ratio of the fastest to the slowest turning pair, nearly.
+        Above 0: pair i turns by ``base**(-2*i/rotary_dim)`` radians a position.
     frequencies : sequence of float or NumPy array of shape [rotary_dim/2], optional
         Angle of each pair from one position to the next, in radians, in place of those of `base`:
         what `rope_frequencies` returns. Under torch.compile a tuple of floats.

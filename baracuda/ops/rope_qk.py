@@ -123,7 +123,7 @@ def rope_qk(
         int32 or int64, at most 2^31 - 1 in size; 0, 1, ... by default. Of shape [s], or of rank
         ``q.ndim - 1`` and broadcasting to ``q.shape[:-1]``, of extent 1 along heads.
     base : float
-        Ratio of the fastest to the slowest turning pair, nearly.
+        Above 0: pair i turns by ``base**(-2*i/rotary_dim)`` radians a position.
     frequencies : sequence of float or NumPy array of shape [rotary_dim/2], optional
         Angle of each pair from one position to the next, in radians, in place of those of `base`:
         what `rope_frequencies` returns. Under torch.compile a tuple of floats.
@@ -151,7 +151,7 @@ def rope_qk(
     TypeError
         `positions` neither int32 nor int64; `k` of another dtype; mixed libraries.
     ValueError
-        `k` of more heads than `q`, or unlike it along another axis; and as in `rope`.
+        `k` of more heads than `q`, or unlike it along another axis; what `rope` refuses.
 
     Notes
     -----
@@ -225,8 +225,10 @@ def rope_qk_backward(
 
     Raises
     ------
-    TypeError, ValueError
-        As `rope_qk`.
+    TypeError
+        `positions` neither int32 nor int64; `dz` of another dtype; mixed libraries.
+    ValueError
+        `dz` of more heads than `dy`, or unlike it along another axis; what `rope` refuses.
 
     Notes
     -----
@@ -309,7 +311,8 @@ def rope_qk_with_tables(
     IndexError, TypeError
         As `rope_with_tables`.
     ValueError
-        `k` of more heads than `q`, or unlike it along another axis; and as in `rope_with_tables`.
+        `k` of more heads than `q`, or unlike it along another axis; what `rope_with_tables`
+        refuses.
 
     Notes
     -----
@@ -389,8 +392,11 @@ def rope_qk_with_tables_backward(
 
     Raises
     ------
-    IndexError, TypeError, ValueError
-        As `rope_qk_with_tables`.
+    IndexError, TypeError
+        As `rope_with_tables`.
+    ValueError
+        `dz` of more heads than `dy`, or unlike it along another axis; what `rope_with_tables`
+        refuses.
 
     Notes
     -----

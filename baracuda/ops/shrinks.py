@@ -53,7 +53,9 @@ def hardshrink(x: A, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch]) -> 
     Raises
     ------
     TypeError
-        A dtype that is not floating; `lambd` not a real number, or NaN.
+        A dtype that is not floating; `lambd` not a real number.
+    ValueError
+        `lambd` NaN.
 
     Notes
     -----
@@ -136,8 +138,10 @@ def softshrink(x: A, /, *, lambd: float = 0.5, **dispatch: Unpack[Dispatch]) -> 
 
     Raises
     ------
-    TypeError, ValueError
-        As `hardshrink`; `lambd` not a real number, below 0 or infinite.
+    TypeError
+        As `hardshrink`.
+    ValueError
+        `lambd` below 0, infinite or NaN.
 
     Notes
     -----

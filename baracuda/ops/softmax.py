@@ -114,7 +114,7 @@ def softmax(
     axis : int
         Axis of a row; negative counts from the end.
     scale : float
-        A run-time value.
+        Factor of `x`, at most 1e30 in size. A run-time value.
     causal : bool
         Of a row q of the last two axes, [.., Q, K], entries up to ``q + K - Q`` count.
     dtype : dtype, optional
@@ -126,16 +126,16 @@ def softmax(
     Returns
     -------
     array of shape [*b, n, *c]
-        C order; 0 where an element does not count.
+        dtype of `x`, or `dtype`; C order; 0 where an element does not count.
 
     Raises
     ------
     TypeError
-        A dtype that is not floating, a mask that is not boolean; mixed libraries, devices or
-        dtypes; `scale` not a number, or above 1e30 in size.
+        A dtype that is not floating; `mask` not boolean; mixed libraries, devices or dtypes;
+        `scale` not a real number.
     ValueError
-        No such axis; `causal` with an axis other than the last; a mask or bias that does not
-        broadcast; another `dtype`.
+        No such axis; `causal` with an axis other than the last; `mask` or `bias` that does not
+        broadcast; `scale` NaN or above 1e30 in size; another `dtype`.
 
     Notes
     -----

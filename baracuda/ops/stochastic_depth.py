@@ -129,8 +129,10 @@ def stochastic_depth_backward(
 
     Raises
     ------
-    TypeError, ValueError
+    TypeError
         As `stochastic_depth`.
+    ValueError
+        `dy` without axes; `p` out of range; a seed or offset of more than 64 bits.
 
     Notes
     -----

@@ -319,7 +319,10 @@ def refuse_sparse(optimizer: Optimizer, grad: Any) -> None:
     """An error for a gradient that is sparse."""
     if grad.is_sparse:
         name = type(optimizer).__name__
-        raise NotImplementedError(f"{name}: expected a dense gradient, got a sparse one")
+        raise NotImplementedError(
+            f"{name}: expected a dense gradient, got a sparse one: make the embedding with "
+            "sparse=False, or use torch.optim.SparseAdam"
+        )
 
 
 class Keeper:

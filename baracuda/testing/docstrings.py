@@ -126,21 +126,46 @@ def _listed(text: str) -> list[Entry]:
     return out
 
 
+def _beside(names: list[str], more: str, section: str) -> list[str]:
+    """Of several names those that what is said beside "As in" belongs to; none for a line apart."""
+    if section != "Raises":
+        return []
+    kind = "ValueError" if "shape" in more else "IndexError" if "late error" in more else ""
+    return [kind] if kind in names else names
+
+
+def _of_own(name: str, text: str) -> str:
+    """Errors of another op without what is said of parameters that the op called `name` lacks."""
+    spec = registry[name].spec
+    known = {*spec.arrays, *spec.options, *spec.scalars, *registry}
+    others = [f"`{one}`" for one in set(re.findall(r"(?<!`)`(\w+)`(?!`)", text)) - known]
+    if not others:
+        return text
+    for other in others:
+        text = text.replace(f" or {other}", "").replace(f"{other} or ", "")
+    clauses = re.split("; ", text.rstrip("."))
+    kept = "; ".join([c for c in clauses if not any(other in c for other in others)])
+    return kept[:1].upper() + kept[1:] + "." * bool(kept)
+
+
 def described(name: str, section: str) -> dict[str, Entry]:
     """The entries of a section of an op, where "As in `other`" has the text of the other op."""
     out, theirs = [], dict[str, Entry]()
     # From the last to the first: an array that has a shape and no text has that of "As in" below.
     for entry in reversed(_listed(sections(inspect.getdoc(registry[name]) or "")[section])):
-        if same := re.match(r"As (?:in|of) `(\w+)`[;:.]? ?", entry.about):
+        if same := re.match(r"As (?:(?:in|of) )?`(\w+)`[;:.]? ?", entry.about):
             theirs = described(same[1], section)
             more = entry.about[same.end() :]
             more = more[:1].upper() + more[1:]
-            if more and len(entry.names) > 1:
-                out.append(Entry("", "", more))
-                more = ""
+            to = entry.names
+            if more and len(to) > 1:
+                to = _beside(entry.names, more, section)
+                out += [Entry("", "", more)] * (not to)
             for one in reversed(entry.names):
-                about = f"{theirs[one].about} {more}".rstrip()
-                out.append(Entry(one, entry.kind or theirs[one].kind, about))
+                known = theirs.get(one, Entry(one, "", ""))
+                about = _of_own(name, known.about) if section == "Raises" else known.about
+                about = f"{about} {more if one in to else ''}".strip()
+                out += [Entry(one, entry.kind or known.kind, about)] * bool(about)
             out += [entry] * (not entry.names)
         elif entry.names and not entry.about and section == "Parameters":
             own = {one: Entry(one, entry.kind, "") for one in reversed(entry.names)}

@@ -91,12 +91,6 @@ def machine(gpu: bool) -> str:
     return f"CPU only: {name}, {os.cpu_count()} cores"
 
 
-def unwritable(path: Path, option: str) -> str | None:
-    """Why a page cannot be written there, to be asked before the work."""
-    parent = path.absolute().parent
-    return None if parent.is_dir() else f"{option}: no directory {path.parent}"
-
-
 # -- the page ------------------------------------------------------------------------------------
 
 

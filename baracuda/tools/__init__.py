@@ -36,11 +36,17 @@ def needs(module: str, option: str, extra: str) -> None:
         ) from error
 
 
+def can_write(path: Path, option: str) -> None:
+    """Look before the work whether a file can be written behind it."""
+    folder = path.parent
+    if not folder.absolute().is_dir():
+        raise CannotRun(f"{option}: no directory {folder}; mkdir -p {folder} makes it")
+
+
 def can_plot(path: Path) -> None:
-    """Look before the work whether ``--plot`` can be done behind it."""
+    """The same of the picture of ``--plot``."""
     needs("matplotlib", "--plot", "plot")
-    if not path.absolute().parent.is_dir():
-        raise CannotRun(f"--plot: no directory {path.parent}")
+    can_write(path, "--plot")
 
 
 # -- what is here ----------------------------------------------------------------------------------

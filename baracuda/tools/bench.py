@@ -23,7 +23,7 @@ from baracuda.testing import device_costs, host_bench, report, timing
 from baracuda.testing.problems import device_rows, host_rows
 from baracuda.testing.timed import Timing, time_row
 from baracuda.testing.timed_row import Row, ideal_bytes
-from baracuda.tools import CannotRun, can_plot, chosen, needs, one_line, progress, table
+from baracuda.tools import CannotRun, can_plot, can_write, chosen, needs, one_line, progress, table
 
 DTYPES = ("bfloat16", "float32")
 SMALL = (2**10, 2**13, 2**16)
@@ -417,8 +417,8 @@ def run(arguments: argparse.Namespace) -> int:
         can_plot(arguments.plot)
     for option in ("html", "out"):
         path = getattr(arguments, option)
-        if path and (reason := report.unwritable(path, f"--{option}")):
-            raise CannotRun(reason)
+        if path:
+            can_write(path, f"--{option}")
     if arguments.given and not (arguments.html or arguments.compare):
         raise CannotRun("--from: give --html or --compare too")
     old, before = read(arguments.compare) if arguments.compare else ({}, [])

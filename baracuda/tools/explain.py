@@ -96,7 +96,7 @@ def planned(arguments: argparse.Namespace) -> Plan:
     op, xp = known(arguments.op), arguments.xp
     device = arguments.device
     if device is not None and xp != "torch":
-        raise CannotRun("--device goes with --xp torch")
+        raise CannotRun(f"--device goes with --xp torch, got --xp {xp}")
     here = place(xp)
     if xp == "torch":
         device = device or here

@@ -22,7 +22,7 @@ from baracuda.calls.op import Op, registry
 from baracuda.calls.partitioning import Shares
 from baracuda.declaration.dtypes import ANY, FLOATS, named
 from baracuda.declaration.shapes import Signature
-from baracuda.declaration.spec import Case, Problem
+from baracuda.declaration.spec import Case, OpSpec, Problem
 from baracuda.testing import regions
 from baracuda.testing.cases import Call, Subject, draw, holds, tried
 from baracuda.testing.docstrings import bullets, prose, sections
@@ -173,6 +173,35 @@ def sharding() -> str:
     )
 
 
+def dtypes(spec: OpSpec) -> list[list[str]]:
+    """The dtypes of the arrays of an op and of its results, as the declaration has them."""
+    values = [name for name in spec.arrays if name not in spec.discrete]
+    plain = [name for name in values if not spec.role(name).wide]
+    first = (plain or values or [""])[0]
+    every = "one dtype: " + ", ".join(spec.dtypes) if spec.dtypes == FLOATS else "one dtype, any"
+    rows: list[tuple[Sequence[str], str]] = [(plain, every)]
+    for kind in dict.fromkeys(spec.role(name).wide for name in values if name not in plain):
+        alike = [name for name in values if spec.role(name).wide == kind]
+        together = "; all alike" * (len(alike) > 1)
+        rows.append((alike, f"that of `{first}`, or float32 beside 16 bits{together}"))
+    rows += [(spec.integers, "int32 or int64"), (spec.masks, "bool")]
+    results = dict.fromkeys(p.name for form in spec.signatures for p in form.outputs)
+    listed = [[", ".join([f"`{name}`" for name in names]), text] for names, text in rows if names]
+    return listed + [[f"result `{name}`", _result(spec, name, first)] for name in results]
+
+
+def _result(spec: OpSpec, name: str, first: str) -> str:
+    role, like = spec.role(name), spec.role(name).typed_as or first
+    own = role.dtype or (f"that of `{like}`" if like else f"that of `{spec.dtypes[0]}`")
+    if role.dtype == "int64":
+        own += "; int32 in JAX without 64 bits"
+    if role.accumulated:
+        own = f"float32 where `{like}` has 16 bits, else that of `{like}`"
+    if role.chosen:
+        own = f"that of `{like}`, or of the option `{role.chosen}`"
+    return own + "; a given `out=` may be float32 beside 16 bits" * role.total
+
+
 class _Bare(str):
     """An annotation as it is written."""
 
@@ -189,6 +218,12 @@ def signature(op: Op[Any, Any]) -> str:
     own = [p.replace(annotation=plain(p.annotation)) for p in whole.parameters.values()]
     returns = plain(whole.return_annotation)
     return str(whole.replace(parameters=own, return_annotation=returns))
+
+
+_RAISED_BY_ALL = (
+    "- As every op: `TypeError` for an option of another type and for an unknown keyword, "
+    "`NotImplementedError` where no backend takes the arrays, with the reason of each."
+)
 
 
 def op_page(op: Op[Any, Any]) -> str:
@@ -222,6 +257,9 @@ def op_page(op: Op[Any, Any]) -> str:
         for name in (*spec.options, *spec.scalars)
     ]  # fmt: skip
     claims = [[title, *_claims(op, lib, device).values()] for lib, device, title in PLACES]
+    parameters_of = bullets(spec.name, "Parameters").replace(
+        "`Dispatch` options", "[`Dispatch` options](../../plans.md#dispatch-options)"
+    )
     called = signature(op)
     called = re.sub(r"(?<=[(,]) ?(?=\w+: |[/*])", "\n    ", called).replace(") ->", "\n) ->")
     return "\n".join([
@@ -229,12 +267,14 @@ def op_page(op: Op[Any, Any]) -> str:
         prose(doc[""]) + "\n",
         f"```text\n{spec.name}{called}\n```\n",
         table(["", ""], facts),
-        f"## Parameters\n\n{bullets(spec.name, 'Parameters')}\n",
+        f"## Parameters\n\n{parameters_of}\n",
         table(["option", "default", "kind"], options),
         f"## Returns\n\n{bullets(spec.name, 'Returns')}\n",
-        f"## Raises\n\n{bullets(spec.name, 'Raises')}\n",
+        table(["array", "dtype"], dtypes(spec)),
+        f"## Raises\n\n{bullets(spec.name, 'Raises')}\n{_RAISED_BY_ALL}\n",
         f"## Numerics and determinism\n\n{prose(doc['Notes'])}\n\nSee also "
-        f"[numerics](../../numerics.md#{_anchor(spec.category)}).\n",
+        f"[numerics](../../numerics.md#{_anchor(spec.category)}) and "
+        "[what bit-stable means](../../determinism.md#deterministic-and-bit-stable).\n",
         f"## Examples\n\n```pycon\n{doc['Examples']}\n```\n",
         "## Backends and dtypes\n\nThe same for all ops: [support](../support.md).\n",
         table(["arrays", *[f"`{b}`" for b in backends.names()]], claims),

@@ -27,7 +27,7 @@ from baracuda.testing import report
 from baracuda.testing.bounds import worst
 from baracuda.testing.cases import LIBRARIES, Call, Subject, subjects
 from baracuda.testing.laws import LAWS
-from baracuda.tools import CannotRun, chosen, emit, progress, table
+from baracuda.tools import CannotRun, can_write, chosen, emit, progress, table
 
 ACCURACY = "matches_the_body_in_float64"
 DEVICES = {"cpu": LIBRARIES, "cuda": ("torch", "cupy", "jax")}
@@ -304,8 +304,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Try the laws, print what they say, and return the exit status."""
     if arguments.jobs < 1:
         raise CannotRun(f"--jobs: expected at least 1, got {arguments.jobs}")
-    if arguments.html and (reason := report.unwritable(arguments.html, "--html")):
-        raise CannotRun(reason)
+    if arguments.html:
+        can_write(arguments.html, "--html")
     device = _device(arguments.device)
     if device == "cpu":
         # Before JAX is loaded, which would choose an accelerator.

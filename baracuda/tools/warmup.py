@@ -307,7 +307,7 @@ def run(arguments: argparse.Namespace) -> int:
     to: Path | None = arguments.pack
     devices = _devices(arguments.arch) if to is None else _families(arguments.arch)
     if to is not None and not to.is_dir():
-        raise CannotRun(f"--pack: there is no folder {to}")
+        raise CannotRun(f"--pack: no directory {to}; mkdir -p {to} makes it")
     if not compiler.usable():
         raise CannotRun(f"the cache cannot be written: {folder().path or folder()}")
     start = time.perf_counter()

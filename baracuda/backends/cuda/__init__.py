@@ -9,8 +9,8 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from baracuda.backends.cuda.geometry import MOST_DIMS, merged
-from baracuda.declaration.backend import Prepared
+from baracuda.backends.cuda.geometry import MOST_DIMS, merged, walkable
+from baracuda.declaration.backend import Prepared, Refusal
 from baracuda.declaration.sku import PrecisionGuarantee
 from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.libraries import TRACED, Array
@@ -162,8 +162,10 @@ def _too_many_dims(problem: Problem) -> str | None:
     for x in problem.given:
         if x.strides is None or len(x.shape) <= MOST_DIMS:
             continue
-        if len(merged(x.shape, (x.strides,))) > MOST_DIMS:
-            return f"walks over at most {MOST_DIMS} dimensions that do not merge ({x.name})"
+        try:
+            walkable(merged(x.shape, (x.strides,)))
+        except Refusal as refusal:
+            return f"{x.name}: {refusal}"
     return None
 
 

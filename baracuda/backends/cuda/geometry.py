@@ -20,6 +20,17 @@ PROCESSORS = 132
 _NARROW = 2**31 - 2**22
 
 
+def at_most(most: int, what: str, n: int) -> None:
+    """Refuse a problem that has `n` of something of which kernels take at most so many.
+
+    Raises
+    ------
+    Refusal
+    """
+    if n > most:
+        raise Refusal(f"takes at most {most} {what}, not {n}")
+
+
 class View(NamedTuple):
     """An operand of a kernel: elements of one of the arrays of a call.
 
@@ -44,6 +55,11 @@ class Dim(NamedTuple):
 
     extent: int
     strides: Shape
+
+
+def walkable(dims: Sequence[Dim], most: int = MOST_DIMS) -> None:
+    """Refuse dimensions that are too many for a walk; arrays in C order have one."""
+    at_most(most, "dimensions of strides that do not merge", len(dims))
 
 
 def merged(shape: Shape, strides: Sequence[Shape], order: Sequence[int] | None = None) -> list[Dim]:

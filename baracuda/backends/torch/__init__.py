@@ -92,7 +92,9 @@ def _view(op: str, x: Array) -> Any:
         (min(x.strides, default=0) < 0, "negative-stride"),
     ):
         if bad:
-            raise UnsupportedError(f"{op}: backend 'torch' refuses: takes no {what} NumPy array")
+            raise UnsupportedError(
+                f"{op}: backend 'torch' refuses: takes no {what} NumPy array; give x.copy()"
+            )
     return torch.from_numpy(x)
 
 

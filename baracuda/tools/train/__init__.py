@@ -26,7 +26,7 @@ from baracuda.examples import digits
 from baracuda.examples.charlm import Config, Text, python_reference
 from baracuda.examples.curves import Curves
 from baracuda.examples.training import as_it_is
-from baracuda.tools import CannotRun, can_plot, needs
+from baracuda.tools import CannotRun, can_plot, can_write, needs
 from baracuda.tools.train import images
 from baracuda.tools.train.fitting import Alone, Run, fit
 from baracuda.tools.train.report import beside, progress, summary
@@ -183,9 +183,11 @@ def _ready(arguments: argparse.Namespace) -> Any:
         raise CannotRun("--graph goes with --xp torch or cupy, and without --distributed")
     for option in ("distributed", "device"):
         if getattr(arguments, option) and library != "torch":
-            raise CannotRun(f"--{option} goes with --xp torch")
+            raise CannotRun(f"--{option} goes with --xp torch, got --xp {library}")
     if engine and arguments.dropout:
-        raise CannotRun("--dropout goes without --distributed: all would drop the same")
+        raise CannotRun(
+            "--dropout goes without --distributed: all processes would drop the same elements"
+        )
     needs(library, "--distributed" if engine else f"--xp {library}", library)
     if engine:
         arguments.device = _place(arguments.device)
@@ -201,8 +203,8 @@ def _ready(arguments: argparse.Namespace) -> Any:
         import_module("jax").config.update("jax_default_matmul_precision", "highest")
     if arguments.plot:
         can_plot(arguments.plot)
-    if arguments.json and not arguments.json.absolute().parent.is_dir():
-        raise CannotRun(f"--json: no directory {arguments.json.parent}")
+    if arguments.json:
+        can_write(arguments.json, "--json")
     return xp
 
 

@@ -91,7 +91,10 @@ def plan(call: Call) -> Steps:
             steps = planner(call._replace(facts=call.facts._replace(shared_per_block=most - _COPY)))
         steps = steps.reading(reads)
         if any(s.entry.reads and len(s.arguments) > _COPY for s in steps.kernels):
-            raise Refusal(f"takes such run-time values beside {_COPY} bytes of arguments at most")
+            raise Refusal(
+                f"reads run-time values on the device beside at most {_COPY} bytes of arguments: "
+                "give numbers"
+            )
     for step in steps.kernels:
         if step.grid[0] > MOST_BLOCKS or step.grid[1] > MOST_ROWS:
             across, down = step.grid
@@ -99,7 +102,7 @@ def plan(call: Call) -> Steps:
                 f"launches at most {MOST_BLOCKS} x {MOST_ROWS} blocks, not {across} x {down}"
             )
     if call.problem.choices.deterministic and not steps.deterministic:
-        raise Refusal("adds by atomics, in no fixed order")
+        raise Refusal("adds by atomics, in no fixed order, which deterministic=True rules out")
     return steps
 
 

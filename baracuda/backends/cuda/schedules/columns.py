@@ -5,10 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import MOST_DIMS, Packer, divisor, merged, wide, without
+from baracuda.backends.cuda.geometry import Packer, divisor, merged, walkable, wide, without
 from baracuda.backends.cuda.launch_plan import WIDEST, Call, Step, Steps, flag
 from baracuda.backends.cuda.schedules.row_operands import Operands
-from baracuda.declaration.backend import Refusal
 
 # common/columns.cuh: lanes of a warp, threads of the largest block, numbers that are known of a
 # column.
@@ -80,8 +79,7 @@ def plan(call: Call, of: Operands) -> Steps | None:
     if wide(n, inner) or not n:
         return None
     around = merged(shape[:axis], [s[:axis] for s in lie])
-    if len(around) > MOST_DIMS:
-        raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
+    walkable(around)
     steps = [s[axis] for s in strides]
     width, most = WIDEST // call.itemsize, _MOST // (1 + (call.itemsize == 8))
     numbers = [inner, *steps, *(s for d in around for s in d.strides[: len(views)])]

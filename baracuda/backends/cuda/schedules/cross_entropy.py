@@ -9,7 +9,7 @@ import math
 from math import prod
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged
+from baracuda.backends.cuda.geometry import Dim, Packer, View, at_most, divisor, merged, walkable
 from baracuda.backends.cuda.launch_plan import THREADS, WIDEST, Call, Step, Steps, flag
 from baracuda.backends.cuda.schedules import reduce, rows
 from baracuda.declaration.backend import Refusal
@@ -152,8 +152,7 @@ def plan(call: Call) -> Steps:
     soft = not problem.spec.integers
     if soft and not n:
         raise Refusal("has no kernel for rows of no classes")
-    if n > rows._LONGEST:
-        raise Refusal(f"counts at most {rows._LONGEST} classes")
+    at_most(rows.LONGEST, "classes", n)
     reduced = problem.options["reduction"] != "none"
     mean = problem.options["reduction"] == "mean"
     flat = (0,) * (len(logits.shape) - 1)
@@ -212,8 +211,7 @@ def way(call: Call, of: Operands, axis: int, strides: list[Shape], keeps: bool) 
     n, outer = shape[axis], (*shape[:axis], *shape[axis + 1 :])
     every = [s if len(s) == len(outer) else (*s[:axis], *s[axis + 1 :]) for s in strides]
     dims = merged(outer, every)
-    if len(dims) > MOST_DIMS:
-        raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
+    walkable(dims)
     soft = len(strides[1]) == len(shape)
     steps = strides[0][axis], strides[2][axis], strides[1][axis] if soft else 1
     width = WIDEST // call.itemsize

@@ -9,7 +9,16 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import PROCESSORS, Dim, Packer, View, divisor, merged
+from baracuda.backends.cuda.geometry import (
+    PROCESSORS,
+    Dim,
+    Packer,
+    View,
+    at_most,
+    divisor,
+    merged,
+    walkable,
+)
 from baracuda.backends.cuda.launch_plan import THREADS, WIDEST, Call, Step, Steps, flag
 from baracuda.backends.cuda.schedules import reduce
 from baracuda.backends.cuda.schedules.rope import pack_frequencies
@@ -93,8 +102,7 @@ def chunks(length: int, rotary: int, widest: int, size: int) -> Chunks:
     lanes = min(1 << max(many - 1, 0).bit_length(), _WARP)
     held = 1 << max(-(-many // lanes) - 1, 0).bit_length()
     most = min(_MOST_HELD, _MOST_BYTES // (width * size))
-    if held > most:
-        raise Refusal(f"takes heads of at most {_WARP * most * 2 * width} such elements")
+    at_most(_WARP * most * 2 * width, "elements of a head", length)
     return Chunks(width, turning, still, half, apart, lanes, held)
 
 
@@ -168,7 +176,10 @@ def _room(call: Call, cut: Chunks, size: int, summed: bool) -> tuple[int, int]:
         shared = part * cut.room * (2 + threads // _WARP) + summed * part * 2 * cut.held * threads
         if shared <= call.facts.shared_per_block - _NEAR:
             return threads, shared
-    raise Refusal("takes heads of as many elements as fit in shared memory")
+    raise Refusal(
+        f"needs {shared + _NEAR} bytes of shared memory for the heads of a warp, "
+        f"a block has {call.facts.shared_per_block}"
+    )
 
 
 def _heads(call: Call, of: Operands, cut: Chunks, slices: int, tasks: int, blocks: int) -> Step:
@@ -177,8 +188,7 @@ def _heads(call: Call, of: Operands, cut: Chunks, slices: int, tasks: int, block
     shape, scalars = of.loads[0].shape[:-2], call.problem.spec.codes
     kind, steps = _angles(call, of, shape)
     dims = merged(shape, [*[v.strides[:-2] for v in of.rows], *steps])
-    if len(dims) > _MOST_DIMS:
-        raise Refusal(f"walks over at most {_MOST_DIMS} dimensions that do not merge")
+    walkable(dims, _MOST_DIMS)
     vector = _vectors(call, of, dims, cut.width)
     workspace = call.workspace() if len(call.outs) > 2 else of.loads[0].slot
     tables = kind.startswith("Tables")
@@ -225,8 +235,7 @@ def _angles(call: Call, of: Operands, shape: Shape) -> tuple[str, list[Shape]]:
     if call.problem.index_dtype is None and of.angles:
         kind = f"Tables<{accumulate}, {named(call.problem.dtype_of('table')).short}, void, 1>"
         return kind, [_along(v.shape[:-1], v.strides[:-1], shape) for v in of.angles]
-    if call.problem.options["rotary_dim"] // 2 > _MOST_PAIRS:
-        raise Refusal(f"turns at most {_MOST_PAIRS} pairs by their positions")
+    at_most(_MOST_PAIRS, "pairs without tables", call.problem.options["rotary_dim"] // 2)
     if call.problem.index_dtype is None:
         counted = (*(0,) * (len(shape) - 1), 1)
         return f"Computed<{accumulate}, void, {_MOST_PAIRS}>", [counted, (0,) * len(shape)]

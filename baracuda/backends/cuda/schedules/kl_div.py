@@ -6,7 +6,7 @@ import math
 from math import prod
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import Packer, View, merged
+from baracuda.backends.cuda.geometry import Packer, View, at_most, merged
 from baracuda.backends.cuda.launch_plan import THREADS, Call, Step, Steps, flag
 from baracuda.backends.cuda.schedules import cross_entropy, reduce, rows
 from baracuda.declaration.backend import Refusal
@@ -55,8 +55,7 @@ def plan(call: Call) -> Steps:
     *outer, n = logits.shape
     if not n:
         raise Refusal("has no kernel for rows of no classes")
-    if n > rows._LONGEST:
-        raise Refusal(f"counts at most {rows._LONGEST} classes")
+    at_most(rows.LONGEST, "classes", n)
     flat, count, small = (0,) * len(outer), prod(outer), of.loss or of.dloss
     lie = [v.strides for v in (logits, of.teacher, of.dlogits or logits)]
     lie.append(small.strides if small and reduction == "none" else flat)

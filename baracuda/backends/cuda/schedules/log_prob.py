@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from baracuda.backends.cuda.geometry import Packer
+from baracuda.backends.cuda.geometry import Packer, at_most
 from baracuda.backends.cuda.launch_plan import THREADS, Call, Step, Steps, flag
 from baracuda.backends.cuda.schedules import cross_entropy, rows
-from baracuda.declaration.backend import Refusal
 
 # Flags of cuda_src/log_prob.cu.
 _WIDE_TARGET, _WIDE_RESULT = 1, 2
@@ -25,8 +24,7 @@ def plan(call: Call) -> Steps:
     first, last = small[0], small[-1]
     axis, count = len(logits.shape) - 1, prod(target.shape)
     n = logits.shape[axis]
-    if n > rows._LONGEST:
-        raise Refusal(f"counts at most {rows._LONGEST} classes")
+    at_most(rows.LONGEST, "classes", n)
     of = cross_entropy.Operands(logits, target, None, dlogits, None, None)
     over = cross_entropy.way(call, of, axis, [
         logits.strides, target.strides, (dlogits or logits).strides, first.strides, last.strides,

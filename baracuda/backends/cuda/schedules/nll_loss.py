@@ -6,19 +6,18 @@ from math import prod
 from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import (
-    MOST_DIMS,
     Dim,
     Packer,
     View,
     divisor,
     merged,
     reach,
+    walkable,
     wide,
     without,
 )
 from baracuda.backends.cuda.launch_plan import THREADS, Call, Step, Steps, blocks, flag
 from baracuda.backends.cuda.schedules.reduce import Place
-from baracuda.declaration.backend import Refusal
 from baracuda.layouts import Shape
 
 # Flags of cuda_src/nll_loss.cu.
@@ -161,8 +160,7 @@ def _dims(target: View, first: Shape | None, last: Shape | None) -> list[Dim]:
     """Rows, as targets and two more arrays lie over them; one that has no rows has none."""
     none = (0,) * len(target.shape)
     dims = merged(target.shape, [first or none, target.strides, last or none])
-    if len(dims) > MOST_DIMS:
-        raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
+    walkable(dims)
     return dims
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import Packer, View
+from baracuda.backends.cuda.geometry import Packer, View, at_most
 from baracuda.backends.cuda.launch_plan import Call
-from baracuda.declaration.backend import Refusal
 
 _WEIGHT, _BIAS, _PULLS = 1, 2, 4
 _COUNTED = 2**31 - 2**22
@@ -76,8 +75,7 @@ def sets_of(call: Call) -> Sets:
 
 def counted(*numbers: int) -> None:
     """Kernels count in 32 bits, with room for the steps of a block."""
-    if max(numbers) >= _COUNTED:
-        raise Refusal(f"counts at most {_COUNTED} threads, sets, and elements of one of the n")
+    at_most(_COUNTED - 1, "threads, sets, and elements of an example", max(numbers))
 
 
 class Parameters(NamedTuple):

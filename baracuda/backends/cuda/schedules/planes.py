@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import MOST_DIMS, Dim, Packer, View, divisor, merged
+from baracuda.backends.cuda.geometry import Dim, Packer, View, divisor, merged, walkable
 from baracuda.backends.cuda.launch_plan import (
     THREADS,
     WIDEST,
@@ -160,7 +160,10 @@ def plan(call: Call) -> Steps:
         steps.append(_shared(call, of, 0 if empty else of.n, 2))
     planned = Steps(tuple(steps), tuple(workspaces))
     if planned.workspace_size > max(_MOST_SPACE * call.nbytes, _LITTLE_SPACE):
-        raise Refusal(f"needs {planned.workspace_size} bytes for the coefficients of short planes")
+        raise Refusal(
+            f"needs {planned.workspace_size} bytes for the coefficients of short planes, more than "
+            f"{_MOST_SPACE} times those of the arrays"
+        )
     return planned
 
 
@@ -204,8 +207,7 @@ def _lie(call: Call, views: Sequence[View], groups: int) -> Lie:
     lines = merged((n, groups), [(v.strides[0], v.strides[1] * channels) for v in views])
     within = (channels, *inner)
     inside = merged(within, [v.strides[1:] for v in views])
-    if len(inside) > MOST_DIMS:
-        raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
+    walkable(inside)
     beside = not inside or (len(inside) == 1 and all(s == 1 for s in inside[0].strides))
     numbers = [prod(within), *(s for d in lines for s in d.strides)]
     wide = beside and divisor(numbers, call.elements()) == WIDEST // call.itemsize

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from baracuda import layouts
-from baracuda.backends.cuda.geometry import Dim, Packer, View, count, merged, reach, wide
+from baracuda.backends.cuda.geometry import Dim, Packer, View, at_most, count, merged, reach, wide
 from baracuda.backends.cuda.launch_plan import (
     MOST_ROWS,
     Call,
@@ -17,7 +17,6 @@ from baracuda.backends.cuda.launch_plan import (
     blocks,
     flag,
 )
-from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
 from baracuda.families.rotation import Frequencies
 from baracuda.layouts import Shape
@@ -112,8 +111,7 @@ def plan(call: Call) -> Steps:
     """One launch for all pairs of tables; of computed angles for every 160, 128 of two arrays."""
     pairs, turning = call.problem.options["rotary_dim"] // 2, _turning(call)
     most = max(pairs, 1) if turning.tables else _MOST_PAIRS[len(turning.sides) - 1]
-    if pairs > most * _MOST_PARTS:
-        raise Refusal(f"turns at most {most * _MOST_PARTS} pairs")
+    at_most(most * _MOST_PARTS, "pairs", pairs)
     parts = []
     for first in range(0, max(pairs, 1), most):
         number = min(pairs - first, most)

@@ -12,13 +12,14 @@ from math import prod
 from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import (
-    MOST_DIMS,
     PROCESSORS,
     Dim,
     Packer,
     View,
+    at_most,
     divisor,
     merged,
+    walkable,
     without,
 )
 from baracuda.backends.cuda.launch_plan import (
@@ -45,7 +46,7 @@ _JOINS = 3 << 10
 _CAUSAL, _MASKED = 1, 2
 _WIDE_LABELS, _REDUCED, _WIDE_LOSS = 1, 2, 4
 # Columns are counted in 32 bits, with room for the steps of a block.
-_LONGEST = 2**31 - 2**22
+LONGEST = 2**31 - 2**22
 
 
 class Tuning(NamedTuple):
@@ -177,8 +178,7 @@ def plan(call: Call) -> Steps:
     of, tuning = operands(call), call.facts.tuned(TUNINGS)
     shape = of.loads[0].shape
     n, rows = shape[of.axis], prod(without(shape, of.axis))
-    if n > _LONGEST:
-        raise Refusal(f"counts at most {_LONGEST} elements along an axis")
+    at_most(LONGEST, "elements along an axis", n)
     if of.costs and call.mixed_rows:
         raise Refusal("has no kernel for losses of rows that are wider than the primal")
     if of.axis < len(shape) - 1 and not (of.masks or of.columns or of.biases or call.mixed_rows):
@@ -322,8 +322,7 @@ def _lie(call: Call, of: Operands) -> Lie:
     labels = [v.strides for v in of.labels] or [shared] * len(of.costs)
     each = [*labels, *[shared if of.reduced else v.strides for v in of.costs]]
     dims = merged(outer, [*[without(s, axis) for s in strides], *each])
-    if len(dims) > MOST_DIMS:
-        raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
+    walkable(dims)
     steps = [s[axis] for s in strides] + [v.strides[0] for v in of.columns]
     arrays = len(of.loads) + len(of.outs)
     hidden = arrays + len(of.masks)
@@ -355,8 +354,7 @@ def _rows(
     causal = bool(problem.options.get("causal"))
     left = _CAUSAL * causal + _MASKED * bool(of.masks)
     queries = outer[-1] if causal else 1
-    if causal and prod(outer) > _LONGEST:
-        raise Refusal(f"counts at most {_LONGEST} rows where there is a diagonal")
+    at_most(LONGEST, "rows beside a diagonal", prod(outer) if causal else 0)
     pointers = [v.slot for v in (*of.loads, *of.columns, *of.biases, *of.outs, *of.masks)]
     pointers += [call.workspace()] * bool(of.sums)
     if of.costs:

@@ -65,7 +65,10 @@ def plan(call: Call) -> Steps:
     )  # fmt: skip
     made = lists.plan(adding, lanes, _NAME) if lists.counts(call, lanes) else None
     if made is None:
-        raise Refusal("counts rows in 30 bits, and the elements of one in 27")
+        raise Refusal(
+            f"takes fewer than 2**30 rows of less than 2**27 elements, not {lanes.length} rows to "
+            f"{lanes.extent}, of {lanes.count} elements"
+        )
     steps += made.steps
     if adding is not call:
         steps.append(settle(call, target, out))

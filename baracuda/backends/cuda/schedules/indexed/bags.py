@@ -9,12 +9,11 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import Packer, View, divisor
-from baracuda.backends.cuda.launch_plan import WIDEST, Call, Step, Steps, blocks, flag
+from baracuda.backends.cuda.geometry import Packer, View, at_most, divisor
+from baracuda.backends.cuda.launch_plan import MOST_BLOCKS, WIDEST, Call, Step, Steps, blocks, flag
 from baracuda.backends.cuda.schedules.indexed.lists import Sums
 from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
 from baracuda.backends.cuda.schedules.indexed.work import Work
-from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
 
 # Threads of a block, and of a warp, that has a bag.
@@ -58,8 +57,8 @@ def _bags(work: Work) -> Bags:
     values = [work.given(n) for n in always]
     columns = values[0].shape[1]
     bags = ids.shape[0] if offsets is None else offsets.shape[0]
-    if bags * max(-(-columns // _unit(call)), 1) >= 1 << 31 or prod(ids.shape) >= 1 << 31:
-        raise Refusal("counts entries and units of rows in 31 bits")
+    units = bags * max(-(-columns // _unit(call)), 1)
+    at_most(MOST_BLOCKS, "entries, and units of 16 bytes of all bags", max(units, prod(ids.shape)))
     front = (ids, ids if offsets is None else offsets)
     return Bags(front, weights, values, bags, columns, divisor([columns], call.elements()))
 

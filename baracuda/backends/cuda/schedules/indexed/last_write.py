@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from math import prod
 
 from baracuda import layouts
-from baracuda.backends.cuda.geometry import Dim, Packer, View, count, merged, reach, wide
+from baracuda.backends.cuda.geometry import Dim, Packer, View, at_most, count, merged, reach, wide
 from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, blocks, flag
 from baracuda.backends.cuda.schedules.indexed.frames import Frame, apart, frame
-from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
 from baracuda.declaration.indexed import indexed
 from baracuda.layouts import Shape
@@ -71,8 +70,7 @@ def _found(call: Call) -> tuple[Frame, View, tuple[Step | Zero, ...]]:
     index, axis, shape = framed.index, framed.axis, framed.whole.shape
     last = View(call.workspace(), 0, shape, layouts.contiguous(shape))
     many = prod(shape)
-    if index.shape[axis] >= (1 << 32) - 1:
-        raise Refusal("counts the entries of a line in 32 bits")
+    at_most((1 << 32) - 2, "entries along the axis", index.shape[axis])
     zero = Zero(last.slot, 4 * many)
     if 0 in index.shape or not many:
         return framed, last, (zero,) if many else ()

@@ -9,11 +9,10 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import Packer, View, divisor
-from baracuda.backends.cuda.launch_plan import WIDEST, Call, Step, Steps, blocks, flag
+from baracuda.backends.cuda.geometry import Packer, View, at_most, divisor
+from baracuda.backends.cuda.launch_plan import MOST_BLOCKS, WIDEST, Call, Step, Steps, blocks, flag
 from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
 from baracuda.backends.cuda.schedules.indexed.work import Work
-from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
 from baracuda.layouts import Shape
 
@@ -40,8 +39,7 @@ def join(call: Call) -> Steps:
     made = work.target(out, call.add)
     access, across = _access(call, columns), -(-columns // _unit(call))
     items = tokens * across
-    if items >= 1 << 31:
-        raise Refusal("counts units of rows in 31 bits")
+    at_most(MOST_BLOCKS, "units of 16 bytes of all rows", items)
     arguments = Packer(False).pointers(4).add("Q", call.listener).add("q", rows.shape[0])
     arguments.add("q", *index.strides, *(weights or index).strides)
     arguments.add("I", call.ticket, index.shape[1], columns, items)

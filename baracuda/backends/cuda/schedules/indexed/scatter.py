@@ -26,7 +26,6 @@ from baracuda.declaration.dtypes import named
 
 FEW, TILES, TRANSPOSED, LISTS = "few a row", "tiles", "transposed", "lists"
 PARTITION, FIXED, ATOMIC = "partition", "fixed point", "atomics"
-_TOO_MUCH = "needs more workspace than max_workspace_bytes"
 
 # The least bits of a digit (a lone element stays exact, of several less is lost than by rounding
 # once), and words per bin in memory: cuda_src/common/exact_integers.cuh and fixed.cuh.
@@ -113,7 +112,7 @@ def added_to(call: Call) -> Steps:
     name, choices = call.variant or _rule(call), call.problem.choices
     steps = _steps(call, name)
     if not call.variant and not _affordable(call, steps):
-        raise Refusal(_TOO_MUCH)
+        raise _too_much(call, steps.workspace_size)
     # Variants round differently.
     sku = choices.sku
     measured = choices.autotune if sku is None else not sku.precision.bit_stable
@@ -126,10 +125,18 @@ def _rule(call: Call) -> str:
     outs = tuple(strides_of(x) for x in call.problem.outputs)
     alignment = min(x.alignment for x in call.problem.given)
     usual = call._replace(outs=outs, add=False, alignment=alignment, wide=())
+    least = 0
     for name in _names(usual):
-        if _affordable(usual, _steps(usual, name)):
+        steps = _steps(usual, name)
+        if _affordable(usual, steps):
             return name
-    raise Refusal(_TOO_MUCH)
+        least = min(least or steps.workspace_size, steps.workspace_size)
+    raise _too_much(call, least)
+
+
+def _too_much(call: Call, needed: int) -> Refusal:
+    limit = call.problem.choices.max_workspace_bytes
+    return Refusal(f"needs {needed} bytes of workspace, max_workspace_bytes is {limit}")
 
 
 def _steps(call: Call, name: str) -> Steps:

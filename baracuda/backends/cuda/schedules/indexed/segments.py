@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from baracuda.backends.cuda.geometry import Packer, View, divisor
-from baracuda.backends.cuda.launch_plan import Call, Step, Steps, blocks
+from baracuda.backends.cuda.geometry import Packer, View, at_most, divisor
+from baracuda.backends.cuda.launch_plan import MOST_BLOCKS, Call, Step, Steps, blocks
 from baracuda.backends.cuda.schedules.indexed import lists
 from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
 from baracuda.backends.cuda.schedules.indexed.work import Work
-from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
 
 
@@ -34,8 +33,7 @@ class Segments(Work):
         of_rows = [x for x in self.values if x.shape == self.out.shape]
         first = of_rows[0] if of_rows else self.index
         self.lanes = self._lanes(first, first)
-        if self.rows * self.count >= 1 << 31:
-            raise Refusal("counts elements in 31 bits")
+        at_most(MOST_BLOCKS, "elements", self.rows * self.count)
         self.invert(self.lanes, ahead=bool(of_rows))
 
     def _lanes(self, values: View, target: View) -> Lanes:

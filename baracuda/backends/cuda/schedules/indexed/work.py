@@ -61,7 +61,10 @@ class Work:
         call = self.call
         cut = lists.cut_of(call, lanes) if lists.counts(call, lanes) else None
         if cut is None or not lanes.extent:
-            raise Refusal("counts entries in 30 bits, and needs a row that they may name")
+            raise Refusal(
+                "takes fewer than 2**30 entries, and 1 to 2**30 rows of less than 2**27 elements, "
+                f"not {lanes.length} entries for {lanes.extent} rows of {lanes.count}"
+            )
         self.cut = cut
         self.lists = [self.room(*each) for each in lists.rooms(lanes, cut)]
         done = self.room((1,), "int32")
@@ -78,7 +81,7 @@ class Work:
         slots = [x.slot for x in (*self.lists, done)]
         step = lists.total(self.call, lanes, self.cut, sums, slots, parts.slot)
         if step is None:
-            raise Refusal("counts warps in 31 bits")
+            raise Refusal("has more rows than warps can be counted for, in 31 bits")
         self.steps.append(step)
 
     def target(self, out: View, add: bool) -> View:
