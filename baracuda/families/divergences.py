@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from baracuda.calls.op import registry
 from baracuda.declaration import roles
-from baracuda.declaration.dtypes import name_of, named
 from baracuda.declaration.values import choice, inside, positive
-from baracuda.families.chunks import Chunk, Rows
-from baracuda.families.composites import run
+from baracuda.families.chunks import Rows
 from baracuda.families.numerics import has_slopes
 from baracuda.families.reductions import parts, reduced
 from baracuda.libraries import Array, library_of
@@ -77,20 +72,6 @@ def pulled(
         scale = xp.expand_dims(scale, axis=-1)
     slopes = slopes * (scale / temperature)
     return slopes if counts is None else xp.where(counts, slopes, 0)
-
-
-def over_logits(
-    rows: Rows, name: str, chunk: Chunk, given: tuple[Any, ...], options: dict[str, Any]
-) -> tuple[Array, Array]:
-    """The losses of a chunk by an op, and their slopes, which may take the place of its logits."""
-    given = chunk.logits, *given, chunk.numbers
-    if not (rows.plain and rows.may_write(*[x for x in given if x is not None])):
-        both: tuple[Array, Array] = registry[name](*given, **options)
-        return both
-    kind = named(name_of(chunk.logits.dtype)).accumulate
-    losses = rows.library.empty(chunk.logits.shape[:-1], kind, chunk.logits, None)
-    both = run(name, given, (losses, chunk.logits), options)
-    return both
 
 
 def number(rows: Rows, reduction: str) -> Array | int | None:

@@ -17,7 +17,8 @@ from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case
 from baracuda.declaration.values import optional, sizes
 from baracuda.families.chunks import Chunk, Rows, differentiated
-from baracuda.families.divergences import OPTIONS, SCALARS, WEIGHT, number, over_logits
+from baracuda.families.composites import over_logits
+from baracuda.families.divergences import OPTIONS, SCALARS, WEIGHT, number
 from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.libraries import A, Array
 

@@ -1,7 +1,7 @@
 """Divergences of a linear layer's outputs from the likeliest classes of a teacher.
 
-Composites of other ops, as `linear_kl_div` is one: chunks of rows go through the caller's own matrix
-products and through `topk_kl_div_with_logits`.
+Composites of other ops, as `linear_kl_div` is one: chunks of rows go through the caller's own
+matrix products and through `topk_kl_div_with_logits`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case
 from baracuda.declaration.values import choice, optional, sizes
 from baracuda.families.chunks import Chunk, Rows, differentiated
-from baracuda.families.divergences import OPTIONS, SCALARS, TAUGHT, WEIGHT, number, over_logits
+from baracuda.families.composites import over_logits
+from baracuda.families.divergences import OPTIONS, SCALARS, TAUGHT, WEIGHT, number
 from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.libraries import A, Array
 

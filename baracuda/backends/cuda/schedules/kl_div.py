@@ -151,7 +151,8 @@ def _count(of: Operands) -> int:
 
 def flags(call: Call, of: Operands) -> int:
     """Those of all divergences of rows."""
-    reduction, found = call.problem.options["reduction"], _WEIGHTED * (of.weight is not None)
+    reduction: str = call.problem.options["reduction"]
+    found = _WEIGHTED * (of.weight is not None)
     found |= _REDUCED * (reduction != "none") | _GIVEN * (of.dloss is not None)
     found |= _EQUAL_SHARES * (reduction == "mean" and of.weight is None)
     for x, wide in ((of.loss, _WIDE_LOSS), (of.weight, _WIDE_WEIGHT), (of.dloss, _WIDE_DLOSS)):
