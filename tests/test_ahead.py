@@ -15,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 import baracuda as bc
+from baracuda.frameworks.torch import ahead
 from baracuda.libraries.torch import ADAPTER
 
 
@@ -218,6 +219,50 @@ def test_a_compiled_program_has_the_op_that_is_ahead(all_watched: tuple[bool, ..
     graphs.clear()
     compiled(*[x.detach() for x in given])
     assert f"{name}.default" in graphs[0]
+
+
+@pytest.mark.slow("Inductor compiles C++")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_program_scales_in_place_what_it_returns(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an operator that leaves it alone for a factor of 1; the rest costs no pass of its own."""
+    hidden, weight, target = drawn(True, True, dtype=dtype)
+    written: list[tuple[tuple[int, ...], bool]] = []
+
+    def scale(made: list[torch.Tensor], factor: torch.Tensor) -> None:
+        before = [x._version for x in made]
+        own(made, factor)
+        written.extend((*x.shape, x._version > n) for x, n in zip(made, before, strict=True))
+
+    own = ahead.scale
+    monkeypatch.setattr(ahead, "scale", scale)
+
+    def loss(hidden: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return bc.linear_cross_entropy(hidden.sin(), weight, target) * factor
+
+    compiled = torch.compile(loss, fullgraph=True)
+    for factor in (1.0, -2.5, 1.001):
+        by = torch.tensor(factor)
+        got = torch.autograd.grad(compiled(hidden, weight, by), (hidden, weight))
+        # The gradient along the weight; that of the sine is made of the one along its result.
+        assert written == [(11, 5, factor != 1)]
+        written.clear()
+        want = torch.autograd.grad(loss(hidden, weight, by), (hidden, weight))
+        for x, y in zip(got, want, strict=True):
+            torch.testing.assert_close(x, y)
+        written.clear()
+
+
+def test_gradients_of_a_program_are_scaled_by_numbers_that_16_bits_do_not_hold() -> None:
+    made, factor = torch.full((2, 3), 3.0, dtype=torch.bfloat16), torch.tensor(1.003)
+    ops, want = torch.ops.baracuda, (made.float() * factor).bfloat16()
+    assert not torch.equal(want, made * factor.bfloat16())
+    assert torch.equal(ops.scaled_gradient(made, factor), want)
+    torch.library.opcheck(ops.scaled_gradient.default, (made, factor))
+    torch.library.opcheck(ops.scale_gradient_.default, (made, factor))
+    ops.scale_gradient_(made, factor)
+    assert torch.equal(made, want)
 
 
 @BIASED
