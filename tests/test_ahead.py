@@ -125,17 +125,37 @@ def test_nothing_is_made_that_may_not_be_asked_for(
             torch.testing.assert_close(x, y)
 
 
-def test_nothing_is_made_where_saved_tensors_are_taken_away(products: list[str]) -> None:
-    hidden, weight, target = drawn(True, True)
+def test_no_grad_takes_one_product(products: list[str]) -> None:
     with torch.no_grad():
-        bc.linear_cross_entropy(hidden, weight, target)
+        bc.linear_cross_entropy(*drawn(True, True))
     assert len(products) == 1
-    products.clear()
-    loss = checkpoint(bc.linear_cross_entropy, hidden, weight, target, use_reentrant=False)
-    assert len(products) == 1
-    loss.backward()
-    want = torch.autograd.grad(plain(hidden, weight, target), (hidden, weight))
-    for x, y in zip((hidden, weight), want, strict=True):
+
+
+@pytest.mark.parametrize(
+    ("how", "forward", "both"),
+    [("taken away", 1, 5), ("reentrant", 1, 4), ("in a program", 3, 6), ("of a program", 3, 6)],
+)
+def test_a_checkpoint_takes_the_products_that_the_docs_say(
+    products: list[str], how: str, forward: int, both: int
+) -> None:
+    """Nothing is made where saved tensors are taken away, if that is to be seen."""
+    given = drawn(True, True)
+    compiled = partial(torch.compile, fullgraph=True, backend="aot_eager")
+
+    def loss(function: Callable[..., Any], *given: torch.Tensor) -> Any:
+        return checkpoint(function, *given, use_reentrant=how == "reentrant")
+
+    function: Callable[..., Any] = bc.linear_cross_entropy
+    if how == "of a program":
+        function = compiled(bc.linear_cross_entropy)
+    elif how == "in a program":
+        loss = compiled(loss)
+    found = loss(function, *given)
+    assert len(products) == forward
+    found.backward()
+    assert len(products) == both
+    want = torch.autograd.grad(plain(*given), floats(given))
+    for x, y in zip(floats(given), want, strict=True):
         torch.testing.assert_close(x.grad, y)
 
 
@@ -282,8 +302,13 @@ def test_jax_takes_three_products_and_has_all_derivatives(all_watched: tuple[boo
 
     along = tuple(x * (0.3 - 0.1 * i) for i, x in enumerate(at))
     alone = (None,) * (len(at) - 1)
-    program = str(jax.make_jaxpr(jax.grad(loss, places))(*at))
-    assert program.count("dot_general") == 3
+    for differentiated, count in (
+        (jax.grad(loss, places), 3),
+        (jax.grad(jax.checkpoint(loss), places), 6),
+        (lambda *some: jax.jvp(loss, some, along), 3),
+        (lambda *some: jax.jvp(formula, some, along), 3),
+    ):
+        assert str(jax.make_jaxpr(differentiated)(*at)).count("dot_general") == count
     for transform in (
         lambda f: jax.jit(jax.grad(f, places))(*at),
         lambda f: jax.jit(lambda *some: jax.jvp(f, some, along))(*at),
