@@ -95,6 +95,12 @@ KL_DIV = tuple(
     )
     for kind in ("forward", "reverse", "jsd")
 )
+# Of few classes of a teacher, whose number no kernel tells apart.
+TOPK_KL_DIV = tuple(
+    Case({**c.axes, "k": 5}, reduction=c.options["reduction"])
+    for c in KL_DIV
+    if c.options["kind"] == "forward"
+)
 
 
 def roped(axes: dict[str, Any]) -> dict[str, Any]:
@@ -255,6 +261,8 @@ CASES = {
     ),
     "kl_div_with_logits": KL_DIV,
     "kl_div_with_logits_with_gradient": KL_DIV,
+    "topk_kl_div_with_logits": TOPK_KL_DIV,
+    "topk_kl_div_with_logits_with_gradient": TOPK_KL_DIV,
     "nll_loss": (*CROSS_ENTROPY, Case({"b": (1 << 20,), "v": 8, "c": ()})),
     "rope": ROPE,
     "qk_norm_rope": HEADS,
@@ -469,7 +477,7 @@ def devices(spec: OpSpec) -> tuple[DeviceFacts, ...]:
     """Those for which an op's schedule plans other kernels."""
     if spec.kernel.schedule == "planes":
         return (FACTS, NEW)
-    if spec.kernel.schedule in ("scatter", "cross_entropy", "log_prob", "kl_div"):
+    if spec.kernel.schedule in ("scatter", "cross_entropy", "log_prob", "kl_div", "topk_kl_div"):
         return (FACTS, SMALL, OLD)
     return (FACTS,)
 

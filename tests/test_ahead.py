@@ -15,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 import baracuda as bc
+from baracuda.frameworks.torch import ahead
 from baracuda.libraries.torch import ADAPTER
 
 
@@ -124,17 +125,37 @@ def test_nothing_is_made_that_may_not_be_asked_for(
             torch.testing.assert_close(x, y)
 
 
-def test_nothing_is_made_where_saved_tensors_are_taken_away(products: list[str]) -> None:
-    hidden, weight, target = drawn(True, True)
+def test_no_grad_takes_one_product(products: list[str]) -> None:
     with torch.no_grad():
-        bc.linear_cross_entropy(hidden, weight, target)
+        bc.linear_cross_entropy(*drawn(True, True))
     assert len(products) == 1
-    products.clear()
-    loss = checkpoint(bc.linear_cross_entropy, hidden, weight, target, use_reentrant=False)
-    assert len(products) == 1
-    loss.backward()
-    want = torch.autograd.grad(plain(hidden, weight, target), (hidden, weight))
-    for x, y in zip((hidden, weight), want, strict=True):
+
+
+@pytest.mark.parametrize(
+    ("how", "forward", "both"),
+    [("taken away", 1, 5), ("reentrant", 1, 4), ("in a program", 3, 6), ("of a program", 3, 6)],
+)
+def test_a_checkpoint_takes_the_products_that_the_docs_say(
+    products: list[str], how: str, forward: int, both: int
+) -> None:
+    """Nothing is made where saved tensors are taken away, if that is to be seen."""
+    given = drawn(True, True)
+    compiled = partial(torch.compile, fullgraph=True, backend="aot_eager")
+
+    def loss(function: Callable[..., Any], *given: torch.Tensor) -> Any:
+        return checkpoint(function, *given, use_reentrant=how == "reentrant")
+
+    function: Callable[..., Any] = bc.linear_cross_entropy
+    if how == "of a program":
+        function = compiled(bc.linear_cross_entropy)
+    elif how == "in a program":
+        loss = compiled(loss)
+    found = loss(function, *given)
+    assert len(products) == forward
+    found.backward()
+    assert len(products) == both
+    want = torch.autograd.grad(plain(*given), floats(given))
+    for x, y in zip(floats(given), want, strict=True):
         torch.testing.assert_close(x.grad, y)
 
 
@@ -220,6 +241,50 @@ def test_a_compiled_program_has_the_op_that_is_ahead(all_watched: tuple[bool, ..
     assert f"{name}.default" in graphs[0]
 
 
+@pytest.mark.slow("Inductor compiles C++")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_program_scales_in_place_what_it_returns(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an operator that leaves it alone for a factor of 1; the rest costs no pass of its own."""
+    hidden, weight, target = drawn(True, True, dtype=dtype)
+    written: list[tuple[tuple[int, ...], bool]] = []
+
+    def scale(made: list[torch.Tensor], factor: torch.Tensor) -> None:
+        before = [x._version for x in made]
+        own(made, factor)
+        written.extend((*x.shape, x._version > n) for x, n in zip(made, before, strict=True))
+
+    own = ahead.scale
+    monkeypatch.setattr(ahead, "scale", scale)
+
+    def loss(hidden: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return bc.linear_cross_entropy(hidden.sin(), weight, target) * factor
+
+    compiled = torch.compile(loss, fullgraph=True)
+    for factor in (1.0, -2.5, 1.001):
+        by = torch.tensor(factor)
+        got = torch.autograd.grad(compiled(hidden, weight, by), (hidden, weight))
+        # The gradient along the weight; that of the sine is made of the one along its result.
+        assert written == [(11, 5, factor != 1)]
+        written.clear()
+        want = torch.autograd.grad(loss(hidden, weight, by), (hidden, weight))
+        for x, y in zip(got, want, strict=True):
+            torch.testing.assert_close(x, y)
+        written.clear()
+
+
+def test_gradients_of_a_program_are_scaled_by_numbers_that_16_bits_do_not_hold() -> None:
+    made, factor = torch.full((2, 3), 3.0, dtype=torch.bfloat16), torch.tensor(1.003)
+    ops, want = torch.ops.baracuda, (made.float() * factor).bfloat16()
+    assert not torch.equal(want, made * factor.bfloat16())
+    assert torch.equal(ops.scaled_gradient(made, factor), want)
+    torch.library.opcheck(ops.scaled_gradient.default, (made, factor))
+    torch.library.opcheck(ops.scale_gradient_.default, (made, factor))
+    ops.scale_gradient_(made, factor)
+    assert torch.equal(made, want)
+
+
 @BIASED
 def test_jax_takes_three_products_and_has_all_derivatives(all_watched: tuple[bool, ...]) -> None:
     rng = np.random.default_rng(2)
@@ -237,8 +302,13 @@ def test_jax_takes_three_products_and_has_all_derivatives(all_watched: tuple[boo
 
     along = tuple(x * (0.3 - 0.1 * i) for i, x in enumerate(at))
     alone = (None,) * (len(at) - 1)
-    program = str(jax.make_jaxpr(jax.grad(loss, places))(*at))
-    assert program.count("dot_general") == 3
+    for differentiated, count in (
+        (jax.grad(loss, places), 3),
+        (jax.grad(jax.checkpoint(loss), places), 6),
+        (lambda *some: jax.jvp(loss, some, along), 3),
+        (lambda *some: jax.jvp(formula, some, along), 3),
+    ):
+        assert str(jax.make_jaxpr(differentiated)(*at)).count("dot_general") == count
     for transform in (
         lambda f: jax.jit(jax.grad(f, places))(*at),
         lambda f: jax.jit(lambda *some: jax.jvp(f, some, along))(*at),

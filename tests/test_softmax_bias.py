@@ -188,3 +188,26 @@ def test_a_bias_that_does_not_fit_is_an_error() -> None:
         bc.softmax(x, None, np.ones((1, 1, 4), np.float32))
     with pytest.raises(TypeError, match="softmax: mask: expected bool"):
         bc.softmax(x, np.ones((1, 1, 4)))
+
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("other", [*FLOATS, torch.float64], ids=str)
+def test_a_bias_has_the_dtypes_of_a_mask_of_attention(
+    dtype: torch.dtype, other: torch.dtype
+) -> None:
+    """Those that torch's `scaled_dot_product_attention` takes beside queries of a dtype."""
+    q, bias = scores(dtype), bias_of((1, 3, 5, 5), other)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    if other not in (dtype, torch.float32):
+        with pytest.raises(RuntimeError, match="Expected attn_mask dtype"):
+            attend(q, q, q, bias)
+        with pytest.raises(bc.ArgumentTypeError, match="softmax: bias: expected"):
+            bc.softmax(scores(dtype), None, bias_of((1, 3, 1, 7), other))
+        return
+    want = attend(q.double(), q.double(), q.double(), bias.double())
+    weights = bc.softmax(q @ q.mT, None, bias, scale=7**-0.5, dtype="float32").double()
+    torch.testing.assert_close(weights @ q.double(), want, rtol=2e-2, atol=2e-2)
+    assert attend(q, q, q, bias).dtype is bc.softmax(q @ q.mT, None, bias).dtype is dtype

@@ -30,6 +30,8 @@ except PackageNotFoundError as error:
     pytest.skip(f"needs {error.name}: pip install 'baracuda[cuda]'", allow_module_level=True)
 
 ARCH = "sm_90"
+# Schedules of rows of logits, whose kernels count in one width.
+LOGITS = ("cross_entropy", "log_prob", "kl_div", "topk_kl_div")
 
 
 @pytest.fixture
@@ -259,7 +261,7 @@ def test_every_form_is_planned_wide_and_narrow(name: str) -> None:
         assert any("_steps" in s for s in symbols)
     elif spec.kernel.schedule == "heads":
         assert {"loose" in s for s in symbols} == {True, False}
-    elif spec.kernel.schedule not in ("cross_entropy", "log_prob", "kl_div") and name != "nll_loss":
+    elif spec.kernel.schedule not in LOGITS and name != "nll_loss":
         assert any(s.endswith(("_i32", "_i32_add")) for s in symbols)
         # Bags are counted in 32 bits, their elements in 64.
         some = "lp_pool1d" in name or spec.kernel.schedule == "bags"

@@ -2,10 +2,7 @@
 //
 // A row and its teacher's stay on chip as far as they fit: first the sums of exponentials are
 // found, then what the probabilities cost, then slopes. What does not fit is read again.
-#include "common/counts.cuh"
-#include "common/exponentials.cuh"
-#include "common/logit_rows.cuh"
-#include "common/total.cuh"
+#include "common/divergence_rows.cuh"
 
 namespace baracuda {
 
@@ -14,8 +11,8 @@ enum Kind { FORWARD, REVERSE, JSD };
 template <
     bool LOSS, bool GRADIENT, class T, int KIND, int WAY, int HELD, bool WIDE, bool ADD,
     int CLUSTER>
-struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
-  using Rows = LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2>;
+struct Divergence : DivergenceRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
+  using Rows = DivergenceRows<T, WAY, HELD, WIDE, CLUSTER, 2>;
   using A = typename Rows::A;
   using Share = typename Rows::Share;
   using Loaded = typename Rows::Loaded;
@@ -40,47 +37,10 @@ struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
     u32 flags;
     Walk<0, 5, i64> walk;  // logits, teacher, dlogits; loss or dloss; weight
   };
-  enum : u32 {
-    REDUCED = 1, EQUAL_SHARES = 2, WIDE_LOSS = 4, WEIGHTED = 8, WIDE_WEIGHT = 16, GIVEN = 32,
-    WIDE_DLOSS = 64
-  };
 
-  // Of the student and of the teacher the largest logit and the sum of exponentials beside it.
-  // Later: what the row costs, and the divergence in its slopes.
-  using State = Several<A, 4>;
-  static DEVICE State start() { return {{Rows::nothing(), A(0), Rows::nothing(), A(0)}}; }
-  static DEVICE void rebase(const Cooled<A>& power, State& s, int of, A most) {
-    s.at[of + 1] *= power(s.at[of] - Rows::base(most));
-    s.at[of] = most;
-  }
-  static DEVICE void take(
-      const Share& row, const Cooled<A>& power, i32 h, const Loaded& v, State& s) {
-    UNROLL for (int r = 0; r < 2; ++r) {
-      rebase(power, s, 2 * r, larger(s.at[2 * r], largest(v.row[r])));
-      const A from = Rows::base(s.at[2 * r]);
-      UNROLL for (int k = 0; k < HELD; ++k) {
-        if (Rows::element(row, h + k) >= row.end) continue;
-        A x[V], sum = 0;
-        widen(v.row[r][k], x);
-        // One thread that adds each to the sum of a whole row would drift.
-        UNROLL for (int i = 0; i < V; ++i) sum += power(x[i] - from);
-        s.at[2 * r + 1] += sum;
-      }
-    }
-  }
-  // Of all lanes: the largest first, so that each has one exponential.
-  static DEVICE State across(const Cooled<A>& power, State s, int lanes) {
-    UNROLL for (int of = 0; of < 4; of += 2) {
-      A most = s.at[of];
-      for (int by = lanes / 2; by; by /= 2) most = larger(most, __shfl_xor_sync(~0u, most, by));
-      rebase(power, s, of, most);
-      for (int by = lanes / 2; by; by /= 2) {
-        s.at[of + 1] += __shfl_xor_sync(~0u, s.at[of + 1], by);
-      }
-    }
-    return s;
-  }
-
+  // What is known of the student and of the teacher. Later: what the row costs, and the divergence
+  // in its slopes.
+  using State = typename Rows::State;
   // The probabilities of a class, and the logarithm of the student's by the teacher's. What the
   // sums of exponentials are off by moves all of these alike, which the formulas below forgive.
   struct Class {
@@ -191,13 +151,10 @@ struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
   static DEVICE void run(const Args& args) {
     if constexpr (CLUSTER > 1) cluster_arrive();
     Share row = Rows::share(args.log_lanes);
-    const bool exists = row.number < args.rows, reduced = args.flags & REDUCED;
+    const bool exists = row.number < args.rows;
     i64 at[5];
     args.walk.template offsets<1>(exists ? row.number : 0, at);
-    A weight = 1;
-    if (exists && args.flags & WEIGHTED) {
-      weight = widened(args.weight, at[4], args.flags & WIDE_WEIGHT);
-    }
+    const A weight = Rows::weight_of(args, exists, at[4]);
     // Rows of weight 0 are not read.
     const bool counts = exists && weight != 0;
     row.row[0] = args.logits + at[0];
@@ -207,21 +164,14 @@ struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
     Rows::begin(row, counts ? args.n : 0, args.rounds, args.kept);
 
     const Loaded held = Rows::fetch_last(row);
-    [[maybe_unused]] A pull = weight;
-    if constexpr (GRADIENT) {
-      // A weight by the sum: a quotient by a sum that is tiny overflows.
-      if (args.parts) pull = pull / all_of(args.shares, args.parts);
-      if (args.flags & EQUAL_SHARES) pull = pull / A(args.rows);
-      if (exists && args.flags & GIVEN) {
-        pull *= widened(args.dloss, reduced ? 0 : at[3], args.flags & WIDE_DLOSS);
-      }
-    }
+    [[maybe_unused]] A pull = 0;
+    if constexpr (GRADIENT) pull = Rows::pull_of(args, exists, weight, at[3]);
     const Cooled<A> power(args.temperature);
-    State s = start();
-    Rows::look(row, held, [&](i32 h, const Loaded& v) { take(row, power, h, v, s); });
+    State s = Rows::start();
+    Rows::look(row, held, [&](i32 h, const Loaded& v) { Rows::take(row, power, h, v, s); });
     int turn = 0;
-    s = Rows::across_row(row, s, start(), turn, [&](State s, int lanes) {
-      return across(power, s, lanes);
+    s = Rows::across_row(row, s, Rows::start(), turn, [&](State s, int lanes) {
+      return Rows::across(power, s, lanes);
     });
     const Known known(power, s, args.beta);
     if constexpr (COSTS) {
@@ -235,15 +185,7 @@ struct Divergence : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
       });
     }
     if constexpr (LOSS) {
-      const A loss = counts ? s.at[0] * weight : A(0);
-      if (!reduced) {
-        if (exists && row.rank == 0) deliver_one(loss, args.loss, at[3], args.flags & WIDE_LOSS);
-      } else if constexpr (Rows::BY_BLOCK) {
-        if (row.rank == 0) args.sums[blockIdx.x / CLUSTER] = loss;
-      } else {
-        const A total = block_total(row.rank == 0 ? loss : A(0));
-        if (threadIdx.x == 0) args.sums[blockIdx.x] = total;
-      }
+      Rows::deliver(args, row, exists, counts ? s.at[0] * weight : A(0), at[3]);
     }
     if constexpr (GRADIENT) {
       if (!exists) return;

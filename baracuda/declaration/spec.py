@@ -26,7 +26,7 @@ Schedule: TypeAlias = Literal[
     "add_rows", "bags", "bags_backward", "channels", "combine", "combine_backward",
     "window_backward", "cross_entropy", "elementwise", "few_rows", "gather", "heads", "join_rows",
     "kl_div", "last_write", "last_write_backward", "log_prob", "nll_loss", "planes", "reduce",
-    "rope", "rows", "scatter", "segments", "spread_rows", "window",
+    "rope", "rows", "scatter", "segments", "spread_rows", "topk_kl_div", "window",
 ]  # fmt: skip
 """How a kernel goes over the arrays."""
 

@@ -9,6 +9,8 @@ from typing import Any
 from baracuda.calls.op import registry
 from baracuda.calls.recent import Recent
 from baracuda.declaration.backend import Misfit
+from baracuda.declaration.dtypes import name_of, named
+from baracuda.families.chunks import Chunk, Rows
 from baracuda.libraries import Array
 
 _recent: defaultdict[str, Recent] = defaultdict(Recent)
@@ -32,3 +34,15 @@ def run(
         return plan().run(arrays, outs, False, scalars)
     except Misfit:
         return plan(narrow=True).run(arrays, outs, False, scalars)
+
+
+def over_logits(
+    rows: Rows, name: str, chunk: Chunk, given: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    """The losses of a chunk by an op, and their slopes, which may take the place of its logits."""
+    given = chunk.logits, *given, chunk.numbers
+    if not (rows.plain and rows.may_write(*[x for x in given if x is not None])):
+        return registry[name](*given, **options)
+    kind = named(name_of(chunk.logits.dtype)).accumulate
+    losses = rows.library.empty(chunk.logits.shape[:-1], kind, chunk.logits, None)
+    return run(name, given, (losses, chunk.logits), options)

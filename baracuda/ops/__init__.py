@@ -50,6 +50,7 @@ from baracuda.ops.sigmoids import *
 from baracuda.ops.soft_target_cross_entropy import *
 from baracuda.ops.softmax import *
 from baracuda.ops.stochastic_depth import *
+from baracuda.ops.topk_kl_div_with_logits import *
 
 # Each family exports what it registers. Type checkers go by the imports: mypy takes a list that is
 # put together for an empty one.

@@ -9,10 +9,16 @@ from baracuda.calls.op import op
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case, Kernel
-from baracuda.families.divergences import OPTIONS, SCALARS, WEIGHT, log_softmax
+from baracuda.families.divergences import (
+    OPTIONS,
+    SCALARS,
+    WEIGHT,
+    counted,
+    log_softmax,
+    pulled,
+    weighed,
+)
 from baracuda.families.losses import COTANGENT, LOSS
-from baracuda.families.numerics import has_slopes
-from baracuda.families.reductions import parts, reduced
 from baracuda.libraries import A, Array, library_of
 
 __all__ = [
@@ -38,7 +44,7 @@ _divergence = partial(
 class _Rows(NamedTuple):
     """Logarithms of probabilities and these, and where a row counts; an axis stays for the classes.
 
-    A row counts unless its weight is 0. Without weights `counts` is None.
+    Without weights of rows `counts` is None.
     """
 
     counts: Array | None
@@ -49,14 +55,9 @@ class _Rows(NamedTuple):
 
 
 def _rows(logits: Array, teacher: Array, row_weight: Array | None, temperature: float) -> _Rows:
-    xp, counts = library_of(logits).xp, None
-    if row_weight is not None:
-        counts = xp.expand_dims(row_weight != 0, axis=-1)
-        if has_slopes(logits):
-            # NaN in rows that do not count is not to meet a slope of 0.
-            logits, teacher = (xp.where(counts, x, 0) for x in (logits, teacher))
-    logs = [log_softmax(x, temperature) for x in (logits, teacher)]
-    return _Rows(counts, *logs, *map(xp.exp, logs))
+    counts, both = counted(row_weight, logits, teacher)
+    logs = [log_softmax(x, temperature) for x in both]
+    return _Rows(counts, *logs, *map(library_of(logits).xp.exp, logs))
 
 
 def _times(p: Array, log: Array) -> Array:
@@ -86,8 +87,8 @@ def _over_mixture(rows: _Rows, beta: float) -> tuple[Array, Array]:
     return xp.where(above, likely, unlikely), xp.where(above, unlikely, likely)
 
 
-def _losses(rows: _Rows, row_weight: Array | None, kind: str, beta: float, reduction: str) -> Array:
-    """The loss of every row, times its weight, or their sum or mean."""
+def _losses(rows: _Rows, kind: str, beta: float) -> Array:
+    """The divergence of every row."""
     xp = library_of(rows.student).xp
     # What is added to the terms sums up to 0, and takes off the error of a rounded normaliser.
     more = rows.of_student - rows.of_teacher
@@ -99,13 +100,8 @@ def _losses(rows: _Rows, row_weight: Array | None, kind: str, beta: float, reduc
         student, teacher = _over_mixture(rows, beta)
         terms = _times(rows.of_teacher, teacher) * beta
         terms = terms + _times(rows.of_student, student) * (1 - beta)
-    losses = xp.sum(terms, axis=-1)
-    if row_weight is None:
-        return reduced(losses, reduction)
-    losses = xp.where(row_weight == 0, 0, losses * row_weight)
-    if reduction == "mean":
-        return xp.sum(losses) / xp.sum(row_weight)
-    return reduced(losses, reduction)
+    losses: Array = xp.sum(terms, axis=-1)
+    return losses
 
 
 def _slopes(rows: _Rows, kind: str, beta: float) -> Array:
@@ -119,29 +115,6 @@ def _slopes(rows: _Rows, kind: str, beta: float) -> Array:
     terms = _times(rows.of_student, log)
     divergence = library_of(terms).xp.sum(terms, axis=-1, keepdims=True)
     return (terms - rows.of_student * divergence) * share
-
-
-def _gradient(
-    rows: _Rows,
-    row_weight: Array | None,
-    dloss: Array | float,
-    kind: str,
-    beta: float,
-    temperature: float,
-    reduction: str,
-) -> Array:
-    """That along the student's logits, for a cotangent of the result."""
-    xp, scale = library_of(rows.student).xp, dloss
-    if row_weight is None:
-        # Of no rows the mean has a gradient of no elements.
-        scale = scale / max(parts(rows.student.shape[:-1], reduction), 1)
-    else:
-        # A weight by the sum: a quotient by a sum that is tiny overflows.
-        scale = scale * (row_weight / xp.sum(row_weight) if reduction == "mean" else row_weight)
-    if getattr(scale, "ndim", 0):
-        scale = xp.expand_dims(scale, axis=-1)
-    slopes = _slopes(rows, kind, beta) * (scale / temperature)
-    return slopes if rows.counts is None else xp.where(rows.counts, slopes, 0)
 
 
 _ARRAYS = "logits[*b v], teacher_logits[*b v]"
@@ -225,7 +198,7 @@ def kl_div_with_logits(
     np.float64(0.130812)
     """
     rows = _rows(logits, teacher_logits, row_weight, temperature)
-    return _losses(rows, row_weight, kind, beta, reduction)
+    return weighed(_losses(rows, kind, beta), row_weight, reduction)
 
 
 @_divergence(
@@ -293,7 +266,8 @@ def kl_div_with_logits_backward(
     array([[ 0.25, -0.25]])
     """
     rows = _rows(logits, teacher_logits, row_weight, temperature)
-    return _gradient(rows, row_weight, dloss, kind, beta, temperature, reduction)
+    slopes = _slopes(rows, kind, beta)
+    return pulled(slopes, rows.counts, row_weight, dloss, temperature, reduction)
 
 
 @_divergence(
@@ -358,6 +332,6 @@ def kl_div_with_logits_with_gradient(
     """
     rows = _rows(logits, teacher_logits, row_weight, temperature)
     return (
-        _losses(rows, row_weight, kind, beta, reduction),
-        _gradient(rows, row_weight, 1, kind, beta, temperature, reduction),
+        weighed(_losses(rows, kind, beta), row_weight, reduction),
+        pulled(_slopes(rows, kind, beta), rows.counts, row_weight, 1, temperature, reduction),
     )

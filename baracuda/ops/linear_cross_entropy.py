@@ -270,6 +270,10 @@ def linear_cross_entropy(
     `torch.nn.functional.cross_entropy` of `torch.nn.functional.linear`. Deterministic where those
     products are, but not bit-stable.
 
+    Under autograd a mean or a sum makes its gradients forward: three products in all. Recomputation
+    adds one (a reentrant checkpoint), two (another) or three (in a program of torch.compile, and
+    `jax.checkpoint`). `jax.jvp` takes three, as of the definition, and the memory of the gradients.
+
     Examples
     --------
     >>> import numpy as np, baracuda as bc

@@ -13,11 +13,11 @@ from typing import Any, Literal, Unpack
 from baracuda.calls.op import op, registry
 from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
-from baracuda.declaration.dtypes import FLOATS, name_of, named
+from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case
 from baracuda.declaration.values import optional, sizes
 from baracuda.families.chunks import Chunk, Rows, differentiated
-from baracuda.families.composites import run
+from baracuda.families.composites import over_logits
 from baracuda.families.divergences import OPTIONS, SCALARS, WEIGHT, number
 from baracuda.families.losses import COTANGENT, LOSS
 from baracuda.libraries import A, Array
@@ -57,15 +57,10 @@ class _Pair:
         return registry["kl_div_with_logits"](chunk.logits, taught, chunk.numbers, **self.options)
 
     def both(self, chunk: Chunk) -> tuple[Array, Array]:
-        """The losses of a chunk, and their slopes, which may take the place of its logits."""
-        rows = self.rows
-        given = chunk.logits, self.teacher.at(chunk.first).logits, chunk.numbers
-        if not rows.plain:
-            return registry["kl_div_with_logits_with_gradient"](*given, **self.options)
-        kind = named(name_of(chunk.logits.dtype)).accumulate
-        losses = rows.library.empty(chunk.logits.shape[:-1], kind, chunk.logits, None)
-        outs = losses, chunk.logits
-        return run("kl_div_with_logits_with_gradient", given, outs, self.options)
+        """The losses of a chunk, and their slopes."""
+        taught = self.teacher.at(chunk.first).logits
+        name = "kl_div_with_logits_with_gradient"
+        return over_logits(self.rows, name, chunk, (taught,), self.options)
 
     def gradients(self, dloss: Array | None, reduction: str) -> tuple[Array, ...]:
         """The loss, and the gradients for a cotangent, of 1 if there is none."""

@@ -1,13 +1,13 @@
 """Divergences of a linear layer's outputs from the likeliest classes of a teacher.
 
-Composites of other ops, as `linear_kl_div` is one: the logits of all rows never lie in memory at
-once. What a teacher says of the other classes is not stored, so there is the forward kind alone.
+Composites of other ops, as `linear_kl_div` is one: chunks of rows go through the caller's own
+matrix products and through `topk_kl_div_with_logits`.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, Unpack
 
 from baracuda.calls.op import op, registry
 from baracuda.declaration import roles
@@ -16,17 +16,14 @@ from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case
 from baracuda.declaration.values import choice, optional, sizes
 from baracuda.families.chunks import Chunk, Rows, differentiated
-from baracuda.families.composites import run
-from baracuda.families.divergences import OPTIONS, SCALARS, WEIGHT, log_softmax, number
+from baracuda.families.composites import over_logits
+from baracuda.families.divergences import OPTIONS, SCALARS, TAUGHT, WEIGHT, number
 from baracuda.families.losses import COTANGENT, LOSS
-from baracuda.families.numerics import has_slopes
 from baracuda.libraries import A, Array
 
 __all__ = ["linear_topk_kl_div", "linear_topk_kl_div_backward", "linear_topk_kl_div_with_gradient"]
 
-_ROLES = {
-    "teacher_ids": roles.index("v"), "teacher_probs": roles.parameter(0.05, 0.3), **WEIGHT,
-}  # fmt: skip
+_ROLES = {**TAUGHT, **WEIGHT}
 _SUMMED = {**_ROLES, "dweight": roles.total()}
 
 _linear = partial(
@@ -48,27 +45,6 @@ _linear = partial(
 )
 
 
-class _Taught(NamedTuple):
-    """What a chunk knows of its teacher; the last axis is that of the teacher's classes.
-
-    Attributes
-    ----------
-    ids
-        As they were given.
-    valid
-        Which of them are classes.
-    probs
-        0 where they are not.
-    weight
-        Of each row, with an axis of extent 1; or None.
-    """
-
-    ids: Array
-    valid: Array
-    probs: Array
-    weight: Array | None
-
-
 class _Student:
     """A student's rows, and the likeliest classes of its teacher."""
 
@@ -76,115 +52,26 @@ class _Student:
         hidden, weight, ids, probs, row_weight = arrays
         self.rows = rows = Rows(hidden, weight, row_weight, None, chunk)
         flat = (*rows.hidden.shape[:-1], ids.shape[-1])
-        self.ids, self.probs = (rows.xp.reshape(x, flat) for x in (ids, probs))
-        self.mode, self.temperature = mode, temperature
-        # Kernels that others have, and entries that are written over.
-        self.plain = rows.plain and rows.may_write(probs) and 0 not in (ids.shape[-1], rows.extent)
+        self.taught = [rows.xp.reshape(x, flat) for x in (ids, probs)]
+        self.options = {"temperature": temperature, "reduction": "none", "mode": mode}
 
-    def taught(self, chunk: Chunk) -> _Taught:
-        rows, xp = self.rows, self.rows.xp
-        ids, weight = self.ids[chunk.rows, ...], chunk.numbers
-        valid = (ids >= 0) & (ids < rows.extent)
-        probs = xp.where(valid, rows.widened(self.probs[chunk.rows, ...]), 0)
-        if weight is not None:
-            weight = xp.expand_dims(rows.widened(weight), axis=-1)
-        return _Taught(ids, valid, probs, weight)
+    def _at(self, chunk: Chunk) -> tuple[Array, ...]:
+        """What the teacher says of a chunk."""
+        return tuple([x[chunk.rows, ...] for x in self.taught])
 
     def losses(self, chunk: Chunk) -> Array:
-        taught = self.taught(chunk)
-        if self.plain:
-            return self._cost(taught, self._known(chunk, taught)[1])
-        return self._cost(taught, self._picked(self._logs(chunk, taught), taught))
+        given = chunk.logits, *self._at(chunk), chunk.numbers
+        return registry["topk_kl_div_with_logits"](*given, **self.options)
 
     def both(self, chunk: Chunk) -> tuple[Array, Array]:
-        """The losses of a chunk, and their slopes, which may take the place of its logits."""
-        taught, rows, xp = self.taught(chunk), self.rows, self.rows.xp
-        if self.plain:
-            target, logs = self._known(chunk, taught)
-            return self._cost(taught, logs), self._over(chunk, taught, target, logs)
-        logs = self._logs(chunk, taught)
-        hits = registry["gather_backward"](
-            taught.probs, taught.ids, axis=-1, src_shape=logs.shape, mode="drop"
-        )
-        mass = xp.sum(taught.probs, axis=-1, keepdims=True)
-        slopes = self._scaled(taught, xp.exp(logs) * mass - hits)
-        return self._cost(taught, self._picked(logs, taught)), rows.narrowed(slopes)
+        """The losses of a chunk, and their slopes."""
+        name = "topk_kl_div_with_logits_with_gradient"
+        return over_logits(self.rows, name, chunk, self._at(chunk), self.options)
 
     def gradients(self, dloss: Array | None, reduction: str) -> tuple[Array, ...]:
         """The loss, and the gradients for a cotangent, of 1 if there is none."""
         count = number(self.rows, reduction)
         return differentiated(self.rows, self.both, dloss, reduction, count)
-
-    def _logs(self, chunk: Chunk, taught: _Taught) -> Array:
-        """Logarithms of the student's probabilities, of all classes."""
-        logits = self.rows.widened(chunk.logits)
-        if taught.weight is not None and has_slopes(logits):
-            # NaN in rows that do not count is not to meet a slope of 0.
-            logits = self.rows.xp.where(taught.weight != 0, logits, 0)
-        return log_softmax(logits, self.temperature)
-
-    def _picked(self, of: Array, taught: _Taught) -> Array:
-        """Those of the teacher's classes."""
-        return registry["gather"](of, taught.ids, axis=-1, mode=self.mode)
-
-    def _cost(self, taught: _Taught, logs: Array) -> Array:
-        """The loss of each row, times its weight."""
-        xp, none = self.rows.xp, taught.probs == 0
-        own = xp.log(xp.where(none, 1, taught.probs)) - xp.where(none, 0, logs)
-        losses = xp.sum(taught.probs * own, axis=-1)
-        if taught.weight is None:
-            return losses
-        weight = xp.squeeze(taught.weight, axis=-1)
-        return xp.where(weight == 0, 0, losses * weight)
-
-    def _scaled(self, taught: _Taught, slopes: Array) -> Array:
-        if taught.weight is None:
-            return slopes / self.temperature
-        scaled = slopes * (taught.weight / self.temperature)
-        return self.rows.xp.where(taught.weight == 0, 0, scaled)
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "temperature": self.temperature, "softcap": 0.0, "ignore_index": -1, "mode": "drop",
-        }  # fmt: skip
-
-    def _known(self, chunk: Chunk, taught: _Taught) -> tuple[Array, Array]:
-        """The student's likeliest of the teacher's classes, and logarithms of all of these.
-
-        Of one class a kernel finds it; of the others it is that, and how far below its logit
-        theirs are.
-        """
-        xp = self.rows.xp
-        options = {"axis": -1, "mode": self.mode}
-        x = self.rows.widened(run("gather", (chunk.logits, taught.ids), None, options))
-        likely = xp.where(taught.valid, x, -xp.inf)
-        first = xp.argmax(likely, axis=-1, keepdims=True)
-        target = xp.squeeze(xp.take_along_axis(taught.ids, first, axis=-1), axis=-1)
-        options = {**self._options(), "entropy": False}
-        log = run("log_prob", (chunk.logits, target), None, options)
-        most = xp.take_along_axis(x, first, axis=-1)
-        # What is no class takes the place of the likeliest, and its slope.
-        below = xp.where(taught.valid & (x != most), x - most, 0) / self.temperature
-        return target, xp.expand_dims(log, axis=-1) + below
-
-    def _over(self, chunk: Chunk, taught: _Taught, target: Array, logs: Array) -> Array:
-        """The slopes in the place of the logits.
-
-        A kernel writes them as if `target` were the only class of the teacher, and then those of
-        the teacher's classes are written over: each is rounded once.
-        """
-        rows, xp = self.rows, self.rows.xp
-        mass = xp.sum(taught.probs, axis=-1, keepdims=True)
-        pull = -mass if taught.weight is None else -mass * taught.weight
-        given = xp.squeeze(pull, axis=-1), None, chunk.logits, target
-        slopes = run("log_prob_backward", given, (chunk.logits,), self._options())
-        at = xp.where(taught.valid, taught.ids, xp.expand_dims(target, axis=-1))
-        # A row without a class has slopes of 0, also at its first.
-        at = xp.where((at >= 0) & (at < rows.extent), at, 0)
-        same = xp.expand_dims(at, axis=-1) == xp.expand_dims(at, axis=-2)
-        hits = xp.sum(xp.where(same, xp.expand_dims(taught.probs, axis=-2), 0), axis=-1)
-        exact = self._scaled(taught, xp.exp(logs) * mass - hits)
-        return rows.library.put(slopes, at, rows.narrowed(exact), slopes.ndim - 1)
 
 
 _ARRAYS = "hidden[*b d], weight[v d], teacher_ids[*b k], teacher_probs[*b k]"
@@ -261,9 +148,9 @@ def linear_topk_kl_div(
     -----
     The truncated forward divergence of offline distillation. Reverse and Jensen-Shannon kinds take
     what a teacher says of every class: `linear_kl_div` has them. Takes the memory of a chunk's
-    logits beside its operands, and of k**2 numbers of each of its rows. Products are those of the
-    caller's library, and logits are in the dtype of `hidden`; losses and sums are kept in float32
-    for 16 bits. Deterministic where those products are, but not bit-stable.
+    logits beside its operands, and what `topk_kl_div_with_logits` needs for these. Products are
+    those of the caller's library, and logits are in the dtype of `hidden`; losses and sums are kept
+    in float32 for 16 bits. Deterministic where those products are, but not bit-stable.
 
     Examples
     --------

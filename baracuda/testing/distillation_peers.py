@@ -47,35 +47,53 @@ def linear_kl_div_with_gradient(
     return loss, d @ weight, d.T @ hidden
 
 
-def _taught(xp: Any, logits: Array, ids: Array, probs: Array) -> tuple[Array, Array]:
-    """A mean divergence from k classes of a teacher, and its gradient along the logits."""
+def topk_kl_div_with_logits_with_gradient(
+    xp: Any, logits: Array, ids: Array, probs: Array
+) -> tuple[Array, Array]:
     log = log_softmax(xp, logits)
     if hasattr(xp, "gather"):
-        own = xp.gather(log, -1, ids.long())
         hits = xp.zeros_like(log).scatter_add(-1, ids.long(), probs)
     else:
-        own = xp.take_along_axis(log, ids, -1)
         every = xp.arange(log.shape[-1])
         hits = xp.where(ids[:, :, None] == every, probs[:, :, None], 0).sum(1)
-    loss = (probs * (xp.log(probs) - own)).sum() / logits.shape[0]
-    return loss, (xp.exp(log) * probs.sum(-1)[:, None] - hits) / logits.shape[0]
+    slopes = (xp.exp(log) * probs.sum(-1)[:, None] - hits) / logits.shape[0]
+    return _cost(xp, log, ids, probs), slopes
+
+
+def topk_kl_div_with_logits(xp: Any, logits: Array, ids: Array, probs: Array) -> Array:
+    return _cost(xp, log_softmax(xp, logits), ids, probs)
+
+
+def topk_kl_div_with_logits_backward(
+    xp: Any, dloss: Array, logits: Array, ids: Array, probs: Array
+) -> Array:
+    return topk_kl_div_with_logits_with_gradient(xp, logits, ids, probs)[1] * dloss
+
+
+def _cost(xp: Any, log: Array, ids: Array, probs: Array) -> Array:
+    """A mean divergence from k classes of a teacher."""
+    if hasattr(xp, "gather"):
+        own = xp.gather(log, -1, ids.long())
+    else:
+        own = xp.take_along_axis(log, ids, -1)
+    return (probs * (xp.log(probs) - own)).sum() / log.shape[0]
 
 
 def linear_topk_kl_div(xp: Any, hidden: Array, weight: Array, ids: Array, probs: Array) -> Array:
-    return _taught(xp, hidden @ weight.T, ids, probs)[0]
+    return topk_kl_div_with_logits(xp, hidden @ weight.T, ids, probs)
 
 
 def linear_topk_kl_div_backward(
     xp: Any, dloss: Array, hidden: Array, weight: Array, ids: Array, probs: Array
 ) -> tuple[Array, ...]:
-    d = _taught(xp, hidden @ weight.T, ids, probs)[1] * dloss
+    d = topk_kl_div_with_logits_backward(xp, dloss, hidden @ weight.T, ids, probs)
     return d @ weight, d.T @ hidden
 
 
 def linear_topk_kl_div_with_gradient(
     xp: Any, hidden: Array, weight: Array, ids: Array, probs: Array
 ) -> tuple[Array, ...]:
-    loss, d = _taught(xp, hidden @ weight.T, ids, probs)
+    loss, d = topk_kl_div_with_logits_with_gradient(xp, hidden @ weight.T, ids, probs)
     return loss, d @ weight, d.T @ hidden
 
 
@@ -88,5 +106,7 @@ def _both(*factors: Array) -> tuple[Array, Array]:
 EXPRESSIONS = (
     kl_div_with_logits, kl_div_with_logits_backward, kl_div_with_logits_with_gradient,
     linear_kl_div, linear_kl_div_backward, linear_kl_div_with_gradient,
+    topk_kl_div_with_logits, topk_kl_div_with_logits_backward,
+    topk_kl_div_with_logits_with_gradient,
     linear_topk_kl_div, linear_topk_kl_div_backward, linear_topk_kl_div_with_gradient,
 )  # fmt: skip

@@ -361,12 +361,7 @@ def _log_probs(rows: int, v: int, ops: Sequence[str], d: int = 0) -> list[Row]:
 
 def _soft_targets(x: Shape) -> list[Row]:
     """Mean cross entropies of rows of logits and of probabilities, and their gradients."""
-    op, label = "soft_target_cross_entropy", f"{list(x)}"
-    return [
-        Row(op, label, (x, x), {}),
-        Row(f"{op}_backward", label, ((), x, x), {}),
-        Row(f"{op}_with_gradient", label, (x, x), {}),
-    ]
+    return _three("soft_target_cross_entropy", f"{list(x)}", (x, x))
 
 
 def _distillations(rows: int, v: int, d: int, e: int) -> list[Row]:
@@ -374,18 +369,23 @@ def _distillations(rows: int, v: int, d: int, e: int) -> list[Row]:
     logits: Shapes = ((rows, v), (rows, v))
     layers: Shapes = ((rows, d), (v, d), (rows, e), (v, e))
     label = f"[{rows}, {d}] x [{v}, {d}], teacher {e}"
-    likely: Shapes = ((rows, d), (v, d), (rows, 64), (rows, 64))
+    classes: Shapes = ((rows, 64), (rows, 64))
+    few, likely = ((rows, v), *classes), ((rows, d), (v, d), *classes)
     taught = f"[{rows}, {d}] x [{v}, {d}], 64 classes"
     return [
-        Row("kl_div_with_logits", f"[{rows}, {v}]", logits, {}),
-        Row("kl_div_with_logits_backward", f"[{rows}, {v}]", ((), *logits), {}),
-        Row("kl_div_with_logits_with_gradient", f"[{rows}, {v}]", logits, {}),
-        Row("linear_kl_div", label, layers, {}),
-        Row("linear_kl_div_backward", label, ((), *layers), {}),
-        Row("linear_kl_div_with_gradient", label, layers, {}),
-        Row("linear_topk_kl_div", taught, likely, {}),
-        Row("linear_topk_kl_div_backward", taught, ((), *likely), {}),
-        Row("linear_topk_kl_div_with_gradient", taught, likely, {}),
+        *_three("kl_div_with_logits", f"[{rows}, {v}]", logits),
+        *_three("topk_kl_div_with_logits", f"[{rows}, {v}], 64 classes", few),
+        *_three("linear_kl_div", label, layers),
+        *_three("linear_topk_kl_div", taught, likely),
+    ]
+
+
+def _three(op: str, label: str, shapes: Shapes) -> list[Row]:
+    """A loss, its gradient, and both at once."""
+    return [
+        Row(op, label, shapes, {}),
+        Row(f"{op}_backward", label, ((), *shapes), {}),
+        Row(f"{op}_with_gradient", label, shapes, {}),
     ]
 
 

@@ -299,9 +299,9 @@ def linear_kl_div(t: Any, o: Any) -> Any:
 formula("linear_kl_div_with_gradient")(_with_gradient(linear_kl_div, ("hidden", "weight")))
 
 
-@formula("linear_topk_kl_div")
-def linear_topk_kl_div(t: Any, o: Any) -> Any:
-    log = F.log_softmax(F.linear(t["hidden"], t["weight"]) / o["temperature"], -1)
+@formula("topk_kl_div_with_logits")
+def topk_kl_div_with_logits(t: Any, o: Any) -> Any:
+    log = F.log_softmax(t["logits"] / o["temperature"], -1)
     ids, v = t["teacher_ids"], log.shape[-1]
     valid = (ids >= 0) & (ids < v)
     probs = torch.where(valid, t["teacher_probs"], 0)
@@ -310,6 +310,16 @@ def linear_topk_kl_div(t: Any, o: Any) -> Any:
     own = log.gather(-1, torch.where(valid, ids, 0).long()) if v else of_none
     each = torch.where(probs == 0, 0, torch.xlogy(probs, probs) - probs * own).sum(-1)
     return (_weighed(each, t, o),)
+
+
+formula("topk_kl_div_with_logits_with_gradient")(
+    _with_gradient(topk_kl_div_with_logits, ("logits",))
+)
+
+
+@formula("linear_topk_kl_div")
+def linear_topk_kl_div(t: Any, o: Any) -> Any:
+    return topk_kl_div_with_logits({**t, "logits": F.linear(t["hidden"], t["weight"])}, o)
 
 
 formula("linear_topk_kl_div_with_gradient")(

@@ -235,9 +235,8 @@ def _divergence(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     """Differences of logarithms of probabilities, which may cancel, times these."""
     options = drawn.options
     pairs = [(f"{of}hidden", f"{of}weight") for of in ("", "teacher_")]
-    logits = [t[x] @ t[w].T for x, w in pairs if x in t] if "hidden" in t else (
-        [t["logits"], t["teacher_logits"]]
-    )  # fmt: skip
+    logits = [t[x] @ t[w].T for x, w in pairs if x in t]
+    logits = logits or [t[n] for n in ("logits", "teacher_logits") if n in t]
     size = 1 + sum(map(_finite, logits)) / options.get("temperature", 1.0)
     weight = _finite(t["row_weight"]) if "row_weight" in t else 1.0
     rows = logits[0][..., 0].size if logits[0].size else 0
@@ -435,8 +434,10 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     "linear_log_prob_with_gradient": _pulled,
     **dict.fromkeys(("kl_div_with_logits", "kl_div_with_logits_backward",
                      "kl_div_with_logits_with_gradient", "linear_kl_div", "linear_kl_div_backward",
-                     "linear_kl_div_with_gradient", "linear_topk_kl_div",
-                     "linear_topk_kl_div_backward", "linear_topk_kl_div_with_gradient"),
+                     "linear_kl_div_with_gradient", "topk_kl_div_with_logits",
+                     "topk_kl_div_with_logits_backward", "topk_kl_div_with_logits_with_gradient",
+                     "linear_topk_kl_div", "linear_topk_kl_div_backward",
+                     "linear_topk_kl_div_with_gradient"),
                     _divergence),
     "rms_norm_add": _residual,
     "rms_norm_add_backward": _norm,

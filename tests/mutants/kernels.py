@@ -359,6 +359,22 @@ MUTANTS = (
         "[lanes of more axes, reverse-kl_div_with_logits]",
     ),
     mutant(
+        "a class that a teacher has twice is taken off once", "cuda_src/topk_kl_div.cu",
+        "taught += prob_of(args, at, i);", "taught = prob_of(args, at, i);",
+        "test_emulated_topk_kl_div.py::test_every_way_gives_what_torch_gives"
+        "[lanes of more axes-topk_kl_div_with_logits_with_gradient]",
+    ),
+    mutant(
+        "slopes of a teacher's classes are written over those of all", "cuda_src/topk_kl_div.cu",
+        "    else if constexpr (Rows::BY_BLOCK) __syncthreads();\n", "",
+        "test_emulated_topk_kl_div.py::test_gradients_may_be_written_over_logits[a block]",
+    ),
+    mutant(
+        "a teacher's classes are added to what was there", "cuda_src/topk_kl_div.cu",
+        "slope += args.seen[place + args.rows * args.k];", "slope += A(0);",
+        "test_emulated_topk_kl_div.py::test_gradients_add_into_what_is_there[lanes]",
+    ),
+    mutant(
         "windows keep within the array", "cuda_src/common/window.cuh",
         "column + kw <= w ? kw : w - column};", "kw};", f"{_VIEWS}[pooling.cu]",
     ),

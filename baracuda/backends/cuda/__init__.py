@@ -45,7 +45,7 @@ class CudaBackend:
         schedule = spec.kernel and spec.kernel.schedule
         # Planes are of one type.
         only = schedule == "planes" and spec.wide == ("parameter",)
-        if schedule in ("cross_entropy", "kl_div"):
+        if schedule in ("cross_entropy", "kl_div", "topk_kl_div"):
             return "residual" not in spec.wide
         if spec.wide == ("cotangent",):
             return schedule in ("rows", "elementwise", "log_prob", "nll_loss")

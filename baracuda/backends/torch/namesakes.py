@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-from baracuda.backends.torch.adapters import WIDE, Namesake, pairs, pointwise, rows, tailed, wide
+from baracuda.backends.torch.adapters import (
+    WIDE,
+    Namesake,
+    function,
+    pairs,
+    pointwise,
+    rows,
+    tailed,
+    wide,
+)
 from baracuda.backends.torch.rows import (
     batch_norm_inference,
     binary_cross_entropy_backward,
@@ -60,6 +69,20 @@ def _prelu_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array]:
     dx, shares = torch.ops.aten._prelu_kernel_backward(dy, x, _along_channels(weight, x))
     others = [i for i in range(x.ndim) if i != 1 or weight.shape[0] == 1]
     return dx, shares.sum(others).reshape(weight.shape)
+
+
+_gelu, _gelu_backward = function("gelu"), function("gelu_backward")
+
+
+def _geglu(a: Array, b: Array, *, approximate: str, **_: Any) -> Array:
+    return _gelu(b, approximate=approximate).mul_(a)
+
+
+def _geglu_backward(
+    dy: Array, a: Array, b: Array, *, approximate: str, **_: Any
+) -> tuple[Array, Array]:
+    db = _gelu_backward(dy * a, b, approximate=approximate)
+    return _gelu(b, approximate=approximate).mul_(dy), db
 
 
 NAMESAKES: Mapping[str, Namesake] = {
@@ -129,6 +152,8 @@ NAMESAKES: Mapping[str, Namesake] = {
     "mish_backward": pointwise("mish_backward"),
     "gelu": tailed("gelu", at=0),
     "gelu_backward": tailed("gelu_backward", at=1),
+    "geglu": tailed("gelu", 1, _geglu),
+    "geglu_backward": tailed("gelu_backward", 2, _geglu_backward),
     "lerp": pointwise("lerp.Scalar", _nearest),
     "prelu": pointwise("_prelu_kernel", lambda x, weight: (x, _along_channels(weight, x))),
     "prelu_backward": rows("_prelu_kernel_backward", _prelu_backward, WIDE),

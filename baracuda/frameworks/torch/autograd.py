@@ -24,6 +24,7 @@ from baracuda.declaration.backend import Adds, Misfit, Runner
 from baracuda.declaration.dispatch import NAMES
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import OpSpec, Problem
+from baracuda.frameworks.torch.ahead import scale
 from baracuda.libraries import Array
 from baracuda.libraries.torch import ADAPTER, is_batch
 
@@ -227,16 +228,18 @@ class Early:
         For each array that the op takes, which of the gradients is its cotangent.
     results : int
         How many results there are before the gradients.
+    choices : mapping
+        The dispatch options of what scales these.
     """
 
-    __slots__ = ("_count", "_run", "_scale", "apply", "link", "places", "results")
+    __slots__ = ("_count", "_run", "apply", "choices", "link", "places", "results")
 
     def __init__(
         self, link: Link, run: Planned, places: tuple[int | None, ...], results: int,
         choices: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.link, self.places, self.apply, self._run = link, places, _apply_early, run
-        self.results, self._scale = results, partial(registry["scale_by"].plan, **choices)
+        self.results, self.choices = results, choices
         # A plan is for calls that write None for a missing array, and for those that do not.
         self._count = max(link.inputs) + 1
 
@@ -248,14 +251,6 @@ class Early:
     def __call__(self, arrays: Sequence[Array], scalars: Mapping[str, Any]) -> Any:
         """The results, and the gradients for a cotangent of 1."""
         return self._run(arrays[: self._count], scalars)
-
-    def scaled(self, made: Sequence[Array], dloss: Array) -> Sequence[Array]:
-        """The gradients times the cotangent, in their place; they are left alone where it is 1."""
-        if dloss.is_cuda:
-            self._scale(made)(made, out=made, factor=dloss)
-        elif dloss.device.type != "cpu" or dloss.item() != 1:
-            made = [x.mul_(dloss) for x in made]
-        return made
 
 
 def _early(problem: Problem, link: Link) -> Early | None:
@@ -295,8 +290,8 @@ class FusedEarly(torch.autograd.Function):
         else:
             # Asked for again, they are made again: the same bits.
             made = early(arrays, scalars)[early.results :] if made is None else made
-            scaled = early.scaled(made, dloss)
-            found = [None if k is None else scaled[k] for k in early.places]
+            scale(made, dloss, **early.choices)
+            found = [None if k is None else made[k] for k in early.places]
         return None, None, *found[: len(ctx.needs_input_grad) - 2]
 
 

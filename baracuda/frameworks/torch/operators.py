@@ -26,10 +26,10 @@ from baracuda.declaration.dtypes import FLOATS, name_of
 from baracuda.declaration.shapes import Signature
 from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.forks import Guard
+from baracuda.frameworks.torch.ahead import NAMESPACE, Ahead
 from baracuda.libraries import Array
 from baracuda.libraries.torch import region_of
 
-NAMESPACE = "baracuda"
 _WRITES_OUT = torch.__version__ < "2.13"
 # Of the options' annotations.
 _TYPES = {
@@ -249,20 +249,6 @@ def _of_body(
         results, along = ([some[i] for i in flowing] for some in (outputs, cotangents))
         found = torch.autograd.grad(results, wanted, along, create_graph=again, allow_unused=True)
     return dict(zip(names, found, strict=True))
-
-
-class Ahead(torch.autograd.Function):
-    """A loss whose gradients for a cotangent of 1 are there: the loss, and those of its inputs."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Array, count: int, *both: Array) -> Array:
-        ctx.save_for_backward(*both[:count])
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, dloss: Array) -> Any:
-        made = ctx.saved_tensors
-        return None, None, *[None] * len(made), *[x * dloss.to(x.dtype) for x in made]
 
 
 def called(op: Op[Any, Any], arrays: Sequence[Array], options: Mapping[str, Any]) -> Any:

@@ -25,8 +25,8 @@ from baracuda.calls.partitioning import Shares, joined
 from baracuda.declaration.collective import Collective, Part
 from baracuda.declaration.spec import Problem
 from baracuda.errors import type_error, value_error
+from baracuda.frameworks.torch.ahead import NAMESPACE
 from baracuda.frameworks.torch.operators import (
-    NAMESPACE,
     Once,
     library,
     overloads,

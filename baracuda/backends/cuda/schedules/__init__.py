@@ -20,6 +20,7 @@ from baracuda.backends.cuda.schedules import (
     reduce,
     rope,
     rows,
+    topk_kl_div,
     window,
 )
 from baracuda.backends.cuda.schedules.indexed import (
@@ -61,6 +62,7 @@ PLANNERS: dict[str, Planner] = {
     "nll_loss": nll_loss.plan,
     "log_prob": log_prob.plan,
     "kl_div": kl_div.plan,
+    "topk_kl_div": topk_kl_div.plan,
     "planes": planes.plan,
 }
 
