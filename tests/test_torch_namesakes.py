@@ -101,6 +101,22 @@ def test_nan_and_infinities_are_those_of_the_body_wherever_they_stand(name: str,
         same(op(*arrays, **options), want, 1e-5 + 1e-5 * want.abs())
 
 
+@pytest.mark.parametrize("size", [1, 7, 64])
+@pytest.mark.parametrize("huge", [1e30, 3e38, math.inf])
+def test_slopes_of_gelu_at_huge_numbers_are_those_of_the_body(size: int, huge: float) -> None:
+    """torch's tanh form has cubes, which overflow."""
+    x = torch.linspace(-1, 1, size)
+    x[::3] = huge
+    one, more = torch.ones(size), {"approximate": "tanh"}
+    for op, given in ((bc.gelu_backward, (one, x)), (bc.geglu_backward, (one, one, x))):
+        got, want = op(*given, **more), op(*given, **more, backend="array_api")
+        torch.testing.assert_close(got, want, equal_nan=True)
+        assert (
+            huge == math.inf
+            or not torch.cat(got if isinstance(got, tuple) else (got,)).isnan().any()
+        )
+
+
 def test_gelu_takes_a_window_whose_elements_share_memory() -> None:
     x = torch.randn(200, dtype=torch.bfloat16).as_strided((5, 3, 7), (1, 2, 2), 1)
     dy = torch.randn_like(x)

@@ -37,10 +37,10 @@ struct Divergence : DivergenceRows<T, WAY, HELD, WIDE, CLUSTER, 2> {
     u32 flags;
     Walk<0, 5, i64> walk;  // logits, teacher, dlogits; loss or dloss; weight
   };
-
   // What is known of the student and of the teacher. Later: what the row costs, and the divergence
   // in its slopes.
   using State = typename Rows::State;
+
   // The probabilities of a class, and the logarithm of the student's by the teacher's. What the
   // sums of exponentials are off by moves all of these alike, which the formulas below forgive.
   struct Class {

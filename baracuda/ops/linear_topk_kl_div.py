@@ -138,7 +138,8 @@ def linear_topk_kl_div(
     Raises
     ------
     IndexError
-        A class out of range under ``mode="raise"``; names the first and its position.
+        A class out of range under ``mode="raise"``; names the first and its position. On a GPU the
+        late error names `topk_kl_div_with_logits`, and counts from the first row of the chunk.
     TypeError
         `teacher_ids` neither int32 nor int64; mixed libraries, devices or dtypes.
     ValueError
