@@ -137,6 +137,9 @@ class Whole:
 seed = Whole(-_TOP, 2 * _TOP - 1, "Q")
 """Any 64 bits."""
 
+probability = Number("a number from 0 to 1", (0.0, 1.0), exact=True)
+"""What random words are compared with: a bound of 32 bits follows from it."""
+
 counting = Whole(1, _TOP - 1)
 """An integer from 1 on, such as the number of a step."""
 

@@ -9,16 +9,14 @@ from baracuda.calls.op import op
 from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel, Normaliser
-from baracuda.declaration.values import Number
+from baracuda.declaration.values import probability
 from baracuda.declaration.values import seed as bits
 from baracuda.families.philox import dropped
 from baracuda.libraries import A, Array
 
 __all__ = ["dropout", "dropout_add", "dropout_add_backward", "dropout_backward"]
 
-# A bound of 32 bits follows from it.
-RATE = Number("a number from 0 to 1", (0.0, 1.0), exact=True)
-MASK: dict[str, Normaliser] = {"seed": bits, "offset": bits, "p": RATE}
+MASK: dict[str, Normaliser] = {"seed": bits, "offset": bits, "p": probability}
 CASES = (
     Case({"s": (37,)}, p=0.25, seed=2**64 - 3, offset=1),
     Case({"s": (3, 1, 7)}, p=0.5, seed=7),

@@ -9,14 +9,13 @@ from baracuda.calls.op import op
 from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
-from baracuda.declaration.values import Number, at_least, finite, positive
+from baracuda.declaration.values import at_least, finite, positive, probability
 from baracuda.declaration.values import seed as bits
 from baracuda.families.philox import gaussian, kept, unit
 from baracuda.libraries import A, library_of
 
 __all__ = ["bernoulli", "normal", "uniform"]
 
-RATE = Number("a number from 0 to 1", (0.0, 1.0), exact=True)
 STREAM = {"seed": bits, "offset": bits}
 
 _op = partial(
@@ -33,7 +32,7 @@ _kernel = partial(Kernel, "random.cu", schedule="elementwise")
 
 
 @_op(
-    scalars={**STREAM, "p": RATE},
+    scalars={**STREAM, "p": probability},
     kernel=_kernel("Bernoulli"),
     cases=(
         Case({"s": (37,)}, p=0.25, seed=2**64 - 3, offset=1),

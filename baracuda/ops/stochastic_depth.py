@@ -9,15 +9,13 @@ from typing import Any, Literal, Unpack
 from baracuda.calls.op import op
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
-from baracuda.declaration.values import Number, choice
+from baracuda.declaration.values import choice, probability
 from baracuda.declaration.values import seed as bits
 from baracuda.families.philox import dropped
 from baracuda.layouts import Shape
 from baracuda.libraries import A, Array
 
 __all__ = ["stochastic_depth", "stochastic_depth_backward"]
-
-RATE = Number("a number from 0 to 1", (0.0, 1.0), exact=True)
 
 
 def _numbers(shape: Shape, options: Mapping[str, Any]) -> Shape:
@@ -34,7 +32,7 @@ _op = partial(
     op,
     category="random",
     options={"mode": choice("row", "batch")},
-    scalars={"seed": bits, "offset": bits, "p": RATE},
+    scalars={"seed": bits, "offset": bits, "p": probability},
     elementwise=True,
     numbered=_numbers,
     inplace=True,

@@ -438,12 +438,16 @@ def _batch_norms(x: Shape) -> list[Row]:
 
 
 def _softmaxes(x: Shape, axis: int = -1, ops: Sequence[str] = ()) -> list[Row]:
-    """Softmax, its logarithm and that of its sum, and their gradients, without a mask."""
+    """Softmax, dropped too, its logarithm and that of its sum, and gradients, without a mask."""
     kinds = ops or ("softmax", "softmax_backward", "log_softmax", "log_softmax_backward")
     label, options = f"{list(x)}", {}
     if axis != -1:
         label, options = f"{label} axis {axis}", {"axis": axis}
     rows = [Row(op, label, (x,) * (1 + op.endswith("_backward")), options) for op in kinds]
+    if not ops:
+        rate = {"p": 0.1, "seed": 1}
+        rows += [Row("softmax_dropout", label, (x,), rate)]
+        rows += [Row("softmax_dropout_backward", label, (x, x), rate)]
     out = tuple(n for at, n in enumerate(x) if at != axis % len(x))
     shapes = {"logsumexp": (x,), "logsumexp_backward": (out, x)}
     return rows + [Row(op, label, each, options) for op, each in shapes.items()]

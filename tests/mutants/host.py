@@ -1193,6 +1193,11 @@ _EXAMPLES = (
         "test_random.py::test_a_kernel_drops_examples[(1, 16)-row]",
     ),
     mutant(
+        "a share that is dropped has a gradient", "ops/softmax_dropout.py",
+        "return s * (g - library", "return dropped(s, p, seed, offset) * (g - library",
+        "test_softmax_dropout.py::test_a_dropped_share_has_a_gradient",
+    ),
+    mutant(
         "a batch is dropped at once", "ops/stochastic_depth.py",
         "x.shape[0] if mode == \"row\" else 1, *", "x.shape[0], *",
         "test_random.py::test_an_example_is_dropped_as_an_element_of_dropout_is[batch]",

@@ -1,6 +1,7 @@
 // What a row is to kernels: how it is taken and read, and what is beside its elements.
 #pragma once
 #include "index.cuh"
+#include "philox.cuh"
 #include "vec.cuh"
 #ifdef __CUDACC__
 
@@ -51,6 +52,23 @@ template <int WALKED> struct RowPlace {
   i32 end, written, channel;
   int rank, lanes;
 };
+
+// Bits of those of V elements from the e-th on that lie before `end`, and that a mask keeps.
+template <int V, bool MASKED>
+DEVICE u32 counting(i32 e, i32 end, const u8* mask = nullptr, i64 step = 0) {
+  u32 bits = 0;
+  UNROLL for (int i = 0; i < V; ++i) {
+    bool keep = e + i < end;
+    if constexpr (MASKED) keep = keep && mask[(e + i) * step];
+    bits |= u32(keep) << i;
+  }
+  return bits;
+}
+// Bits of those that a functor of random words leaves, from the one of this number on.
+template <class F, int V, bool TOGETHER> DEVICE u32 staying(const F& f, i64 number) {
+  if constexpr (numbered<F>(0)) return f.template left<V, TOGETHER>(u64(number));
+  return 0;
+}
 
 // Where an element is, from the beginning of its row.
 template <Access ACCESS> DEVICE i64 offset(i32 e, i64 step) {

@@ -16,6 +16,7 @@
 // The outputs whose bits are set in ADD are added to. Of the loads, then outputs, those whose bits
 // are set in NARROW are of N, which is narrower than T.
 // Where rows are some planes each, columns are the channels' own, and a row leaves sums of its own.
+// To a `numbered` functor bits behind those of what counts say what is left of it.
 #pragma once
 #include "indexed/policy.cuh"
 #include "reduce.cuh"
@@ -41,7 +42,8 @@ struct Rows {
   // Over rows, and of each row's planes.
   static constexpr int SUMS = BY == BY_ELEMENTS ? F::sums : 0, SHARES = F::sums - SUMS;
   static constexpr int K = LOADS + OUT + ((LEFT & MASKED) != 0);
-  static constexpr int WALKED = K + 2 * LOSSES + (BY == BY_ROWS);
+  static constexpr bool NUMBERED = numbered<F>(0);
+  static constexpr int WALKED = K + 2 * LOSSES + (BY == BY_ROWS) + NUMBERED;
   static constexpr bool COSTS = LOSSES && OUT == 0;
   static_assert(!NARROW || !LOSSES, "what rows cost is of T");
   // All elements of a vector that is read are kept.
@@ -90,33 +92,30 @@ struct Rows {
 
   template <int K> struct Held {
     Some x[K][HELD];
-    u32 kept;  // V bits for each vector
+    u32 kept, left;  // V bits for each vector
   };
   struct Whole : Held<IN> {
     Vec<C, OWN> columns[greater(COLUMNS, 1)][HELD];
   };
   static DEVICE u32 kept(const Whole& held, int h) {
-    return WHOLE ? FULL : held.kept >> h * V & FULL;
+    const u32 bits = WHOLE ? FULL : held.kept >> h * V & FULL;
+    return NUMBERED ? bits | (held.left >> h * V & FULL) << V : bits;
   }
 
   static DEVICE u32 kept(const Args& args, const Row& row, i32 e) {
     if constexpr (WHOLE) return FULL;
-    u32 bits = 0;
-    UNROLL for (int i = 0; i < V; ++i) {
-      bool keep = e + i < row.end;
-      if constexpr ((LEFT & MASKED) != 0) {
-        keep = keep && args.beside[row.at[K - 1] + (e + i) * args.step[K - 1]];
-      }
-      bits |= u32(keep) << i;
-    }
-    return bits;
+    else if constexpr ((LEFT & MASKED) == 0) return counting<V, false>(e, row.end);
+    else return counting<V, true>(e, row.end, args.beside + row.at[K - 1], args.step[K - 1]);
+  }
+  static DEVICE u32 left(const Args& args, const Row& row, i32 e) {
+    return staying<F, V, WIDE>(args, row.at[WALKED - 1] + e);
   }
 
   // What a vector has of the k-th column.
   static DEVICE Vec<C, OWN> column(const Args& args, const Row& row, i32 e, int k) {
     const C* const each = reinterpret_cast<const C*>(args.in[LOADS + k]);
     if constexpr (!of_planes(BY)) {
-      const i64 at = BY == BY_ROWS ? row.at[WALKED - 1] : 0;
+      const i64 at = BY == BY_ROWS ? row.at[WALKED - 1 - NUMBERED] : 0;
       return fetch_column<C, V, ACCESS>(each + at, args.step[K + k], e, args.n);
     } else {
       Vec<C, OWN> own;
@@ -192,7 +191,7 @@ struct Rows {
         A c[COLUMNS + 1][V];
         fetch_all(args, row, e, v);
         columns(args, row, held, 0, e, c);
-        take<S>(args, v, c, kept(args, row, e), known, s);
+        take<S>(args, v, c, kept(args, row, e) | left(args, row, e) << V, known, s);
       }
     }
     const auto join = joiner<S, State>(f, 0);
@@ -319,7 +318,7 @@ struct Rows {
     }
 
     Whole held;
-    held.kept = 0;
+    held.kept = held.left = 0;
     UNROLL for (int h = 0; h < HELD; ++h) {
       Some from[LOADS], to[IN];
       UNROLL for (int k = 0; k < LOADS; ++k) from[k] = loaded.all.x[k][h];
@@ -327,6 +326,7 @@ struct Rows {
       UNROLL for (int k = 0; k < IN; ++k) held.x[k][h] = to[k];
       const i32 e = (row.rank + h * row.lanes) * V;
       if constexpr (!WHOLE) held.kept |= kept(args, row, e) << h * V;
+      if constexpr (NUMBERED) held.left |= left(args, row, e) << h * V;
       if constexpr (EAGER) {
         UNROLL for (int k = 0; k < COLUMNS; ++k) held.columns[k][h] = column(args, row, e, k);
       }
@@ -386,7 +386,7 @@ struct Rows {
         A c[COLUMNS + 1][V];
         fetch_all(args, row, e, v);
         columns(args, row, held, 0, e, c);
-        finish(args, row, e, v, c, kept(args, row, e), known, t);
+        finish(args, row, e, v, c, kept(args, row, e) | left(args, row, e) << V, known, t);
         if constexpr (SUMS > 0) {
           UNROLL for (int s = 0; s < SUMS; ++s) {
             UNROLL for (int i = 0; i < V; ++i) {
