@@ -481,7 +481,9 @@ def computed(one: Trial, compiled: tuple[Entry, ...], seed: int) -> list[Array]:
     ("category", "dtype"),
     lanes.cases(
         [
-            *itertools.product(("norm", "softmax", "softmax dropout", "logsumexp", "normalize"), DTYPES),
+            *itertools.product(
+                ("norm", "softmax", "softmax dropout", "logsumexp", "normalize"), DTYPES
+            ),
             ("mixed norm", "bfloat16"),
             *itertools.product(("wide softmax", "wide norm"), ("bfloat16", "float16")),
         ],

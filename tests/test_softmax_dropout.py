@@ -1,4 +1,4 @@
-"""Softmax with dropout: the two ops behind each other, on every library, with what autograd makes."""
+"""Softmax with dropout: one op behind the other, on every library and through autograd."""
 
 from __future__ import annotations
 

@@ -446,8 +446,8 @@ def _softmaxes(x: Shape, axis: int = -1, ops: Sequence[str] = ()) -> list[Row]:
     rows = [Row(op, label, (x,) * (1 + op.endswith("_backward")), options) for op in kinds]
     if not ops:
         rate = {"p": 0.1, "seed": 1}
-        rows += [Row("softmax_dropout", label, (x,), rate)]
-        rows += [Row("softmax_dropout_backward", label, (x, x), rate)]
+        rows.append(Row("softmax_dropout", label, (x,), rate, derived=True))
+        rows.append(Row("softmax_dropout_backward", label, (x, x), rate, derived=True))
     out = tuple(n for at, n in enumerate(x) if at != axis % len(x))
     shapes = {"logsumexp": (x,), "logsumexp_backward": (out, x)}
     return rows + [Row(op, label, each, options) for op, each in shapes.items()]

@@ -97,7 +97,7 @@ MUTANTS = (
     ),
     mutant(
         "of long rows too only some shares stay", "cuda_src/common/rows.cuh",
-        "finish(args, row, e, v, c, kept(args, row, e) | left(args, row, e) << V, known, t);",
+        "finish(args, row, e, v, c, kept_and_left(args, row, e), known, t);",
         "finish(args, row, e, v, c, kept(args, row, e) | FULL << V, known, t);",
         _DROPPED,
     ),
@@ -329,7 +329,7 @@ MUTANTS = (
     ),
     mutant(
         "a mask leaves elements out", "cuda_src/common/row.cuh",
-        "if constexpr (MASKED) keep = keep && mask[(e + i) * step];", "",
+        "keep = keep && args.beside[row.at[NUMBER] + (e + i) * args.step[NUMBER]];", "",
         "test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads[softmax-bfloat16]",
     ),
     mutant(

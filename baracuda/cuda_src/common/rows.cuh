@@ -92,23 +92,22 @@ struct Rows {
 
   template <int K> struct Held {
     Some x[K][HELD];
-    u32 kept, left;  // V bits for each vector
+    typename Either<NUMBERED, u64, u32>::type kept;  // V bits for each vector
   };
   struct Whole : Held<IN> {
     Vec<C, OWN> columns[greater(COLUMNS, 1)][HELD];
   };
   static DEVICE u32 kept(const Whole& held, int h) {
-    const u32 bits = WHOLE ? FULL : held.kept >> h * V & FULL;
-    return NUMBERED ? bits | (held.left >> h * V & FULL) << V : bits;
+    if constexpr (NUMBERED) return together<V>(held.kept, h);
+    return WHOLE ? FULL : held.kept >> h * V & FULL;
   }
 
   static DEVICE u32 kept(const Args& args, const Row& row, i32 e) {
     if constexpr (WHOLE) return FULL;
-    else if constexpr ((LEFT & MASKED) == 0) return counting<V, false>(e, row.end);
-    else return counting<V, true>(e, row.end, args.beside + row.at[K - 1], args.step[K - 1]);
+    return counting<V, (LEFT & MASKED) != 0, K - 1>(args, row, e);
   }
-  static DEVICE u32 left(const Args& args, const Row& row, i32 e) {
-    return staying<F, V, WIDE>(args, row.at[WALKED - 1] + e);
+  static DEVICE u32 kept_and_left(const Args& args, const Row& row, i32 e) {
+    return kept(args, row, e) | staying<F, V, WIDE>(args, row.at[WALKED - 1] + e) << V;
   }
 
   // What a vector has of the k-th column.
@@ -191,7 +190,7 @@ struct Rows {
         A c[COLUMNS + 1][V];
         fetch_all(args, row, e, v);
         columns(args, row, held, 0, e, c);
-        take<S>(args, v, c, kept(args, row, e) | left(args, row, e) << V, known, s);
+        take<S>(args, v, c, kept_and_left(args, row, e), known, s);
       }
     }
     const auto join = joiner<S, State>(f, 0);
@@ -318,15 +317,15 @@ struct Rows {
     }
 
     Whole held;
-    held.kept = held.left = 0;
+    held.kept = 0;
     UNROLL for (int h = 0; h < HELD; ++h) {
       Some from[LOADS], to[IN];
       UNROLL for (int k = 0; k < LOADS; ++k) from[k] = loaded.all.x[k][h];
       merge(from, to);
       UNROLL for (int k = 0; k < IN; ++k) held.x[k][h] = to[k];
       const i32 e = (row.rank + h * row.lanes) * V;
-      if constexpr (!WHOLE) held.kept |= kept(args, row, e) << h * V;
-      if constexpr (NUMBERED) held.left |= left(args, row, e) << h * V;
+      if constexpr (NUMBERED) held.kept |= apart<V>(kept_and_left(args, row, e)) << h * V;
+      else if constexpr (!WHOLE) held.kept |= kept(args, row, e) << h * V;
       if constexpr (EAGER) {
         UNROLL for (int k = 0; k < COLUMNS; ++k) held.columns[k][h] = column(args, row, e, k);
       }
@@ -386,7 +385,7 @@ struct Rows {
         A c[COLUMNS + 1][V];
         fetch_all(args, row, e, v);
         columns(args, row, held, 0, e, c);
-        finish(args, row, e, v, c, kept(args, row, e) | left(args, row, e) << V, known, t);
+        finish(args, row, e, v, c, kept_and_left(args, row, e), known, t);
         if constexpr (SUMS > 0) {
           UNROLL for (int s = 0; s < SUMS; ++s) {
             UNROLL for (int i = 0; i < V; ++i) {
