@@ -59,6 +59,15 @@ def test_jax_differentiates_at_traced_seeds() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
 
 
+def test_rows_of_a_part_have_its_mask() -> None:
+    x = scores(4, 6, 9)
+    want = bc.softmax_dropout(x, **HOW)[1:3, 2:5]
+    got = bc.softmax_dropout(x[1:3, 2:5], part=(4, 6, 9, 1, 2, 0), **HOW)
+    np.testing.assert_array_equal(got, want)
+    with pytest.raises(ValueError, match="softmax_dropout: part: expected rows that are whole"):
+        bc.softmax_dropout(x[..., :5], part=(4, 6, 9, 0, 0, 0), **HOW)
+
+
 def test_dropped_rows_of_nothing_or_nan_are_zeros_where_they_are_dropped() -> None:
     x = scores(4, 16)
     x[0], x[1, 3] = -np.inf, np.nan

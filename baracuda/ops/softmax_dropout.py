@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 from baracuda.calls.op import op
 from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import DTypeLike
+from baracuda.declaration.shapes import Axes
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import dtype, flag, optional, probability
 from baracuda.declaration.values import seed as bits
+from baracuda.errors import value_error
 from baracuda.families import scores
-from baracuda.families.philox import dropped
+from baracuda.families.philox import PART, dropped, within
 from baracuda.families.scores import exponents
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["softmax_dropout", "softmax_dropout_backward"]
+
+
+def _resolve(name: str, axes: Axes, options: dict[str, Any]) -> Mapping[str, int]:
+    part, n = options["part"], axes["n"]
+    if part and part[len(part) // 2 - 1] != n:
+        raise value_error(name, "part", f"rows that are whole, of {n}", part)
+    return {**scores.diagonal(name, axes, options), **within(name, axes, options)}
+
 
 _op = partial(
     op,
@@ -25,7 +36,7 @@ _op = partial(
     scalars={**scores.SCALE, "seed": bits, "offset": bits, "p": probability},
     hints=scores.HINTS,
     located={"causal": "b"},
-    resolve=scores.diagonal,
+    resolve=_resolve,
     numbered=True,
     cases=(
         Case({"b": (3,), "n": 9}, scale=0.7, p=0.25, seed=2**64 - 3, offset=1),
@@ -44,7 +55,7 @@ def _kernel(functor: str) -> Kernel:
     "x[*b n], mask[*b? n?] -> y[*b n]",
     "x[*b n], bias[*b? n?] -> y[*b n]",
     "x[*b n], mask[*b? n?], bias[*b? n?] -> y[*b n]",
-    options={"causal": flag, "dtype": optional(dtype)},
+    options={**PART, "causal": flag, "dtype": optional(dtype)},
     roles={**scores.BESIDE, "y": roles.chosen("dtype")},
     kernel=_kernel("SoftmaxDropout"),
 )
@@ -57,6 +68,7 @@ def softmax_dropout(
     p: float,
     seed: int,
     offset: int = 0,
+    part: tuple[int, ...] | None = None,
     scale: float = 1.0,
     causal: bool = False,
     dtype: DTypeLike | None = None,
@@ -77,6 +89,10 @@ def softmax_dropout(
         down; 0 and 1 are exact.
     seed, offset : int
         64 bits each, as in `dropout`: give each layer and each step an offset of its own.
+    part : tuple of int, optional
+        Where `x` is a part of a larger array: the extents of that, then where `x` begins along each
+        axis. Its words are those of its places in the whole. Shards are told so by themselves.
+        Along the last axis it is whole.
     scale : float
         A run-time value.
     causal : bool
@@ -97,14 +113,16 @@ def softmax_dropout(
     TypeError
         As `softmax`; a seed or offset that is no integer.
     ValueError
-        As `softmax`; `p` out of range; a seed or offset of more than 64 bits.
+        As `softmax`; `p` out of range; a seed or offset of more than 64 bits; a `part` beyond its
+        whole, or of rows.
 
     Notes
     -----
     With the softmax ``s`` of ``z = scale * x + bias``, and m, which is ``1 / (1 - p)`` where an
     element stays and 0 where it is dropped: ``y = s * m``. The mask is that of `dropout` for an
-    array of the shape of `x`: bit for bit the same on every library, device and dtype. What is
-    dropped is 0, also in a row of NaN. A row of which nothing counts gives 0. Bit-stable.
+    array of the shape of `x`: bit for bit the same on every library, device and dtype, and in
+    shards. What is dropped is 0, also in a row of NaN. A row of which nothing counts gives 0.
+    Bit-stable.
 
     The product is rounded once; code that calls `softmax` and then `dropout` rounds each.
 
@@ -124,7 +142,7 @@ def softmax_dropout(
            [0.5, 0.5, 0.5, 0. ]])
     """
     z, keep = exponents(x, mask, bias, scale, causal)
-    return dropped(library_of(x).softmax(z, -1, keep), p, seed, offset)
+    return dropped(library_of(x).softmax(z, -1, keep), p, seed, offset, part=part)
 
 
 @_op(
@@ -132,7 +150,7 @@ def softmax_dropout(
     "dy[*b n], x[*b n], mask[*b? n?] -> dx[*b n]",
     "dy[*b n], x[*b n], bias[*b? n?] -> dx[*b n]",
     "dy[*b n], x[*b n], mask[*b? n?], bias[*b? n?] -> dx[*b n]",
-    options={"causal": flag},
+    options={**PART, "causal": flag},
     roles={**scores.BESIDE, "dy": roles.cotangent()},
     adjoint_of="softmax_dropout",
     kernel=_kernel("SoftmaxDropoutBackward"),
@@ -147,6 +165,7 @@ def softmax_dropout_backward(
     p: float,
     seed: int,
     offset: int = 0,
+    part: tuple[int, ...] | None = None,
     scale: float = 1.0,
     causal: bool = False,
     **dispatch: Unpack[Dispatch],
@@ -163,7 +182,7 @@ def softmax_dropout_backward(
     mask : boolean array of the rank of `x`, optional
     bias : array of the rank of `x`, optional
         As in `softmax_dropout`.
-    p, seed, offset, scale, causal
+    p, seed, offset, part, scale, causal
         As in `softmax_dropout`; the values of the forward draw its mask again.
     **dispatch
         `Dispatch` options.
@@ -192,5 +211,5 @@ def softmax_dropout_backward(
     """
     z, keep = exponents(x, mask, bias, scale, causal)
     library = library_of(x)
-    s, g = library.softmax(z, -1, keep), dropped(dy, p, seed, offset)
+    s, g = library.softmax(z, -1, keep), dropped(dy, p, seed, offset, part=part)
     return s * (g - library.xp.sum(s * g, axis=-1, keepdims=True)) * scale

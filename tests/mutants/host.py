@@ -846,7 +846,8 @@ _FRAMEWORKS = (
     ),
     mutant(
         "numbered elements are not divided", "calls/partitioning.py",
-        "    if spec.numbers(form):\n        return frozenset()\n    given,", "    given,",
+        "return frozenset() if spec.numbers(form) else _apart(spec, form)",
+        "return _apart(spec, form)",
         "test_random.py::test_an_array_that_would_be_cut_into_blocks_has_one_mask",
     ),
     mutant(
@@ -1191,6 +1192,17 @@ _EXAMPLES = (
         "backends/cuda/schedules/elementwise.py",
         "kind, beside = 0, beside and not inner[-1]", "pass",
         "test_random.py::test_a_kernel_drops_examples[(1, 16)-row]",
+    ),
+    mutant(
+        "a part begins where it is said to", "families/philox.py",
+        "number = number + (begin + along * by) * step",
+        "number = number + along * by * step",
+        "test_random.py::test_a_part_has_the_words_of_its_places[whole0-first0-end0]",
+    ),
+    mutant(
+        "a shard is told where it lies", "frameworks/torch/sharding.py",
+        "options[\"part\"] = how.part", "pass",
+        "test_torch_devices.py::test_every_op_on_shards[dropout]",
     ),
     mutant(
         "a share that is dropped has a gradient", "ops/softmax_dropout.py",

@@ -86,14 +86,24 @@ MUTANTS = (
     ),
     mutant(
         "elements are numbered as in C order", "backends/cuda/schedules/elementwise.py",
-        "Operand(-1, 0, contiguous(shape))", "Operand(-1, 0, operands[0].strides)",
+        "first, strides, one=bool(shared)", "first, operands[0].strides, one=bool(shared)",
         f"{_NUMBERS}[float32-padded]",
     ),
     mutant(
         "shares are numbered as in C order", "backends/cuda/schedules/rows.py",
-        "each += [without(contiguous(shape), axis)] * numbered",
+        "each += [without(numbers_of(shape, call.problem.options)[0], axis)] * numbered",
         "each += [without(of.loads[0].strides, axis)] * numbered",
         _DROPPED,
+    ),
+    mutant(
+        "a kernel begins where its part does", "cuda_src/common/elementwise.cuh",
+        "if constexpr (NUMBERED) return u64(args.first);", "",
+        "test_random.py::test_a_part_has_the_words_of_its_places[whole0-first0-end0]",
+    ),
+    mutant(
+        "vectors of a part lie within one counter", "backends/cuda/schedules/elementwise.py",
+        "Operand(-1, 0 if shared else first, strides", "Operand(-1, 0, strides",
+        "test_random.py::test_a_part_has_the_words_of_its_places[whole2-first2-end2]",
     ),
     mutant(
         "of long rows too only some shares stay", "cuda_src/common/rows.cuh",

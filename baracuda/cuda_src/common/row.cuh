@@ -67,9 +67,11 @@ DEVICE u32 counting(const ARGS& args, const ROW& row, i32 e) {
   }
   return bits;
 }
-// Bits of those that a functor of random words leaves, from the one of this number on.
-template <class F, int V, bool TOGETHER> DEVICE u32 staying(const F& f, i64 number) {
-  if constexpr (numbered<F>(0)) return f.template left<V, TOGETHER>(u64(number));
+// Bits of those that a functor of random words leaves, from the one on that is so far behind the
+// first.
+template <class F, int V, bool TOGETHER, class ARGS>
+DEVICE u32 staying(const F& f, i64 number, const ARGS& args) {
+  if constexpr (numbered<F>(0)) return f.template left<V, TOGETHER>(u64(args.first + number));
   return 0;
 }
 // Both for a vector: V bits behind V others, or those in the upper half of a word for all vectors.

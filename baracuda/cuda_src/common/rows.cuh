@@ -72,7 +72,8 @@ struct Rows {
                 Each<LOSSES>,
                 F,
                 Together<LOSSES>,
-                Planes<of_planes(BY)> {
+                Planes<of_planes(BY)>,
+                Beginning<NUMBERED> {
     i64 rows, ahead;  // and how many rows later is one that the L2 is asked for, 0 for none
     i32 n, log_lanes;
     i32 passing, pad;  // whether outputs are for nobody who comes soon
@@ -107,7 +108,7 @@ struct Rows {
     return counting<V, (LEFT & MASKED) != 0, K - 1>(args, row, e);
   }
   static DEVICE u32 kept_and_left(const Args& args, const Row& row, i32 e) {
-    return kept(args, row, e) | staying<F, V, WIDE>(args, row.at[WALKED - 1] + e) << V;
+    return kept(args, row, e) | staying<F, V, WIDE>(args, row.at[WALKED - 1] + e, args) << V;
   }
 
   // What a vector has of the k-th column.

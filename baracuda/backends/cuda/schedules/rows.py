@@ -34,7 +34,7 @@ from baracuda.backends.cuda.schedules import columns, elementwise, kept_rows, re
 from baracuda.backends.cuda.schedules.row_operands import Kind, Operands, kind_of, operands
 from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
-from baracuda.layouts import contiguous
+from baracuda.layouts import numbers_of
 
 # common/rows.cuh: lanes of a warp, and threads of the largest block.
 _WARP, _MOST = 32, 1024
@@ -324,7 +324,7 @@ def _lie(call: Call, of: Operands) -> Lie:
     labels = [v.strides for v in of.labels] or [shared] * len(of.costs)
     each = [*labels, *[shared if of.reduced else v.strides for v in of.costs]]
     numbered = call.problem.spec.numbers(call.problem.signature)
-    each += [without(contiguous(shape), axis)] * numbered
+    each += [without(numbers_of(shape, call.problem.options)[0], axis)] * numbered
     dims = merged(outer, [*[without(s, axis) for s in strides], *each])
     if len(dims) > MOST_DIMS:
         raise Refusal(f"walks over at most {MOST_DIMS} dimensions that do not merge")
@@ -377,10 +377,12 @@ def _rows(
         by = "BY_MIXED_PLANES" if planes.size % width else "BY_PLANES"
         packer.extents(planes.size, planes.groups, code="I")
         packer.add("i", planes.channels, planes.together(how.lanes, width))
+    numbered = problem.spec.numbers(problem.signature)
+    if numbered:
+        packer.add("q", numbers_of(of.loads[0].shape, problem.options)[1])
     packer.add("q", prod(outer), ahead).add("i", n, how.lanes.bit_length() - 1)
     packer.add("i", call.past_caches, 0)
     packer.extents(queries, code="I").add("i", n - queries).add("q", *steps)
-    numbered = problem.spec.numbers(problem.signature)
     arguments = packer.walk(dims, len(walked) + 2 * len(of.costs) + numbered).done()
     name = planes.functor if planes else call.functor
     functor = f"{name}<{call.accumulate}, {kind.arguments}>"
