@@ -1178,8 +1178,8 @@ _EXAMPLES = (
     ),
     mutant(
         "random numbers are made of words that share nothing", "families/philox.py",
-        "word = words_of(like.shape, seed, offset, like, whole=True)\n        top",
-        "word = words_of(like.shape, seed, offset, like)\n        top",
+        "word = words_of(like.shape, seed, offset, like, whole=True, part=part)\n        top",
+        "word = words_of(like.shape, seed, offset, like, part=part)\n        top",
         "test_random.py::test_numbers_follow_from_the_seed_and_the_places_alone",
     ),
     mutant(
