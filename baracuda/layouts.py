@@ -14,6 +14,9 @@ Shape: TypeAlias = tuple[int, ...]
 Numbering: TypeAlias = Callable[[Shape, Mapping[str, Any]], Shape]
 """``(shape, options)`` of a call to the strides of the numbers that its elements have."""
 
+Part: TypeAlias = tuple[Any, ...]
+"""The extents of a whole array, then where a part of it begins along each axis."""
+
 # Beyond this many steps the exact overlap test gives up and the answer is "may overlap".
 _OVERLAP_WORK = 20_000
 # Beyond so many elements an array whose rows interlock counts as one that overlaps itself.
@@ -26,6 +29,24 @@ def contiguous(shape: Shape) -> Shape:
         return _known(shape)
     except TypeError:  # symbolic extents have no hash
         return _contiguous(shape)
+
+
+def numbers_of(
+    shape: Shape, options: Mapping[str, Any], numbering: Numbering | None = None
+) -> tuple[Shape, int]:
+    """Strides of the numbers that elements have in the whole array, and the first number.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    options : mapping
+        Those of a call; its ``part``, if there is one, says where the array lies in the whole.
+    numbering : callable, optional
+        Gives the strides where elements share numbers.
+    """
+    rank, part = len(shape), options.get("part") or (*shape, *(0,) * len(shape))
+    strides = numbering(part[:rank], options) if numbering else contiguous(part[:rank])
+    return strides, sum(n * step for n, step in zip(part[rank:], strides, strict=True))
 
 
 def _contiguous(shape: Shape) -> Shape:

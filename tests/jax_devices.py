@@ -30,6 +30,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import baracuda as bc
+from baracuda.calls import partitioning
 from baracuda.calls.op import registry
 from baracuda.calls.partitioning import independent
 from baracuda.declaration.shapes import Pattern
@@ -255,6 +256,31 @@ def replicated(this: Sharded, mesh: Mesh) -> None:
     near([got], [sum(np.split(want, DEVICES, at))])
 
 
+def masks(op: str, mesh: Mesh) -> Iterator[str]:
+    """Shards of random words are those of the whole along each axis, and nothing is sent."""
+    spec = registry[op].spec
+    form = spec.signatures[0]
+    free = partitioning.placed(spec, form)
+    if not free:
+        return
+    shape, options = (4, 8, 32), spec.cases[0].options
+    arrays = [jnp.asarray(np.random.default_rng(k).normal(size=shape), jnp.float32)
+              for k in range(len(form.inputs))]  # fmt: skip
+    function = partial(getattr(bc, op), **options)
+    for axis in range(3 if spec.elementwise else 2):
+        cut = PartitionSpec(*["devices" if at == axis else None for at in range(3)])
+        given = [placed(x, cut, mesh) for x in arrays]
+        program = jax.jit(function).lower(*given).compile()
+        if found := COLLECTIVE.findall(program.as_text()):
+            yield f"axis {axis}: {found}"
+        got = program(*given)
+        # What reads nothing of its input need not lie as that does.
+        if got.sharding.is_fully_replicated and not spec.role(form.outputs[0].name).metric:
+            yield f"axis {axis}: replicated"
+        if not np.allclose(got, function(*arrays), rtol=1e-6, atol=1e-6):
+            yield f"axis {axis}: other masks"
+
+
 CHECKS = (eager, collectives, shard_map, replicated)
 
 
@@ -279,7 +305,7 @@ def problems(op: str, mesh: Mesh) -> dict[str, list[str]]:
     unseen = [text for text in spread(registry[op].spec) if text not in forms]
     return {
         name: [*wrong, *(f"{text}: not spread" for text in unseen)] for name, wrong in out.items()
-    }
+    } | {"masks": [*masks(op, mesh)]}
 
 
 if __name__ == "__main__":

@@ -237,6 +237,11 @@ SOFTMAX = tuple(
     )
 )
 # The same without a diagonal, and with results that keep the axis or not.
+SOFTMAX_DROPOUT = tuple(
+    Case({k: case.axes[k] for k in "bn"}, causal=case.options["causal"], p=0.1, seed=1)
+    for case in SOFTMAX
+    if not case.axes["c"]
+)
 PLAIN = tuple(Case(case.axes, axis=2) for case in SOFTMAX if not case.options["causal"])
 LOGSUMEXP = tuple(Case(c.axes, axis=2, keepdims=len(c.axes["c"]) > 0) for c in PLAIN)
 # Channels of many elements, side by side, and one of all, at any width; more than 32 bits count.
@@ -291,6 +296,7 @@ CASES = {
     "norm": NORM,
     "channel_norm": CHANNEL_NORM,
     "softmax": SOFTMAX,
+    "softmax_dropout": SOFTMAX_DROPOUT,
     "logsumexp": LOGSUMEXP,
     "l2_normalize": PLAIN,
     "ema": ELEMENTWISE,

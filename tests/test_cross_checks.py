@@ -328,6 +328,15 @@ def rows():
             lambda x, mask, f=theirs: hidden(f, x, mask)
         )  # fmt: skip
 
+    how = {"p": 0.4, "seed": 7, "offset": 2**40}
+    stays = torch.from_numpy(dropped(np.ones((3, 4, n)), **how))
+    yield "softmax_dropout", "softmax_dropout", [x], {**how, "scale": -2.5}, (
+        lambda x: F.softmax(-2.5 * x, -1) * stays
+    )  # fmt: skip
+    yield "softmax_dropout causal", "softmax_dropout", [x, mask], {**how, "causal": True}, (
+        lambda x, mask: hidden(F.softmax, x, mask & kept) * stays
+    )  # fmt: skip
+
     for axis in (-1, 0, 1):
         for keep in (False, True):
             options = {"axis": axis, "keepdims": keep}
@@ -417,7 +426,7 @@ def backward(op, dy, arrays, options):
         return (call(dy, *arrays[1:], **options),)
     if op.startswith("lp_pool"):
         return (call(dy, *arrays, getattr(bc, op)(*arrays, **options), **options),)
-    if "softmax" in op:
+    if op.endswith("softmax"):
         own = {k: v for k, v in options.items() if k != "causal"}
         return (call(dy, forward(op, *arrays, **options), **own),)
     if op == "qk_norm_rope":

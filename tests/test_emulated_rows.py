@@ -53,6 +53,7 @@ NORMALIZE = ["l2_normalize", "l2_normalize_backward"]
 # One column and two, one sum and two.
 MIXED = ["layer_norm", "rms_norm_backward", "layer_norm_backward", "add_layer_norm",
          "add_rms_norm_backward", "add_layer_norm_backward"]  # fmt: skip
+DROPOUTS = ["softmax_dropout", "softmax_dropout_backward"]
 SOFTMAXES = ["softmax", "softmax_backward", "log_softmax", "log_softmax_backward"]
 LOGSUMEXPS = ["logsumexp", "logsumexp_backward"]
 
@@ -100,6 +101,8 @@ def trial(
     outs = tuple(strides_of(x) for x in problem.outputs)
     call = Call(problem, facts, outs, add, alignment)
     usual = {"scale": 0.7, "eps": 1e-5, "offset": 0.25}
+    if spec.numbered:
+        usual |= {"seed": 2**63 + 12345, "offset": 2**35 + 1, "p": 0.4}
     scalars = {name: usual[name] for name in spec.scalars}
     label = f"{op} {shapes} {how} {options} {mixed}"
     about = (how, add, mixed, *options, *shapes)
@@ -261,12 +264,43 @@ def softmax_trials(op: str, dtype: str) -> Iterator[Trial]:
     yield trial(op, {p.name: (3, 5, 9) for p in forms[0].inputs}, dtype, "stepped", axis=1)
 
 
+def dropped_trials(op: str, dtype: str) -> Iterator[Trial]:
+    """Every way of sharing a row, with all that may stand beside it; then other dtypes."""
+    spec = registry[op].spec
+    own = [p.name for p in spec.signatures[0].inputs]
+    for n in LENGTHS[dtype]:
+        rows = (3, 5) if n < 100 else (1, 3) if n < 5000 else (2,)
+        hows = ("dense", "padded", "odd", "stepped") if n in (64, 300) else ("dense",)
+        shapes: dict[str, Shape] = dict.fromkeys(own, (*rows, n))
+        yield from (trial(op, shapes, dtype, how) for how in hows)
+        if spec.accumulates:
+            yield trial(op, shapes, dtype, add=True)
+        if n > 1:
+            yield trial(op, shapes, dtype, causal=True)
+            yield trial(op, {**shapes, "mask": (*rows[:-1], 1, n)}, dtype)
+            yield from biased_trials(op, (*rows, n), dtype)
+    yield odd(trial(op, dict.fromkeys(own, (2, 3, 80)), dtype))
+    for n in (7, 64):
+        yield trial(op, dict.fromkeys(own, (2, 3, n)), dtype, part=(4, 5, n, 1, 2, 0))
+    yield trial(op, {**dict.fromkeys(own, (2, 11, 6)), "mask": (1, 11, 6)}, dtype, causal=True)
+    if named(dtype).accumulate == dtype:
+        return
+    for n in (7, 64, 1000, LENGTHS[dtype][-1]):
+        shapes = dict.fromkeys(own, (2, 3, n))
+        if spec.accumulates:
+            yield trial(op, shapes, dtype, mixed=("cotangent",))
+            yield trial(op, {**shapes, "bias": (1, 3, n)}, dtype, mixed=("cotangent",))
+        else:
+            yield trial(op, shapes, dtype, dtype=named(dtype).accumulate)
+
+
 def biased_trials(op: str, shape: Shape, dtype: str, /, **options: Any) -> Iterator[Trial]:
     """A bias of rows, as ALiBi has one, beside a mask, and of all elements, some of them -inf."""
+    own = [p.name for p in registry[op].spec.signatures[0].inputs]
     *rows, n = shape
     for number, bias in enumerate([(*rows[:-1], 1, n), (*[1] * len(rows), n), shape]):
         hows = ("dense", "padded", "odd", "stepped") if n == 64 else ("dense",)
-        shapes = {"x": shape, "bias": bias}
+        shapes = {**dict.fromkeys(own, shape), "bias": bias}
         yield from (hidden(trial(op, shapes, dtype, how, **options)) for how in hows)
         if n < 5000 or number == 0:
             shapes = {**shapes, "mask": (1, *rows[1:], n)}
@@ -279,7 +313,7 @@ def biased_trials(op: str, shape: Shape, dtype: str, /, **options: Any) -> Itera
 
 def hidden(one: Trial) -> Trial:
     """With entries of the bias that are -inf, in one row all of them."""
-    bias = one.arrays[2]
+    bias = one.arrays[registry[one.op].spec.arrays.index("bias")]
     assert bias is not None
     bias[..., 1::3] = -np.inf
     bias[..., -1, :] = bias[..., -1, :] if bias.shape[-2] == 1 else -np.inf
@@ -389,6 +423,7 @@ def trials(category: str, dtype: str) -> tuple[Trial, ...]:
         "mixed norm": (NORMS if lanes.FULL else MIXED, mixed_trials),
         "softmax": (SOFTMAXES, softmax_trials),
         "wide softmax": (SOFTMAXES, wide_trials),
+        "softmax dropout": (DROPOUTS, dropped_trials),
         "logsumexp": (LOGSUMEXPS, logsumexp_trials),
         "normalize": (NORMALIZE, normalize_trials),
         "wide norm": (["rms_norm", "layer_norm"], wide_trials),
@@ -448,7 +483,9 @@ def computed(one: Trial, compiled: tuple[Entry, ...], seed: int) -> list[Array]:
     ("category", "dtype"),
     lanes.cases(
         [
-            *itertools.product(("norm", "softmax", "logsumexp", "normalize"), DTYPES),
+            *itertools.product(
+                ("norm", "softmax", "softmax dropout", "logsumexp", "normalize"), DTYPES
+            ),
             ("mixed norm", "bfloat16"),
             *itertools.product(("wide softmax", "wide norm"), ("bfloat16", "float16")),
         ],
@@ -456,6 +493,7 @@ def computed(one: Trial, compiled: tuple[Entry, ...], seed: int) -> list[Array]:
             {
                 ("norm", "float32"),
                 ("softmax", "bfloat16"),
+                ("softmax dropout", "bfloat16"),
                 ("logsumexp", "bfloat16"),
                 ("normalize", "bfloat16"),
                 ("mixed norm", "bfloat16"),

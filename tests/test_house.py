@@ -49,6 +49,7 @@ FLOORS = [
         "families/log_probs",
         "families/losses",
         "families/norms",
+        "families/scores",
         "families/steps",
         "families/vocabulary",
     },

@@ -209,6 +209,39 @@ def test_a_kernel_drops_none_or_all(p: float) -> None:
     np.testing.assert_array_equal(got, np.zeros_like(x) if p else x)
 
 
+# Parts of arrays.
+
+PARTS = [
+    ((16, 24), (4, 0), (12, 24)), ((16, 24), (3, 8), (9, 24)), ((16, 24), (0, 5), (16, 12)),
+    ((6, 5, 7), (2, 0, 3), (5, 5, 7)), ((40,), (16,), (37,)), ((4, 3, 16), (1, 1, 0), (2, 2, 16)),
+]  # fmt: skip
+OF_PARTS: list[tuple[Any, dict[str, Any]]] = [
+    (bc.dropout, {"p": 0.4}), (bc.bernoulli, {"p": 0.3}), (bc.uniform, {}), (bc.normal, {}),
+    (bc.stochastic_depth, {"p": 0.5}), (bc.stochastic_depth, {"p": 0.5, "mode": "batch"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("whole", "first", "end"), PARTS)
+def test_a_part_has_the_words_of_its_places(whole: Any, first: Any, end: Any) -> None:
+    x = np.random.default_rng(0).standard_normal(whole).astype(np.float32)
+    at = tuple(itertools.starmap(slice, zip(first, end, strict=True)))
+    for op, options in OF_PARTS:
+        how = {**options, "seed": 2**63 + 5, "offset": 2**33 + 1}
+        want = op(x, **how)[at]
+        for to in (np.ascontiguousarray, torch.tensor, jnp.asarray):
+            got = np.asarray(op(to(x[at]), part=(*whole, *first), **how))
+            np.testing.assert_allclose(got, want, rtol=2e-6)
+        placed = emulator.placed(np.ascontiguousarray(x[at]))
+        (got,) = emulator.launched(op, [placed], {**how, "part": (*whole, *first)})
+        np.testing.assert_allclose(got, want, rtol=2e-6)
+
+
+@pytest.mark.parametrize("part", [(16, 24), (16, 24, 1, 0), (16, 12, 0, 0), (16, 24, 0)])
+def test_a_part_beyond_its_whole_is_refused(part: Any) -> None:
+    with pytest.raises(ValueError, match="dropout: part: expected the extents of the whole"):
+        bc.dropout(np.ones((16, 24)), p=0.1, seed=1, part=part)
+
+
 # Examples that share a word.
 
 
@@ -274,7 +307,7 @@ def test_normal_numbers_are_quantiles_of_words(monkeypatch: pytest.MonkeyPatch) 
     want = special.ndtri((end + 0.5) * 2.0**-32) * np.where(word < 2**31, 1, -1)
     drawn = bc.normal(np.empty(5000), mean=3.0, std=2.0, **STREAM)
     np.testing.assert_allclose(drawn, 3 + 2 * want[20:], rtol=1e-6, atol=1e-6)
-    monkeypatch.setattr("baracuda.families.philox.words_of", lambda *a, whole: word)
+    monkeypatch.setattr("baracuda.families.philox.words_of", lambda *a, whole, part: word)
     for dtype, rtol in ((np.float32, 1e-6), (np.float64, 3e-7)):
         np.testing.assert_allclose(gaussian(np.empty(word.size, dtype), 0, 0), want, rtol=rtol)
 

@@ -37,7 +37,7 @@ def test_fewer_rounds_do_not(rounds: int, monkeypatch: pytest.MonkeyPatch) -> No
 def test_words_that_share_bits_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     words_of = philox.words_of
 
-    def shared(*given: Any, whole: bool) -> Any:
+    def shared(*given: Any, whole: bool, part: Any = None) -> Any:
         return words_of(*given)
 
     monkeypatch.setattr(philox, "words_of", shared)

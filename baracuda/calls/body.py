@@ -106,8 +106,10 @@ def runner(problem: Problem) -> Runner:
         results = zip(found, dtypes, strict=True)
         return tuple([x if x.dtype == d else library.xp.astype(x, d) for x, d in results])
 
-    # A program would round the scalars of lerp, or have to be made anew for each of its weights.
-    steered = problem.spec.elementwise and problem.spec.scalars
+    # A program would round the scalars of lerp, or have to be made anew for each of its weights. It
+    # takes no seed of 64 bits.
+    numbered = problem.spec.numbers(problem.signature)
+    steered = (problem.spec.elementwise or numbered) and problem.spec.scalars
     if not (problem.mode or problem.spec.composite or steered):
         rounded = library.compiled(rounded)
     checked = bool(problem.raising)

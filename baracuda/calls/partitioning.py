@@ -29,8 +29,15 @@ def independent(spec: OpSpec, form: Signature) -> frozenset[str]:
     elementwise ops where no array holds two halves. None that an index points along, and none
     where elements are numbered.
     """
-    if spec.numbers(form):
-        return frozenset()
+    return frozenset() if spec.numbers(form) else _apart(spec, form)
+
+
+def placed(spec: OpSpec, form: Signature) -> frozenset[str]:
+    """The axes along which parts are like the whole if they are told where they lie in it."""
+    return _apart(spec, form) if spec.numbers(form) and "part" in spec.options else frozenset()
+
+
+def _apart(spec: OpSpec, form: Signature) -> frozenset[str]:
     given, terms = set(form.names), [t for p in (*form.inputs, *form.outputs) for t in p.terms]
     packed = {t.name for t in terms if t.factor != 1}
     counted = {axis for name, axis in spec.counted.items() if name in given}

@@ -5,16 +5,14 @@
 namespace baracuda {
 
 // Where a word is below p * 2^32, rounded down, nothing is left, whatever was there.
-template <class A> struct Dropout : Stream {
+template <class A> struct Dropout : Mask {
   static constexpr int inputs = 1, outputs = 1;
-  f64 p;
 
   HD A left(A x, u32 word) const {
     // Both are the same for all elements, and no branch may keep them from being taken once.
-    const A scale = A(1) / A(1 - p);
-    const u32 bound = u32(p * 4294967296.0);
-    const bool some = p < 1 && word >= bound;
-    return some ? x * scale : A(0);
+    const A factor = rise<A>();
+    const bool some = stays(word);
+    return some ? x * factor : A(0);
   }
   HD void operator()(const A (&x)[1], A (&y)[1], u32 word) const { y[0] = left(x[0], word); }
 };
@@ -32,14 +30,12 @@ template <class A> using StochasticDepthRow = StochasticDepth<A>;
 template <class A> using StochasticDepthBatch = StochasticDepth<A>;
 
 // What is `blind` reads nothing of its input, which says of what shape the result is.
-template <class A> struct Bernoulli : Stream {
+template <class A> struct Bernoulli : Mask {
   static constexpr int inputs = 1, outputs = 1;
   static constexpr bool blind = true;
-  f64 p;
 
   HD void operator()(const A (&)[1], A (&y)[1], u32 word) const {
-    const u32 bound = u32(p * 4294967296.0);
-    y[0] = p < 1 && word >= bound ? A(0) : A(1);
+    y[0] = stays(word) ? A(0) : A(1);
   }
 };
 

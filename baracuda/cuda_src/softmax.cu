@@ -104,35 +104,41 @@ template <class A, class SCALE = Scaled> struct LogShares : Exponentials<A, true
   }
 };
 
-// Of products with a column added, which is -inf where an element does not count.
-template <class A, class F> struct Biased : F {
-  static constexpr int columns = 1;
+// Of products with a column added, which is -inf where an element does not count. Before the row
+// that is multiplied a cotangent may come.
+struct Factor {
+  f64 factor;
+};
+template <class A, class F> struct Biased : Factor, F {
+  static constexpr int columns = 1, last = F::inputs - 1;
   using typename F::Known;
   using typename F::State;
-  f64 factor;
 
   template <int N>
-  HD u32 add(const A (&x)[1][N], const A (&bias)[2][N], u32 keep, A (&z)[1][N]) const {
+  HD u32 add(
+      const A (&x)[last + 1][N], const A (&bias)[2][N], u32 keep, A (&z)[last + 1][N]) const {
     UNROLL for (int i = 0; i < N; ++i) {
-      z[0][i] = fused(x[0][i], A(factor), bias[0][i]);
+      UNROLL for (int k = 0; k < last; ++k) z[k][i] = x[k][i];
+      z[last][i] = fused(x[last][i], A(factor), bias[0][i]);
       keep &= ~(u32(bias[0][i] == this->nothing()) << i);
     }
     return keep;
   }
   template <int S, int N>
   HD void take(
-      State& s, const Known& known, const A (&x)[1][N], const A (&bias)[2][N], u32 keep) const {
-    A z[1][N];
+      State& s, const Known& known, const A (&x)[last + 1][N], const A (&bias)[2][N],
+      u32 keep) const {
+    A z[last + 1][N], none[1][N];
     keep = add(x, bias, keep, z);
-    F::template take<S>(s, known, z, z, keep);
+    F::template take<S>(s, known, z, none, keep);
   }
   template <int N>
   HD void finish(
-      const Known& known, const A (&x)[1][N], const A (&bias)[2][N], u32 keep,
+      const Known& known, const A (&x)[last + 1][N], const A (&bias)[2][N], u32 keep,
       A (&y)[1][N]) const {
-    A z[1][N];
+    A z[last + 1][N], none[1][N];
     keep = add(x, bias, keep, z);
-    F::finish(known, z, z, keep, y);
+    F::finish(known, z, none, keep, y);
   }
 };
 
@@ -141,6 +147,90 @@ template <class A, int> struct Softmax : Shares<A> {};
 template <class A> struct Softmax<A, 1> : Biased<A, Shares<A, Unscaled>> {};
 template <class A, int> struct LogSoftmax : LogShares<A> {};
 template <class A> struct LogSoftmax<A, 1> : Biased<A, LogShares<A, Unscaled>> {};
+
+// Shares of which some are dropped.
+template <class A, int COLUMNS> struct SoftmaxDropout : Softmax<A, COLUMNS>, Mask {
+  using typename Softmax<A, COLUMNS>::Known;
+  template <int N>
+  HD void finish(
+      const Known& known, const A (&x)[1][N], const A (&bias)[COLUMNS + 1][N], u32 keep,
+      A (&y)[1][N]) const {
+    Softmax<A, COLUMNS>::finish(known, x, bias, keep, y);
+    const A factor = this->template rise<A>();
+    UNROLL for (int i = 0; i < N; ++i) y[0][i] = keep >> (N + i) & 1 ? y[0][i] * factor : A(0);
+  }
+};
+
+// From the scores. The third number of a state is the sum of exponentials times the cotangents of
+// shares.
+template <class A, class SCALE> struct SharesBackward : Exponentials<A, false, SCALE>, Mask {
+  static constexpr int loads = 2, inputs = 2;
+  using Base = Exponentials<A, false, SCALE>;
+  using State = Several<A, 3>;
+  struct Known {
+    A most, inverse, along;
+  };
+
+  template <int> static HD State start() { return {Base::nothing(), A(0), A(0)}; }
+  struct Joiner {
+    A rate;
+
+    HD State operator()(const State& a, const State& b) const {
+      const bool first = a.at[0] >= b.at[0];
+      const A low = first ? b.at[0] : a.at[0], most = larger(a.at[0], b.at[0]);
+      const A less = Base::power((low - Base::base(most)) * rate);
+      const A here = first ? A(1) : less, there = first ? less : A(1);
+      return {most, fused(a.at[1], here, b.at[1] * there), fused(a.at[2], here, b.at[2] * there)};
+    }
+  };
+  HD Joiner joiner() const { return {this->rate()}; }
+  template <int S, int N>
+  HD void take(
+      State& s, const Known&, const A (&x)[2][N], const A (&)[1][N], u32 keep) const {
+    const A factor = this->half(), rate = this->rate();
+    A most = s.at[0];
+    UNROLL for (int i = 0; i < N; ++i) {
+      most = larger(most, keep >> i & 1 ? x[1][i] * factor : Base::nothing());
+    }
+    const A from = Base::base(most), less = Base::power((s.at[0] - from) * rate);
+    A sum = s.at[1] * less, along = s.at[2] * less;
+    UNROLL for (int i = 0; i < N; ++i) {
+      const A e = Base::power(fused(x[1][i], factor, -from) * rate);
+      sum += keep >> i & 1 ? e : A(0);
+      along = fused(keep >> i & 1 ? e : A(0), keep >> (N + i) & 1 ? x[0][i] : A(0), along);
+    }
+    s = {most, sum, along};
+  }
+  template <int S> HD void settle(const State& s, A, Known& known) const {
+    const A inverse = s.at[1] == 0 ? A(1) : 1 / s.at[1];
+    known = {Base::base(s.at[0]), inverse, s.at[2] * inverse};
+  }
+  // Both the cotangent and what is taken off it are scaled as what stays is.
+  template <int N>
+  HD void finish(
+      const Known& known, const A (&x)[2][N], const A (&)[1][N], u32 keep, A (&y)[1][N]) const {
+    const A factor = this->half(), rate = this->rate();
+    const A slope = this->template rise<A>() * A(this->scale);
+    UNROLL for (int i = 0; i < N; ++i) {
+      const A e = Base::power(fused(x[1][i], factor, -known.most) * rate) * known.inverse;
+      const A g = keep >> (N + i) & 1 ? x[0][i] : A(0);
+      y[0][i] = (keep >> i & 1 ? e : A(0)) * (g - known.along) * slope;
+    }
+  }
+};
+
+template <class A, int> struct SoftmaxDropoutBackward : SharesBackward<A, Scaled> {};
+template <class A>
+struct SoftmaxDropoutBackward<A, 1> : Biased<A, SharesBackward<A, Unscaled>> {
+  using Base = Biased<A, SharesBackward<A, Unscaled>>;
+  template <int N>
+  HD void finish(
+      const typename Base::Known& known, const A (&x)[2][N], const A (&bias)[2][N], u32 keep,
+      A (&y)[1][N]) const {
+    Base::finish(known, x, bias, keep, y);
+    UNROLL for (int i = 0; i < N; ++i) y[0][i] *= A(this->factor);
+  }
+};
 
 // A row has one result, as a loss does, and its cotangent. The largest is not replaced where it is
 // infinite: then it is the result.

@@ -137,6 +137,9 @@ class Whole:
 seed = Whole(-_TOP, 2 * _TOP - 1, "Q")
 """Any 64 bits."""
 
+probability = Number("a number from 0 to 1", (0.0, 1.0), exact=True)
+"""What random words are compared with: a bound of 32 bits follows from it."""
+
 counting = Whole(1, _TOP - 1)
 """An integer from 1 on, such as the number of a step."""
 
@@ -238,13 +241,19 @@ def numbers(op: str, name: str, value: Any) -> tuple[float, ...]:
     return tuple([finite(op, name, number) for number in value])
 
 
-def shape(op: str, name: str, value: Any) -> tuple[int, ...]:
-    """A shape: integers >= 0."""
+def part(op: str, name: str, value: Any) -> tuple[int, ...]:
+    """Integers >= 0: the extents of a whole array, then where a part begins along each axis."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise type_error(op, name, "a tuple of integers", shown(value))
     extents = tuple(integer(op, name, v) for v in value)
     if min(extents, default=0) < 0:
         raise value_error(op, name, "extents >= 0", extents)
+    return extents
+
+
+def shape(op: str, name: str, value: Any) -> tuple[int, ...]:
+    """A shape: integers >= 0."""
+    extents = part(op, name, value)
     if math.prod([n for n in extents if type(n) is int]) >= _TOP:
         raise value_error(op, name, "a shape of fewer than 2**63 elements", extents)
     return extents

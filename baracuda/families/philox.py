@@ -8,15 +8,19 @@ group of eight elements in its low half, and the offset in its high half.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from itertools import count, pairwise
 from numbers import Integral
 from typing import Any, TypeAlias
 
+from baracuda.declaration.shapes import Axes
+from baracuda.declaration.spec import Normaliser
+from baracuda.declaration.values import optional
+from baracuda.declaration.values import part as lies
 from baracuda.errors import shown, value_error
 from baracuda.families.numerics import stored_name, traced
-from baracuda.layouts import Shape
+from baracuda.layouts import Part, Shape, contiguous
 from baracuda.libraries import Array, library_of
 
 Word: TypeAlias = Any
@@ -25,6 +29,7 @@ Word: TypeAlias = Any
 _TOP = 2**32 - 1
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
+PART: dict[str, Normaliser] = {"part": optional(lies)}
 _ROUNDS = 10
 # Groups at a time on a host: temporaries of 256 KiB stay in a core's own cache.
 _BLOCK = 1 << 15
@@ -102,12 +107,14 @@ def philox(counter: tuple[Word, ...], key: tuple[Word, ...]) -> tuple[Word, ...]
     return a, b, c, d
 
 
-def words_of(shape: Shape, seed: Any, offset: Any, like: Array, whole: bool = False) -> Array:
+def words_of(
+    shape: Shape, seed: Any, offset: Any, like: Array, whole: bool = False, part: Part | None = None
+) -> Array:
     """A word of int64 for each element of `shape`, on the device of `like`.
 
     The four words of a counter are eight halves. The word of an element is its half, and behind it
     the next one, which hardly ever counts: all of 32 bits at the cost of 16. Those that are
-    `whole` share nothing: a counter has four.
+    `whole` share nothing: a counter has four. `part` says where the array lies in another one.
     """
     library = library_of(like)
     xp, there = library.xp, {
@@ -115,31 +122,79 @@ def words_of(shape: Shape, seed: Any, offset: Any, like: Array, whole: bool = Fa
         "device": library.device_of(like),
     }  # fmt: skip
     key, high = words(seed), words(offset)
-    size = math.prod(shape)
-    groups = max(-(-size // (4 if whole else 8)), 1)
+    size, many = math.prod(shape), 4 if whole else 8
+    if part or not (library.readable(like) or not shape or shape[-1] % many):
+        return _words_at(shape, part or (*shape, *(0,) * len(shape)), key, high, whole, xp, there)
+    groups = max(-(-size // many), 1)
     step = _BLOCK if library.readable(like) else groups
 
-    def part(first: int) -> Array:
+    def drawn(first: int) -> Array:
         number = xp.arange(first, min(first + step, groups), **there)
         # Of 2^35 elements on, some have more groups before them than a word counts.
         counter = (number & _TOP, number >> 32) if groups > _TOP else (number, 0)
-        four = philox((*counter, *high), key)
-        if whole:
-            return xp.reshape(xp.stack(four, axis=-1), (-1,))
-        between = [((x << 16) & _TOP) | (y >> 16) for x, y in pairwise((*four, four[0]))]
-        eight = [x for both in zip(four, between, strict=True) for x in both]
-        return xp.reshape(xp.stack(eight, axis=-1), (-1,))
+        found = _of_counter(philox((*counter, *high), key), whole)
+        return xp.reshape(xp.stack(found, axis=-1), (-1,))
 
-    parts = [part(first) for first in range(0, groups, step)]
+    parts = [drawn(first) for first in range(0, groups, step)]
     every = parts[0] if len(parts) == 1 else xp.concat(parts)
     return xp.reshape(every[:size], shape)
 
 
-def kept(x: Array, p: Any, seed: Any, offset: Any, shape: Shape | None = None) -> Array:
+def _of_counter(four: tuple[Word, ...], whole: bool) -> list[Word]:
+    """The words of the elements that share a counter."""
+    if whole:
+        return list(four)
+    between = [((x << 16) & _TOP) | (y >> 16) for x, y in pairwise((*four, four[0]))]
+    return [x for both in zip(four, between, strict=True) for x in both]
+
+
+def _words_at(
+    shape: Shape, part: Part, key: Any, high: Any, whole: bool, xp: Any, there: dict[str, Any]
+) -> Array:
+    """The words by the place of each element, which a compiler can cut along any axis.
+
+    Where a part begins may be traced along an axis that is cut evenly: at a multiple of its extent.
+    """
+    many, rank = 4 if whole else 8, len(shape)
+    extents, begins = part[:rank], part[rank:]
+    last = math.gcd(shape[-1], begins[-1]) if isinstance(begins[-1], int) else shape[-1]
+    together = not math.gcd(last, extents[-1]) % many
+    counts = (*shape[:-1], shape[-1] // many) if together else shape
+    number: Any = 0
+    for axis, (begin, step) in enumerate(zip(begins, contiguous(extents), strict=True)):
+        by = many if together and axis == rank - 1 else 1
+        along = xp.reshape(xp.arange(counts[axis], **there), (-1, *(1,) * (rank - 1 - axis)))
+        begin = begin if isinstance(begin, int) else xp.astype(begin, there["dtype"])
+        number = number + (begin + along * by) * step
+    group, place = number >> (2 if whole else 3), number & (many - 1)
+    far = math.prod(extents) // many > _TOP
+    counter = (group & _TOP, group >> 32) if far else (group, 0)
+    found = _of_counter(philox((*counter, *high), key), whole)
+    if together:
+        return xp.reshape(xp.stack(found, axis=-1), shape)
+    # By selections: nothing is looked up, and so nothing is gathered.
+    return reduce(lambda y, k: xp.where(place == k, found[k], y), range(1, many), found[0])
+
+
+def within(name: str, axes: Axes, options: dict[str, Any]) -> Mapping[str, int]:
+    """See that an array that is said to be a part lies in its whole."""
+    part = options.get("part")
+    if part:
+        shape = [n for v in axes.values() for n in (v if isinstance(v, tuple) else (v,))]
+        ends = zip(part, part[len(shape) :], shape, strict=False)
+        if len(part) != 2 * len(shape) or any(first + n > whole for whole, first, n in ends):
+            expected = f"the extents of the whole array, then where {shape} begins in it"
+            raise value_error(name, "part", expected, part)
+    return {}
+
+
+def kept(
+    x: Array, p: Any, seed: Any, offset: Any, shape: Shape | None = None, part: Part | None = None
+) -> Array:
     """Where the words of the elements of `x` are not below `p` times 2^32, rounded down.
 
-    That is everywhere for ``p = 0``, and nowhere for ``p = 1``. Of another `shape` where elements
-    share words.
+    That is everywhere for ``p = 0``, and nowhere for ``p = 1``. Of another `shape`, and a `part` of
+    such a one, where elements share words.
 
     Parameters
     ----------
@@ -149,25 +204,27 @@ def kept(x: Array, p: Any, seed: Any, offset: Any, shape: Shape | None = None) -
     """
     library = library_of(x)
     with library.wide_integers():
-        word = words_of(x.shape if shape is None else shape, seed, offset, x)
+        word = words_of(x.shape if shape is None else shape, seed, offset, x, part=part)
         if not traced(p):
             return word >= int(p * 2.0**32)
         return word >= library.xp.astype(library.xp.floor(p * 2.0**32), word.dtype)
 
 
-def dropped(x: Array, p: Any, seed: Any, offset: Any, shape: Shape | None = None) -> Array:
+def dropped(
+    x: Array, p: Any, seed: Any, offset: Any, shape: Shape | None = None, part: Part | None = None
+) -> Array:
     """0 where `kept` says no, else `x`, scaled so that the mean stays."""
     xp = library_of(x).xp
     # Where nothing is left, the quotient does not count.
     scale = xp.astype(1 / (1 - p), x.dtype) if traced(p) else 1 / (1 - p) if p < 1 else 1.0
-    return xp.where(kept(x, p, seed, offset, shape), x * scale, 0)
+    return xp.where(kept(x, p, seed, offset, shape, part), x * scale, 0)
 
 
-def unit(like: Array, seed: Any, offset: Any) -> Array:
+def unit(like: Array, seed: Any, offset: Any, part: Part | None = None) -> Array:
     """A multiple of 2^-24 from 0 to below 1 for each element of `like`, in its dtype."""
     library = library_of(like)
     with library.wide_integers():
-        word = words_of(like.shape, seed, offset, like, whole=True)
+        word = words_of(like.shape, seed, offset, like, whole=True, part=part)
         top = library.xp.astype(word >> 8, like.dtype)
     return top * 2.0**-24
 
@@ -183,7 +240,7 @@ _FAR = ((6.6579051150, 3.0812263860, 0.42868294337, 0.017337203997),
         (1.0, 0.24197894225, 0.012258202635))  # fmt: skip
 
 
-def gaussian(like: Array, seed: Any, offset: Any) -> Array:
+def gaussian(like: Array, seed: Any, offset: Any, part: Part | None = None) -> Array:
     """A number of the standard normal distribution for each element of `like`, in its dtype.
 
     The quantile of (word + 1/2) 2^-32. It is found from the distance to 1/2 and to the nearer end,
@@ -192,7 +249,7 @@ def gaussian(like: Array, seed: Any, offset: Any) -> Array:
     library, dtype = library_of(like), like.dtype
     xp = library.xp
     with library.wide_integers():
-        word = words_of(like.shape, seed, offset, like, whole=True)
+        word = words_of(like.shape, seed, offset, like, whole=True, part=part)
         above = word >> 31
         from_end = above * _TOP + (1 - 2 * above) * word
         to_middle = xp.astype((1 << 31) - 1 - from_end, dtype)

@@ -49,6 +49,7 @@ from baracuda.ops.shrinks import *
 from baracuda.ops.sigmoids import *
 from baracuda.ops.soft_target_cross_entropy import *
 from baracuda.ops.softmax import *
+from baracuda.ops.softmax_dropout import *
 from baracuda.ops.stochastic_depth import *
 from baracuda.ops.topk_kl_div_with_logits import *
 

@@ -9,14 +9,13 @@ from baracuda.calls.op import op
 from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
-from baracuda.declaration.values import Number, at_least, finite, positive
+from baracuda.declaration.values import at_least, finite, positive, probability
 from baracuda.declaration.values import seed as bits
-from baracuda.families.philox import gaussian, kept, unit
+from baracuda.families.philox import PART, gaussian, kept, unit, within
 from baracuda.libraries import A, library_of
 
 __all__ = ["bernoulli", "normal", "uniform"]
 
-RATE = Number("a number from 0 to 1", (0.0, 1.0), exact=True)
 STREAM = {"seed": bits, "offset": bits}
 
 _op = partial(
@@ -25,6 +24,8 @@ _op = partial(
     category="random",
     # Nothing of the values of x goes into it.
     roles={"y": roles.metric(accumulated=False)},
+    options=PART,
+    resolve=within,
     elementwise=True,
     numbered=True,
     inplace=True,
@@ -33,7 +34,7 @@ _kernel = partial(Kernel, "random.cu", schedule="elementwise")
 
 
 @_op(
-    scalars={**STREAM, "p": RATE},
+    scalars={**STREAM, "p": probability},
     kernel=_kernel("Bernoulli"),
     cases=(
         Case({"s": (37,)}, p=0.25, seed=2**64 - 3, offset=1),
@@ -41,7 +42,10 @@ _kernel = partial(Kernel, "random.cu", schedule="elementwise")
         Case({"s": ()}, p=1.0, seed=1),
     ),
 )
-def bernoulli(x: A, /, *, p: float, seed: int, offset: int = 0, **dispatch: Unpack[Dispatch]) -> A:
+def bernoulli(
+    x: A, /, *, p: float, seed: int, offset: int = 0, part: tuple[int, ...] | None = None,
+    **dispatch: Unpack[Dispatch],
+) -> A:  # fmt: skip
     """Random 1 with probability `p`, else 0, in the shape of an array.
 
     Parameters
@@ -56,6 +60,9 @@ def bernoulli(x: A, /, *, p: float, seed: int, offset: int = 0, **dispatch: Unpa
         traced array of two uint32 words, the low one first.
     offset : int, optional
         64 bits, as `seed`. Give each call its own, as `seeds` does.
+    part : tuple of int, optional
+        Where `x` is a part of a larger array: the extents of that, then where `x` begins along each
+        axis. Its words are those of its places in the whole. Shards are told so by themselves.
     **dispatch
         `Dispatch` options. The three numbers are run-time values, which may be arrays on a device.
 
@@ -69,7 +76,7 @@ def bernoulli(x: A, /, *, p: float, seed: int, offset: int = 0, **dispatch: Unpa
     TypeError
         A dtype that is not floating; a seed or offset that is no integer.
     ValueError
-        `p` out of range; a seed or offset of more than 64 bits.
+        `p` out of range; a seed or offset of more than 64 bits; a `part` beyond its whole.
 
     Notes
     -----
@@ -84,7 +91,7 @@ def bernoulli(x: A, /, *, p: float, seed: int, offset: int = 0, **dispatch: Unpa
     array([0., 1., 1., 1., 0., 0., 0., 1.])
     """
     xp = library_of(x).xp
-    return xp.where(kept(x, p, seed, offset), xp.zeros_like(x), xp.ones_like(x))
+    return xp.where(kept(x, p, seed, offset, part=part), xp.zeros_like(x), xp.ones_like(x))
 
 
 @_op(
@@ -98,7 +105,7 @@ def bernoulli(x: A, /, *, p: float, seed: int, offset: int = 0, **dispatch: Unpa
 )
 def uniform(
     x: A, /, *, low: float = 0.0, high: float = 1.0, seed: int, offset: int = 0,
-    **dispatch: Unpack[Dispatch],
+    part: tuple[int, ...] | None = None, **dispatch: Unpack[Dispatch],
 ) -> A:  # fmt: skip
     """Random numbers that are equally likely from `low` to `high`, in the shape of an array.
 
@@ -109,7 +116,7 @@ def uniform(
         float32 or float64.
     low, high : float, default 0 and 1
         The ends, ``low <= high``.
-    seed, offset
+    seed, offset, part
         As in `bernoulli`.
     **dispatch
         `Dispatch` options. All numbers are run-time values, which may be arrays on a device.
@@ -142,7 +149,7 @@ def uniform(
     >>> bc.uniform(np.empty(3), seed=3).round(3)
     array([0.817, 0.117, 0.656])
     """
-    return low + (high - low) * unit(x, seed, offset)
+    return low + (high - low) * unit(x, seed, offset, part)
 
 
 @_op(
@@ -156,7 +163,7 @@ def uniform(
 )
 def normal(
     x: A, /, *, mean: float = 0.0, std: float = 1.0, seed: int, offset: int = 0,
-    **dispatch: Unpack[Dispatch],
+    part: tuple[int, ...] | None = None, **dispatch: Unpack[Dispatch],
 ) -> A:  # fmt: skip
     """Random numbers of a normal distribution, in the shape of an array.
 
@@ -169,7 +176,7 @@ def normal(
         Of the distribution.
     std : float, default 1
         Its standard deviation, >= 0.
-    seed, offset
+    seed, offset, part
         As in `bernoulli`.
     **dispatch
         `Dispatch` options. All numbers are run-time values, which may be arrays on a device.
@@ -200,4 +207,4 @@ def normal(
     >>> bc.normal(np.empty(3), seed=3).round(3)
     array([ 0.903, -1.191,  0.402])
     """
-    return mean + std * gaussian(x, seed, offset)
+    return mean + std * gaussian(x, seed, offset, part)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial, reduce
-from operator import and_
-from typing import Any, Unpack
+from functools import partial
+from typing import Unpack
 
 from baracuda.calls.op import op
 from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import DTypeLike
-from baracuda.declaration.shapes import Axes
 from baracuda.declaration.spec import Case, Kernel
-from baracuda.declaration.values import between, dtype, flag, integer, optional
-from baracuda.errors import value_error
+from baracuda.declaration.values import dtype, flag, integer, optional
+from baracuda.families import scores
+from baracuda.families.scores import exponents
 from baracuda.libraries import A, Array, library_of
 
 __all__ = [
@@ -24,20 +22,11 @@ __all__ = [
     "softmax_backward",
 ]
 
-
-def _diagonal(name: str, axes: Axes, options: dict[str, Any]) -> Mapping[str, int]:
-    """A diagonal is one of the last two axes."""
-    if options.get("causal") and (axes["c"] or not axes["b"]):
-        where = "axis=-1 of an array of rank 2 or more"
-        raise value_error(name, "causal", where, f"axis {options['axis']}", axes)
-    return {}
-
-
 _softmax = partial(
     op,
     category="softmax",
     options={"axis": integer, "causal": flag, "dtype": optional(dtype)},
-    scalars={"scale": between(-1e30, 1e30)},
+    scalars=scores.SCALE,
     cases=(
         Case({"b": (3,), "n": 8, "c": ()}, scale=0.7),
         Case({"b": (), "n": 5, "c": (3,)}, axis=0, scale=-1.5),
@@ -50,10 +39,10 @@ _forward = partial(
     "x[*b n@axis *c], mask[*b? n? *c?] -> y[*b n *c]",
     "x[*b n@axis *c], bias[*b? n? *c?] -> y[*b n *c]",
     "x[*b n@axis *c], mask[*b? n? *c?], bias[*b? n? *c?] -> y[*b n *c]",
-    roles={"mask": roles.mask(), "bias": roles.parameter(), "y": roles.chosen("dtype")},
-    hints={"bias": "it has as many axes as x, each of its extent or 1: write bias[None]"},
+    roles={**scores.BESIDE, "y": roles.chosen("dtype")},
+    hints=scores.HINTS,
     located={"causal": "b"},
-    resolve=_diagonal,
+    resolve=scores.diagonal,
 )
 _backward = partial(
     _softmax,
@@ -65,25 +54,6 @@ _backward = partial(
 
 def _kernel(functor: str) -> Kernel:
     return Kernel("softmax.cu", functor, schedule="rows")
-
-
-def _exponents(
-    x: Array, mask: Array | None, bias: Array | None, scale: float, causal: bool
-) -> tuple[Array, Array | None]:
-    """What exponentials are of, in new memory, and where it counts: None where all of it does."""
-    library, z, hides = library_of(x), x * scale, []
-    if mask is not None:
-        hides.append(mask)
-    if bias is not None:
-        # Where it is -inf, x does not matter: a sum alone would keep its NaN.
-        hides.append(bias != -library.xp.inf)
-        z = z + bias
-    if causal:
-        arange, device = library.xp.arange, library.device_of(x)
-        queries, keys = x.shape[-2:]
-        last = arange(queries, device=device)[:, None] + (keys - queries)
-        hides.append(arange(keys, device=device) <= last)
-    return z, reduce(and_, hides) if hides else None
 
 
 @_forward(kernel=_kernel("Softmax"))
@@ -154,7 +124,7 @@ def softmax(
     >>> bc.softmax(np.zeros((1, 3)), None, np.asarray([[np.log(3.0), 0.0, -np.inf]])).round(4)
     array([[0.75, 0.25, 0.  ]])
     """
-    z, keep = _exponents(x, mask, bias, scale, causal)
+    z, keep = exponents(x, mask, bias, scale, causal)
     return library_of(x).softmax(z, axis, keep)
 
 
@@ -252,7 +222,7 @@ def log_softmax(
     >>> bc.log_softmax(np.asarray([1e4, 1e4])).round(4)
     array([-0.6931, -0.6931])
     """
-    z, keep = _exponents(x, mask, bias, scale, causal)
+    z, keep = exponents(x, mask, bias, scale, causal)
     library = library_of(x)
     xp = library.xp
     shifted = library.less_largest(z if keep is None else xp.where(keep, z, -xp.inf), axis)

@@ -9,15 +9,13 @@ from typing import Any, Literal, Unpack
 from baracuda.calls.op import op
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
-from baracuda.declaration.values import Number, choice
+from baracuda.declaration.values import choice, probability
 from baracuda.declaration.values import seed as bits
-from baracuda.families.philox import dropped
+from baracuda.families.philox import PART, dropped, within
 from baracuda.layouts import Shape
 from baracuda.libraries import A, Array
 
 __all__ = ["stochastic_depth", "stochastic_depth_backward"]
-
-RATE = Number("a number from 0 to 1", (0.0, 1.0), exact=True)
 
 
 def _numbers(shape: Shape, options: Mapping[str, Any]) -> Shape:
@@ -25,16 +23,25 @@ def _numbers(shape: Shape, options: Mapping[str, Any]) -> Shape:
     return (int(options["mode"] == "row"), *(0,) * (len(shape) - 1))
 
 
-def _dropped(x: Array, p: Any, seed: Any, offset: Any, mode: str) -> Array:
-    shape = (x.shape[0] if mode == "row" else 1, *(1,) * (x.ndim - 1))
-    return dropped(x, p, seed, offset, shape)
+def _dropped(
+    x: Array, p: Any, seed: Any, offset: Any, mode: str, part: tuple[Any, ...] | None
+) -> Array:
+    ones = (1,) * (x.ndim - 1)
+    if mode == "batch":
+        return dropped(x, p, seed, offset, (1, *ones))
+    # Of all axes the first alone says where an example lies. It is always said, so that compilers
+    # see how the words of examples are cut.
+    whole, begin = (part[0], part[x.ndim]) if part else (x.shape[0], 0)
+    lies = (whole, *ones, begin, *(0,) * (x.ndim - 1))
+    return dropped(x, p, seed, offset, (x.shape[0], *ones), lies)
 
 
 _op = partial(
     op,
     category="random",
-    options={"mode": choice("row", "batch")},
-    scalars={"seed": bits, "offset": bits, "p": RATE},
+    options={"mode": choice("row", "batch"), **PART},
+    resolve=within,
+    scalars={"seed": bits, "offset": bits, "p": probability},
     elementwise=True,
     numbered=_numbers,
     inplace=True,
@@ -51,7 +58,7 @@ _op = partial(
 @_op("x[n *s] -> y[n *s]")
 def stochastic_depth(
     x: A, /, *, p: float, seed: int, offset: int = 0, mode: Literal["row", "batch"] = "row",
-    **dispatch: Unpack[Dispatch],
+    part: tuple[int, ...] | None = None, **dispatch: Unpack[Dispatch],
 ) -> A:  # fmt: skip
     """Set whole examples to 0 with probability `p`, and scale the others: ``x / (1 - p)``.
 
@@ -69,6 +76,9 @@ def stochastic_depth(
         64 bits, as `seed`. Give each layer and each step its own, as `seeds` does.
     mode : {"row", "batch"}
         Drop each example by itself, or all of them at once.
+    part : tuple of int, optional
+        Where `x` is a part of a larger array: the extents of that, then where `x` begins along each
+        axis. Its words are those of its places in the whole. Shards are told so by themselves.
     **dispatch
         `Dispatch` options. The three numbers are run-time values, which may be arrays on a device.
 
@@ -82,7 +92,8 @@ def stochastic_depth(
     TypeError
         A dtype that is not floating; a seed or offset that is no integer.
     ValueError
-        `x` without axes; `p` out of range; a seed or offset of more than 64 bits.
+        `x` without axes; `p` out of range; a seed or offset of more than 64 bits; a `part` beyond
+        its whole.
 
     Notes
     -----
@@ -90,7 +101,7 @@ def stochastic_depth(
     draws from torch's own generator. An example is dropped where `dropout` of an array of shape [n]
     drops the element in its place; all are where it drops the first. The mask is the same bit for
     bit on every library, device and dtype. What is dropped is 0, also if it was NaN or infinite.
-    Sharded arrays are gathered for it. Bit-stable.
+    Shards draw their own parts of it, as in `dropout`. Bit-stable.
 
     Under `vmap` each example of the batch has the mask of an array of its own shape.
 
@@ -103,13 +114,13 @@ def stochastic_depth(
            [0., 0.],
            [0., 0.]])
     """
-    return _dropped(x, p, seed, offset, mode)
+    return _dropped(x, p, seed, offset, mode, part)
 
 
 @_op("dy[n *s] -> dx[n *s]", adjoint_of="stochastic_depth")
 def stochastic_depth_backward(
     dy: A, /, *, p: float, seed: int, offset: int = 0, mode: Literal["row", "batch"] = "row",
-    **dispatch: Unpack[Dispatch],
+    part: tuple[int, ...] | None = None, **dispatch: Unpack[Dispatch],
 ) -> A:  # fmt: skip
     """Gradient of `stochastic_depth`: the same function of `dy`.
 
@@ -117,7 +128,7 @@ def stochastic_depth_backward(
     ----------
     dy : array of shape [n, *s]
         Gradient of the result.
-    p, seed, offset, mode
+    p, seed, offset, mode, part
         As in `stochastic_depth`; the values of the forward draw its mask again.
     **dispatch
         `Dispatch` options.
@@ -144,4 +155,4 @@ def stochastic_depth_backward(
     >>> bc.stochastic_depth_backward(np.ones((4, 1)), p=0.5, seed=3)[:, 0]
     array([2., 0., 0., 0.])
     """
-    return _dropped(dy, p, seed, offset, mode)
+    return _dropped(dy, p, seed, offset, mode, part)

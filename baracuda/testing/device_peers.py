@@ -25,6 +25,7 @@ Task = Callable[[], Any]
 _MASKS: dict[str, Callable[..., Any]] = {
     "dropout": lambda x, p, **_: torch.nn.functional.dropout(x, p),
     "dropout_add": lambda x, r, p, **_: r + torch.nn.functional.dropout(x, p),
+    "softmax_dropout": lambda x, p, **_: torch.nn.functional.dropout(x.softmax(-1), p),
     "stochastic_depth": lambda x, p, **_: x * _rows(x).bernoulli_(1 - p).div_(1 - p),
     "bernoulli": lambda x, p, **_: torch.empty_like(x).bernoulli_(p),
     "uniform": lambda x, **_: torch.rand_like(x),

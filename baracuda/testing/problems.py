@@ -438,12 +438,13 @@ def _batch_norms(x: Shape) -> list[Row]:
 
 
 def _softmaxes(x: Shape, axis: int = -1, ops: Sequence[str] = ()) -> list[Row]:
-    """Softmax, its logarithm and that of its sum, and their gradients, without a mask."""
+    """Softmax, dropped too, its logarithm and that of its sum, and gradients, without a mask."""
     kinds = ops or ("softmax", "softmax_backward", "log_softmax", "log_softmax_backward")
-    label, options = f"{list(x)}", {}
-    if axis != -1:
-        label, options = f"{label} axis {axis}", {"axis": axis}
+    label = f"{list(x)}{f' axis {axis}' * (axis != -1)}"
+    options = {"axis": axis} if axis != -1 else {}
     rows = [Row(op, label, (x,) * (1 + op.endswith("_backward")), options) for op in kinds]
+    for op, each in {"softmax_dropout": (x,), "softmax_dropout_backward": (x, x)}.items():
+        rows += [Row(op, label, each, {"p": 0.1, "seed": 1}, derived=True)] * (not ops)
     out = tuple(n for at, n in enumerate(x) if at != axis % len(x))
-    shapes = {"logsumexp": (x,), "logsumexp_backward": (out, x)}
-    return rows + [Row(op, label, each, options) for op, each in shapes.items()]
+    rows.append(Row("logsumexp", label, (x,), options))
+    return [*rows, Row("logsumexp_backward", label, (out, x), options)]

@@ -19,7 +19,7 @@ from typing import Any
 from baracuda import backends
 from baracuda.calls import adjoint
 from baracuda.calls.op import Op, registry
-from baracuda.calls.partitioning import Shares
+from baracuda.calls.partitioning import Shares, placed
 from baracuda.declaration.dtypes import ANY, FLOATS, named
 from baracuda.declaration.shapes import Signature
 from baracuda.declaration.spec import Case, OpSpec, Problem
@@ -130,8 +130,9 @@ def _shares(op: Op[Any, Any]) -> list[list[str]]:
     for form in spec.signatures:
         problem = _spread(op, form)
         counted = {*spec.uncounted(form.names).values()}
-        always = _cut(problem, plain := Shares(problem))
-        wider = _cut(problem, Shares(problem, counted | adjoint.summed(spec, form)))
+        numbered = placed(spec, form)
+        always = _cut(problem, plain := Shares(problem, numbered))
+        wider = _cut(problem, Shares(problem, counted | adjoint.summed(spec, form) | numbered))
         sums = {f"`{name}`" for name in adjoint.summed(spec, form)}
         some = [x for x, cut in always.items() if cut]
         more = [
@@ -160,7 +161,8 @@ def sharding() -> str:
     return (
         f"{NOTE}# What shards without communication\n\n"
         "Which axes of an op may be sharded without communication, forward and backward.\n\n"
-        "- *cut freely*: these axes may be sharded in JAX and on DTensors.\n"
+        "- *cut freely*: these axes may be sharded in JAX and on DTensors. Random words are then "
+        "those of a shard's places in the whole; in a JAX program their ops run as their bodies.\n"
         "- *by DTensors too*: these may be sharded on DTensors as well. A sequence without "
         "positions is *counted*: each rank counts from where its shard begins. An axis over which "
         "a gradient adds up gives a `Partial` sum.\n"

@@ -178,7 +178,8 @@ def _options(rng: Any, spec: OpSpec, form: Signature, dtype: str) -> dict[str, A
     for name in names:
         if name in _CHOICES:
             values = _CHOICES[name]
-            if spec.category == "random" or getattr(spec.scalars.get(name), "code", "") == "Q":
+            masks = spec.category == "random" or spec.numbered is True
+            if masks or getattr(spec.scalars.get(name), "code", "") == "Q":
                 values = _OF_MASKS.get(name, values)
             if spec.name.startswith("triplet") and name == "margin":
                 values = values[::2]

@@ -276,6 +276,19 @@ def _log_softmax(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     return [_finite(t["x"]) * abs(drawn.options.get("scale", 1.0)) + bias]
 
 
+def _dropped(drawn: Drawn, t: Any, want: Any) -> list[Any]:
+    """What is taken off a cotangent that is scaled, times what the scores do to a share."""
+    p, scale = drawn.options["p"], abs(drawn.options.get("scale", 1.0))
+    g = np.abs(t["dy"]) / (1 - p if p < 1 else 1)
+    forward = {name: x for name, x in t.items() if name != "dy"}
+    (s,) = expected("softmax", forward, {k: v for k, v in drawn.options.items() if k in _OWN})
+    size = 1 + _log_softmax(drawn, t, want)[0]
+    return [scale * s * (g + (s * g).sum(-1, keepdims=True)) * size]
+
+
+_OWN = ("scale", "causal")
+
+
 def _act(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     """The terms of a slope, which cancel near its zero: each is about as large as ``dy``."""
     return [np.nan_to_num(np.abs(t["dy"]), posinf=0.0)]
@@ -416,6 +429,8 @@ SCALES: dict[str, Callable[[Drawn, Any, Any], list[Any]]] = {
     "softmax": _probabilities,
     "log_softmax": _log_softmax,
     "softmax_backward": _softmax,
+    "softmax_dropout": _probabilities,
+    "softmax_dropout_backward": _dropped,
     "l2_normalize_backward": _unit,
     "log_softmax_backward": _softmax,
     "cross_entropy": _cotangent,

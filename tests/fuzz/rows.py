@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .formulas import formula
+from .activations import dropout
+from .formulas import FORMULAS, formula
 
 
 def _scaled(y: Any, t: Any, shape: tuple[int, ...]) -> Any:
@@ -143,6 +144,18 @@ def _softmax(act: Any, nothing: float) -> Any:
 
 formula("softmax")(_softmax(torch.softmax, 0.0))
 formula("log_softmax")(_softmax(torch.log_softmax, -math.inf))
+
+
+@formula("softmax_dropout")
+def softmax_dropout(t: Any, o: Any) -> Any:
+    return dropout({"y": FORMULAS["softmax"](t, {**o, "axis": -1})[0]}, o)
+
+
+@formula("softmax_dropout_backward")
+def softmax_dropout_backward(t: Any, o: Any) -> Any:
+    (s,) = FORMULAS["softmax"](t, {**o, "axis": -1})
+    (g,) = dropout({"dy": t["dy"]}, o)
+    return (o["scale"] * s * (g - (g * s).sum(-1, keepdim=True)),)
 
 
 @formula("logsumexp")

@@ -637,6 +637,11 @@ _FRAMES = (
         "test_jax_kernels.py::test_another_platform_runs_the_body_unless_the_backend_is_forced",
     ),
     mutant(
+        "a shard of random words lies where its device does", "backends/cuda/jax.py",
+        "jax.lax.axis_index(place) * n if place else 0", "0",
+        "test_jax_kernels.py::test_over_four_devices[dropout]",
+    ),
+    mutant(
         "results of a share are summed over what they lack", "backends/cuda/jax.py",
         "[jax.lax.psum(x, at) if at else x for x, at in zip(found, sums, strict=True)]",
         "list(found)",

@@ -856,7 +856,8 @@ _FRAMEWORKS = (
     ),
     mutant(
         "numbered elements are not divided", "calls/partitioning.py",
-        "    if spec.numbers(form):\n        return frozenset()\n    given,", "    given,",
+        "return frozenset() if spec.numbers(form) else _apart(spec, form)",
+        "return _apart(spec, form)",
         "test_random.py::test_an_array_that_would_be_cut_into_blocks_has_one_mask",
     ),
     mutant(
@@ -1192,8 +1193,8 @@ _EXAMPLES = (
     ),
     mutant(
         "random numbers are made of words that share nothing", "families/philox.py",
-        "word = words_of(like.shape, seed, offset, like, whole=True)\n        top",
-        "word = words_of(like.shape, seed, offset, like)\n        top",
+        "word = words_of(like.shape, seed, offset, like, whole=True, part=part)\n        top",
+        "word = words_of(like.shape, seed, offset, like, part=part)\n        top",
         "test_random.py::test_numbers_follow_from_the_seed_and_the_places_alone",
     ),
     mutant(
@@ -1206,6 +1207,22 @@ _EXAMPLES = (
         "backends/cuda/schedules/elementwise.py",
         "kind, beside = 0, beside and not inner[-1]", "pass",
         "test_random.py::test_a_kernel_drops_examples[(1, 16)-row]",
+    ),
+    mutant(
+        "a part begins where it is said to", "families/philox.py",
+        "number = number + (begin + along * by) * step",
+        "number = number + along * by * step",
+        "test_random.py::test_a_part_has_the_words_of_its_places[whole0-first0-end0]",
+    ),
+    mutant(
+        "a shard is told where it lies", "frameworks/torch/sharding.py",
+        "options[\"part\"] = how.part", "pass",
+        "test_torch_devices.py::test_every_op_on_shards[dropout]",
+    ),
+    mutant(
+        "a share that is dropped has a gradient", "ops/softmax_dropout.py",
+        "return s * (g - library", "return dropped(s, p, seed, offset) * (g - library",
+        "test_softmax_dropout.py::test_a_dropped_share_has_a_gradient",
     ),
     mutant(
         "a batch is dropped at once", "ops/stochastic_depth.py",

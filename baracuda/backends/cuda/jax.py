@@ -19,6 +19,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -44,7 +45,7 @@ from baracuda.backends.cuda.launch_plan import WIDEST, DeviceFacts
 from baracuda.backends.cuda.runner import CudaRunner, aligned, launch_all
 from baracuda.backends.cuda.xla import Handler
 from baracuda.calls import body, check
-from baracuda.calls.partitioning import Place, Shares, added_up, batch, joined
+from baracuda.calls.partitioning import Place, Shares, added_up, batch, joined, placed
 from baracuda.declaration.backend import Adds, Runner
 from baracuda.declaration.collective import Part
 from baracuda.declaration.dispatch import NAMES
@@ -336,7 +337,11 @@ class _Call:
         """The custom call, and how it is divided over several devices."""
         problem = self._problem
         joint = joined(problem.spec)
-        shares = Shares(problem, added_up(problem.spec, problem.signature) | joint)
+        # What is told that it is a part is not cut once more.
+        numbered = (
+            placed(problem.spec, problem.signature) if not problem.options.get("part") else ()
+        )
+        shares = Shares(problem, added_up(problem.spec, problem.signature) | joint | {*numbered})
         values = dict(zip(problem.spec.scalars, scalars, strict=True))
         bits = np.frombuffer(struct.pack(f"<{problem.spec.codes}", *scalars), np.int64)
         attributes = {"scalars": bits} if scalars else {}
@@ -362,6 +367,8 @@ class _Call:
             run: Callable[..., tuple[Array, ...]] = _again
             for place in over.values():
                 run = partial(_of_part, place)
+            if numbered and any(map(places.get, shares.inputs[0])):
+                run = partial(_of_numbers, tuple(map(places.get, shares.inputs[0])))
 
             def share(*parts: Array) -> tuple[Array, ...]:
                 found = run(problem, parts, options, values)
@@ -405,6 +412,22 @@ def _of_part(
     found = joint.run(part, *body.slots(problem, given), **options, **scalars, **dispatch)
     results = zip(found if isinstance(found, tuple) else (found,), problem.outputs, strict=True)
     return tuple([x.astype(problem.library.dtype(out.dtype)) for x, out in results])
+
+
+def _of_numbers(
+    cut: Sequence[Place], problem: Problem, given: Sequence[Array], options: Mapping[str, Any],
+    scalars: Mapping[str, Any],
+) -> tuple[Array, ...]:  # fmt: skip
+    """The op of `problem` on parts of numbered arrays, by its body: a kernel has constant numbers.
+
+    `cut` says over which axes of the mesh each axis of the first array is spread.
+    """
+    other = check.problem(problem.spec, body.slots(problem, given), options, problem.choices)
+    spread = zip(cut, other.given[0].shape, strict=True)
+    begins = [jax.lax.axis_index(place) * n if place else 0 for place, n in spread]
+    part = (*problem.given[0].shape, *begins)
+    other = replace(other, options={**other.options, "part": part})
+    return body.of_given(other, body.runner(other), scalars)(*given)
 
 
 def _again(

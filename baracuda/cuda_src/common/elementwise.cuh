@@ -80,7 +80,7 @@ struct Elementwise {
   static constexpr bool BLIND = blind<Functor>(0);
   static constexpr bool EARLY = IN - ones(ONE) <= OUT && DIMS == 1 && !ADD && !MANY && !BLIND;
 
-  struct Args : Operands<T, IN, OUT>, Functor, Share<ONE != 0> {
+  struct Args : Operands<T, IN, OUT>, Functor, Share<ONE != 0>, Beginning<NUMBERED> {
     I items, tail;  // vectors, and the elements left over behind them
     I ahead, pad;   // vectors from what a thread loads to what it prefetches
     Walk<DIMS, ALL, I> walk;
@@ -157,6 +157,11 @@ struct Elementwise {
     }
   }
 
+  static DEVICE u64 beginning(const Args& args) {
+    if constexpr (NUMBERED) return u64(args.first);
+    return 0;
+  }
+
   static DEVICE void run(const Args& args) {
     const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
     const I step = I(blockDim.x);
@@ -182,14 +187,14 @@ struct Elementwise {
     UNROLL for (int d = 0; d < DEPTH; ++d) {
       I item = first + d * step;
       if (item < args.items) {
-        finish<V>(args, f, at[d], batch[d]);
+        finish<V>(args, f, at[d], batch[d], beginning(args));
       } else if (DIMS == 1 && V > 1 && item < args.items + args.tail) {
         // What does not fill a vector: the same code for one element, by the threads that follow.
         I one[ALL];
         Batch<1> rest;
         UNROLL for (int k = 0; k < ALL; ++k) one[k] = args.items * (V - 1) + item;
         fetch<1>(args, one, rest);
-        finish<1>(args, f, one, rest);
+        finish<1>(args, f, one, rest, beginning(args));
       }
     }
   }

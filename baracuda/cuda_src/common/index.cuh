@@ -87,4 +87,10 @@ template <int K, class I, int MOST> struct Walk<0, K, I, MOST> {
   }
 };
 
+// The number of the first element of an array that may be a part of another.
+template <bool THERE> struct Beginning {};
+template <> struct Beginning<true> {
+  i64 first;
+};
+
 }  // namespace baracuda

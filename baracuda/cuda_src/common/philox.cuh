@@ -17,6 +17,7 @@ HD u64 product(u32 a, u32 b) {
 
 // What a functor of random masks begins with.
 struct Stream {
+  static constexpr bool numbered = true;
   u64 seed, offset;
 
   // For each of N neighbours a word that is compared with a probability. The four words of a
@@ -72,6 +73,36 @@ struct WholeWords : Stream {
     }
   }
 };
+
+// A mask by a probability: an element stays where its word is not below p * 2^32, rounded down.
+struct Mask : Stream {
+  f64 p;
+
+  // What stays is scaled by this; a quotient by 0 does not count, for then nothing stays.
+  template <class A> HD A rise() const { return A(1) / A(1 - p); }
+  HD bool stays(u32 word) const { return p < 1 && word >= u32(p * 4294967296.0); }
+  // A bit for each of N elements, the first of which may have any number where they do not lie
+  // TOGETHER in one counter.
+  template <int N, bool TOGETHER> HD u32 left(u64 number) const {
+    u32 bits = 0;
+    if constexpr (TOGETHER) {
+      u32 words[N];
+      draw(number, words);
+      UNROLL for (int i = 0; i < N; ++i) bits |= u32(stays(words[i])) << i;
+    } else {
+      UNROLL for (int i = 0; i < N; ++i) {
+        u32 word[1];
+        draw(number + i, word);
+        bits |= u32(stays(word[0])) << i;
+      }
+    }
+    return bits;
+  }
+};
+
+// Whether elements of a functor have random words.
+template <class F> HD constexpr bool numbered(decltype(F::numbered)) { return F::numbered; }
+template <class F> HD constexpr bool numbered(...) { return false; }
 
 // What a functor begins with of which several elements share a number, and so a word.
 template <class F> struct Shared : F {

@@ -1,6 +1,7 @@
 // What a row is to kernels: how it is taken and read, and what is beside its elements.
 #pragma once
 #include "index.cuh"
+#include "philox.cuh"
 #include "vec.cuh"
 #ifdef __CUDACC__
 
@@ -51,6 +52,36 @@ template <int WALKED> struct RowPlace {
   i32 end, written, channel;
   int rank, lanes;
 };
+
+// Bits of those of V elements from the e-th on that lie before the end of their row, and that the
+// mask keeps, the array of this number.
+template <int V, bool MASKED, int NUMBER, class ARGS, class ROW>
+DEVICE u32 counting(const ARGS& args, const ROW& row, i32 e) {
+  u32 bits = 0;
+  UNROLL for (int i = 0; i < V; ++i) {
+    bool keep = e + i < row.end;
+    if constexpr (MASKED) {
+      keep = keep && args.beside[row.at[NUMBER] + (e + i) * args.step[NUMBER]];
+    }
+    bits |= u32(keep) << i;
+  }
+  return bits;
+}
+// Bits of those that a functor of random words leaves, from the one on that is so far behind the
+// first.
+template <class F, int V, bool TOGETHER, class ARGS>
+DEVICE u32 staying(const F& f, i64 number, const ARGS& args) {
+  if constexpr (numbered<F>(0)) return f.template left<V, TOGETHER>(u64(args.first + number));
+  return 0;
+}
+// Both for a vector: V bits behind V others, or those in the upper half of a word for all vectors.
+template <int V> DEVICE u64 apart(u32 bits) {
+  return bits & (1u << V) - 1 | u64(bits >> V) << 32;
+}
+template <int V> DEVICE u32 together(u64 bits, int h) {
+  const u64 own = bits >> h * V;
+  return u32(own) & (1u << V) - 1 | (u32(own >> 32) & (1u << V) - 1) << V;
+}
 
 // Where an element is, from the beginning of its row.
 template <Access ACCESS> DEVICE i64 offset(i32 e, i64 step) {

@@ -16,6 +16,7 @@
 // The outputs whose bits are set in ADD are added to. Of the loads, then outputs, those whose bits
 // are set in NARROW are of N, which is narrower than T.
 // Where rows are some planes each, columns are the channels' own, and a row leaves sums of its own.
+// To a `numbered` functor bits behind those of what counts say what is left of it.
 #pragma once
 #include "indexed/policy.cuh"
 #include "reduce.cuh"
@@ -41,7 +42,8 @@ struct Rows {
   // Over rows, and of each row's planes.
   static constexpr int SUMS = BY == BY_ELEMENTS ? F::sums : 0, SHARES = F::sums - SUMS;
   static constexpr int K = LOADS + OUT + ((LEFT & MASKED) != 0);
-  static constexpr int WALKED = K + 2 * LOSSES + (BY == BY_ROWS);
+  static constexpr bool NUMBERED = numbered<F>(0);
+  static constexpr int WALKED = K + 2 * LOSSES + (BY == BY_ROWS) + NUMBERED;
   static constexpr bool COSTS = LOSSES && OUT == 0;
   static_assert(!NARROW || !LOSSES, "what rows cost is of T");
   // All elements of a vector that is read are kept.
@@ -70,7 +72,8 @@ struct Rows {
                 Each<LOSSES>,
                 F,
                 Together<LOSSES>,
-                Planes<of_planes(BY)> {
+                Planes<of_planes(BY)>,
+                Beginning<NUMBERED> {
     i64 rows, ahead;  // and how many rows later is one that the L2 is asked for, 0 for none
     i32 n, log_lanes;
     i32 passing, pad;  // whether outputs are for nobody who comes soon
@@ -90,33 +93,29 @@ struct Rows {
 
   template <int K> struct Held {
     Some x[K][HELD];
-    u32 kept;  // V bits for each vector
+    typename Either<NUMBERED, u64, u32>::type kept;  // V bits for each vector
   };
   struct Whole : Held<IN> {
     Vec<C, OWN> columns[greater(COLUMNS, 1)][HELD];
   };
   static DEVICE u32 kept(const Whole& held, int h) {
+    if constexpr (NUMBERED) return together<V>(held.kept, h);
     return WHOLE ? FULL : held.kept >> h * V & FULL;
   }
 
   static DEVICE u32 kept(const Args& args, const Row& row, i32 e) {
     if constexpr (WHOLE) return FULL;
-    u32 bits = 0;
-    UNROLL for (int i = 0; i < V; ++i) {
-      bool keep = e + i < row.end;
-      if constexpr ((LEFT & MASKED) != 0) {
-        keep = keep && args.beside[row.at[K - 1] + (e + i) * args.step[K - 1]];
-      }
-      bits |= u32(keep) << i;
-    }
-    return bits;
+    return counting<V, (LEFT & MASKED) != 0, K - 1>(args, row, e);
+  }
+  static DEVICE u32 kept_and_left(const Args& args, const Row& row, i32 e) {
+    return kept(args, row, e) | staying<F, V, WIDE>(args, row.at[WALKED - 1] + e, args) << V;
   }
 
   // What a vector has of the k-th column.
   static DEVICE Vec<C, OWN> column(const Args& args, const Row& row, i32 e, int k) {
     const C* const each = reinterpret_cast<const C*>(args.in[LOADS + k]);
     if constexpr (!of_planes(BY)) {
-      const i64 at = BY == BY_ROWS ? row.at[WALKED - 1] : 0;
+      const i64 at = BY == BY_ROWS ? row.at[WALKED - 1 - NUMBERED] : 0;
       return fetch_column<C, V, ACCESS>(each + at, args.step[K + k], e, args.n);
     } else {
       Vec<C, OWN> own;
@@ -192,7 +191,7 @@ struct Rows {
         A c[COLUMNS + 1][V];
         fetch_all(args, row, e, v);
         columns(args, row, held, 0, e, c);
-        take<S>(args, v, c, kept(args, row, e), known, s);
+        take<S>(args, v, c, kept_and_left(args, row, e), known, s);
       }
     }
     const auto join = joiner<S, State>(f, 0);
@@ -326,7 +325,8 @@ struct Rows {
       merge(from, to);
       UNROLL for (int k = 0; k < IN; ++k) held.x[k][h] = to[k];
       const i32 e = (row.rank + h * row.lanes) * V;
-      if constexpr (!WHOLE) held.kept |= kept(args, row, e) << h * V;
+      if constexpr (NUMBERED) held.kept |= apart<V>(kept_and_left(args, row, e)) << h * V;
+      else if constexpr (!WHOLE) held.kept |= kept(args, row, e) << h * V;
       if constexpr (EAGER) {
         UNROLL for (int k = 0; k < COLUMNS; ++k) held.columns[k][h] = column(args, row, e, k);
       }
@@ -386,7 +386,7 @@ struct Rows {
         A c[COLUMNS + 1][V];
         fetch_all(args, row, e, v);
         columns(args, row, held, 0, e, c);
-        finish(args, row, e, v, c, kept(args, row, e), known, t);
+        finish(args, row, e, v, c, kept_and_left(args, row, e), known, t);
         if constexpr (SUMS > 0) {
           UNROLL for (int s = 0; s < SUMS; ++s) {
             UNROLL for (int i = 0; i < V; ++i) {

@@ -42,6 +42,7 @@ _TYPES = {
     "DTypeLike | None": "str?",
     "Numbers | None": "float[]?",
     "tuple[int, ...]": "SymInt[]",
+    "tuple[int, ...] | None": "int[]?",
     "int | tuple[int]": "SymInt[1]",
     "int | tuple[int] | None": "SymInt[1]?",
     "int | tuple[int, int]": "SymInt[2]",

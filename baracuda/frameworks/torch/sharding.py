@@ -6,6 +6,7 @@ moves the fewest bytes. What may be cut is read off the declaration
 
 - an axis over which a gradient adds up: the result is then a partial sum;
 - an axis that is counted where no positions are given: every shard gets its own;
+- an axis of random words: every shard is told where it lies in the whole;
 - a linear op leaves a sum that is still to be made to whoever needs it;
 - an axis of which an op says how its parts are joined (`OpSpec.collective`): small arrays are sent.
 """
@@ -21,7 +22,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from baracuda.calls import adjoint, check
 from baracuda.calls.op import Op
-from baracuda.calls.partitioning import Shares, joined
+from baracuda.calls.partitioning import Shares, joined, placed
 from baracuda.declaration.collective import Collective, Part
 from baracuda.declaration.spec import Problem
 from baracuda.errors import type_error, value_error
@@ -121,6 +122,8 @@ class Spread(NamedTuple):
         The whole one.
     over : tuple of int
         The axes of the mesh over which the op itself joins parts.
+    part : tuple of int
+        Where the shard of this process lies in the whole, where random words follow from that.
     """
 
     inputs: tuple[tuple[Placement, ...], ...]
@@ -130,6 +133,7 @@ class Spread(NamedTuple):
     counted: tuple[tuple[str, int, tuple[Placement, ...]], ...]
     problem: Problem
     over: tuple[int, ...]
+    part: Shape
 
 
 def spread(op: Op[Any, Any], args: Sequence[Array], keywords: Mapping[str, Any]) -> Spread:
@@ -140,7 +144,8 @@ def spread(op: Op[Any, Any], args: Sequence[Array], keywords: Mapping[str, Any])
     there = {x.name for x in problem.given}
     uncounted = spec.uncounted(there)
     joint = joined(spec)
-    more = {*uncounted.values()} | adjoint.summed(spec, problem.signature) | joint
+    numbered = placed(spec, problem.signature)
+    more = {*uncounted.values()} | adjoint.summed(spec, problem.signature) | joint | numbered
     shares = Shares(problem, more)
     along = chosen(problem, shares, [x.placements for x in given], mesh.shape)
     inputs = tuple(zip(*[cut.inputs for cut in along], strict=True))
@@ -158,7 +163,20 @@ def spread(op: Op[Any, Any], args: Sequence[Array], keywords: Mapping[str, Any])
         for to, x in zip(places, problem.outputs, strict=True)
     ])  # fmt: skip
     over = tuple([at for at, cut in enumerate(along) if cut.name in joint])
-    return Spread(inputs, arrays, shares, outputs, counted, problem, over)
+    part = _lies(problem, inputs[0], mesh) if numbered else ()
+    return Spread(inputs, arrays, shares, outputs, counted, problem, over, part)
+
+
+def _lies(problem: Problem, places: Sequence[Placement], mesh: Any) -> Shape:
+    """Where the shard of the first array lies in the whole, which may itself be a part."""
+    shape = problem.given[0].shape
+    part = problem.options["part"] or (*shape, *(0,) * len(shape))
+    firsts = [
+        _part(extent, [at for at, p in enumerate(places) if p == Shard(dim)], mesh).first
+        for dim, extent in enumerate(shape)
+    ]
+    begins = [a + b for a, b in zip(part[len(shape) :], firsts, strict=True)]
+    return (*part[: len(shape)], *begins)
 
 
 def _along(axis: str, along: Sequence[Cut]) -> tuple[Placement, ...]:
@@ -200,6 +218,8 @@ def _on_shards(
         mesh = given[0].device_mesh
         parts = [_placed(x, to).to_local() for x, to in zip(given, how.inputs, strict=True)]
         options = how.shares.options_of([x.shape for x in parts])
+        if how.part:
+            options["part"] = how.part
         names = [name for name, x in zip(op.spec.arrays, args, strict=False) if x is not None]
         known = dict(zip(names, parts, strict=True))
         for name, extent, places in how.counted:

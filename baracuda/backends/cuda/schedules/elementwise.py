@@ -34,7 +34,7 @@ from baracuda.backends.cuda.launch_plan import (
 from baracuda.declaration.dtypes import named
 from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.families.reductions import parts
-from baracuda.layouts import Shape, contiguous
+from baracuda.layouts import Shape, numbers_of
 
 LAYOUTS = {0: "strided", 1: "flat", 2: "rows"}
 
@@ -157,10 +157,11 @@ def plan(call: Call) -> Steps:
     operands, itemsize = [*inputs, *outputs], call.itemsize
     every = (*call.problem.given, *call.problem.outputs)
     numbered, spec = call.problem.spec.numbers(call.problem.signature), call.problem.spec
-    numbers = [Operand(-1, 0, contiguous(shape))] if numbered else []
-    if callable(spec.numbered):
-        numbers = [Operand(-1, 0, spec.numbered(shape, call.problem.options), one=True)]
-    over = way(call, shape, [*operands, *numbers])
+    shared = spec.numbered if callable(spec.numbered) else None
+    strides, first = numbers_of(shape, call.problem.options, shared)
+    # Vectors of numbers that elements share need not begin anywhere.
+    own = [Operand(-1, 0 if shared else first, strides, one=bool(shared))] * numbered
+    over = way(call, shape, [*operands, *own])
     _, kind, width, items, tail = over
     variant, scalars = call.variant or variants(call)[0], call.problem.spec.codes
     depth = int(variant.removeprefix("depth "))
@@ -176,6 +177,8 @@ def plan(call: Call) -> Steps:
     ones = sum([o.one << k for k, o in enumerate(inputs)])
     if ones:
         packer.add("d", share(call.problem, shape))
+    if numbered:
+        packer.add("q", first)
     packer.indices(items, tail, ahead, 0)
     arguments = over.pack(packer)
     given = call.problem.options.items()

@@ -35,6 +35,7 @@ from baracuda.backends.cuda.schedules import columns, elementwise, kept_rows, re
 from baracuda.backends.cuda.schedules.row_operands import Kind, Operands, kind_of, operands
 from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dtypes import named
+from baracuda.layouts import numbers_of
 
 # common/rows.cuh: lanes of a warp, and threads of the largest block.
 _WARP, _MOST = 32, 1024
@@ -293,7 +294,8 @@ class Lie(NamedTuple):
     Attributes
     ----------
     walked : list of View
-        What has rows: loads, outputs, mask, bias; then what belongs to rows that are losses.
+        What has rows: loads, outputs, mask, bias; then what belongs to rows that are losses, then
+        the numbers of elements that have random words.
     steps : list of int
         From one element of a row to the next, of these and of the columns.
     dims : list of Dim
@@ -321,6 +323,8 @@ def _lie(call: Call, of: Operands) -> Lie:
     shared = (0,) * len(outer)
     labels = [v.strides for v in of.labels] or [shared] * len(of.costs)
     each = [*labels, *[shared if of.reduced else v.strides for v in of.costs]]
+    numbered = call.problem.spec.numbers(call.problem.signature)
+    each += [without(numbers_of(shape, call.problem.options)[0], axis)] * numbered
     dims = merged(outer, [*[without(s, axis) for s in strides], *each])
     walkable(dims)
     steps = [s[axis] for s in strides] + [v.strides[0] for v in of.columns]
@@ -371,10 +375,13 @@ def _rows(
         by = "BY_MIXED_PLANES" if planes.size % width else "BY_PLANES"
         packer.extents(planes.size, planes.groups, code="I")
         packer.add("i", planes.channels, planes.together(how.lanes, width))
+    numbered = problem.spec.numbers(problem.signature)
+    if numbered:
+        packer.add("q", numbers_of(of.loads[0].shape, problem.options)[1])
     packer.add("q", prod(outer), ahead).add("i", n, how.lanes.bit_length() - 1)
     packer.add("i", call.past_caches, 0)
     packer.extents(queries, code="I").add("i", n - queries).add("q", *steps)
-    arguments = packer.walk(dims, len(walked) + 2 * len(of.costs)).done()
+    arguments = packer.walk(dims, len(walked) + 2 * len(of.costs) + numbered).done()
     name = planes.functor if planes else call.functor
     functor = f"{name}<{call.accumulate}, {kind.arguments}>"
     last = f", false{call.row_arguments([*of.loads, *of.outs])}" if call.row_tags else ""
