@@ -16,10 +16,11 @@ from functools import cached_property, partial
 from typing import Any
 
 if sys.argv[1] != "gpus":
-    # Seen is what XLA spreads, not how well it compiles that, which takes most of the time.
+    # Seen is what XLA spreads, not how well it compiles that, which takes most of the time. Beside
+    # those of the lane (`conftest`).
     os.environ["XLA_FLAGS"] = (
-        "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
-        " --xla_llvm_disable_expensive_passes=true"
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+        " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     )
     os.environ["JAX_PLATFORMS"] = "cpu"
 

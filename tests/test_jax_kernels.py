@@ -16,7 +16,7 @@ import pytest
 from emulator import compiler
 from kinds import COVERING, USUAL, one_of_category
 from over_devices import works
-from test_jax import close, given
+from test_jax import batches, close, given
 
 import baracuda as bc
 from baracuda.calls.op import registry
@@ -176,19 +176,14 @@ def test_a_program_launches_the_kernel(op: str, launched: list[str]) -> None:
 @one_forward_of_each_category
 def test_a_batch_is_one_launch(op: str, launched: list[str]) -> None:
     for g in lanes.last(given(op, "float32", most=2 if lanes.FULL else 1)):
-        n = len(g.arrays)
-        for which in [*([i] for i in range(n)), *([range(n)] if n > 1 else [])]:
-            batched = [
-                jnp.stack([jnp.roll(x, k) for k in range(3)]) if i in which else x
-                for i, x in enumerate(g.arrays)
-            ]
-            axes = tuple(0 if i in which else None for i in range(n))
-            got = jax.jit(jax.vmap(g.op, axes))(*batched)
-            # Where a parameter differs from one to another, or has a sum over them, it is the body.
-            fits = batch(g.problem, 3, [i in which for i in range(n)]) is not None
-            assert launched == [op] * fits, f"{g.call.case} {g.call.form.text} {axes}"
+        for axes, operands, want in batches(g, 0):
+            label = f"{g.call.case} {g.call.form.text} {axes}"
             launched.clear()
-            same(got, jax.vmap(g.plain, axes)(*batched), f"{g.call.form.text} {axes}")
+            got = jax.jit(jax.vmap(g.op, axes))(*operands)
+            # Where a parameter differs from one to another, or has a sum over them, it is the body.
+            fits = batch(g.problem, 3, [axis == 0 for axis in axes]) is not None
+            assert launched == [op] * fits, label
+            same(got, want, label)
 
 
 @one_forward_of_each_category
