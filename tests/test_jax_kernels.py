@@ -164,7 +164,7 @@ def test_a_target_is_named_by_all_that_is_launched(launched: list[str]) -> None:
 
 @each_kernel
 def test_a_program_launches_the_kernel(op: str, launched: list[str]) -> None:
-    for g in lanes.ends(given(op, "float32", MOST)):
+    for g in lanes.last(given(op, "float32", MOST)):
         got = jax.jit(g.op)(*g.arrays)
         empty = any(x.size == 0 for x in jax.tree.leaves(got))
         assert launched == ([] if empty else [op]), g.call.case
@@ -204,7 +204,7 @@ def test_nested_batches_along_any_axis(op: str, launched: list[str]) -> None:
 
 @each_pair
 def test_a_gradient_launches_the_backward(forward: str, backward: str, launched: list[str]) -> None:
-    for g in lanes.ends(given(forward, "float32", most=2 if lanes.FULL else 1)):
+    for g in lanes.last(given(forward, "float32", most=2 if lanes.FULL else 1)):
         got, want = (jax.jit(g.grad(f))(*g.inputs) for f in (g.op, g.plain))
         same(got, want, g.call.form.text)
         assert backward in launched
@@ -244,7 +244,7 @@ def test_an_index_out_of_range_is_dropped_while_traced(launched: list[str]) -> N
 
 @each_kernel
 def test_an_eager_call_launches_the_kernel(op: str, launched_eagerly: list[str]) -> None:
-    for g in lanes.ends(given(op, "float32", MOST)):
+    for g in lanes.last(given(op, "float32", MOST)):
         got = g.op(*g.arrays)
         jax.block_until_ready(got)
         empty = any(x.size == 0 for x in jax.tree.leaves(got))
