@@ -121,7 +121,7 @@ def calls(op: str, even: bool) -> Iterator[Call]:
     """Every form at a case with groups of axes: extents that ranks do not divide, or even ones.
 
     Where one number is made of all, or shared by all, everything is whole everywhere: no such form
-    is tried. In the full lane it is both cases and every form, elsewhere the last form.
+    is tried. In the full lane it is both cases, elsewhere the first and the last form.
     """
     subject = Subject(op, "torch", "torch", "float64")
     spread = [
@@ -141,7 +141,7 @@ def calls(op: str, even: bool) -> Iterator[Call]:
     }
     both = (case, Case(axes, **case.options))
     for each in both if lanes.FULL else both[even : even + 1]:
-        for form in lanes.last(form for one, form in spread if one is case):
+        for form in lanes.ends(form for one, form in spread if one is case):
             yield Call(subject, each, form, draw(subject.spec, each, form, "float64"))
 
 
