@@ -10,6 +10,15 @@ QUICK := $(addprefix tests/test_, house.py plans.py cache.py errors.py claims.py
 ABOUT_OPS := $(filter-out %_plans.py %_cache.py %_errors.py %_typing.py, $(QUICK)) \
 	--deselect tests/test_pages.py::test_the_docs_build_without_a_warning_or_a_dead_link \
 	--deselect tests/test_docs.py::test_the_code_of_a_page_runs
+# Of all that is installed, the tests import a quarter: what is imported is compiled then, in both
+# processes of the tests, not one file after the other.
+PIP := $(BIN)/python -m pip install --quiet --no-compile
+# Runs tests, with the linters beside them, and ends well where both do.
+define with_linters
+	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & linters=$$!; \
+	$(1); \
+	tests=$$?; wait $$linters; found=$$?; cat $(VENV)/lint.log; exit $$((tests | found))
+endef
 # Changes count from the last tag, where there is none from the last merge.
 SINCE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git log -1 --merges --format=%H)
 
@@ -19,12 +28,11 @@ demo: $(VENV)/.cli  ## train the example model on NumPy
 	$(BIN)/python -m baracuda train
 
 quick: $(VENV)/.test  ## after every edit: the linters beside the fast tests; OPS=gated for one family
-	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & linters=$$!; \
-	BARACUDA_LANE=quick $(if $(OPS),BARACUDA_OPS=$(OPS)) $(PYTEST) -q $(if $(OPS),$(ABOUT_OPS),$(QUICK)); \
-	tests=$$?; wait $$linters; found=$$?; cat $(VENV)/lint.log; exit $$((tests | found))
+	$(call with_linters,BARACUDA_LANE=quick $(if $(OPS),BARACUDA_OPS=$(OPS)) \
+	$(PYTEST) -q $(if $(OPS),$(ABOUT_OPS),$(QUICK)))
 
-test: $(VENV)/.test lint  ## what a newcomer and the continuous integration run
-	$(PYTEST) --durations 10 --durations-min 1
+test: $(VENV)/.test  ## what a newcomer and the continuous integration run
+	$(call with_linters,$(PYTEST) --durations 10 --durations-min 1)
 
 test-full: $(VENV)/.test lint  ## everything: every architecture, every dtype on every library
 	BARACUDA_LANE=full $(PYTEST) --durations 10 --durations-min 1
@@ -62,12 +70,12 @@ clean:
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(PIP) --upgrade 'pip>=25.1'
 
 $(VENV)/.cli: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[cli]'
+	$(PIP) --editable '.[cli]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.cli
-	$(BIN)/python -m pip install --quiet --group dev
+	$(PIP) --group dev
 	touch $@

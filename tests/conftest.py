@@ -89,7 +89,8 @@ def _is_touched(item: pytest.Item) -> bool:
     """Whether an item that is not about one op guards something that changed."""
     file = item.path.relative_to(lanes.ROOT).as_posix()
     kernels = ("baracuda/cuda_src/", "baracuda/backends/cuda/", "tests/emulat", file)
-    return any(name.startswith(kernels) for name in lanes.changed())
+    paths = [path for mark in item.iter_markers("full") for path in mark.args]
+    return any(name.startswith((*kernels, *paths)) for name in lanes.changed())
 
 
 def _op(item: pytest.Item) -> str | None:

@@ -159,7 +159,7 @@ def source(entries: Sequence[Entry]) -> str:
 @cache
 def library(entries: tuple[Entry, ...]) -> ctypes.CDLL:
     """The entries in a shared object of their own."""
-    flags = ["-std=c++17", "-Og", "-w", "-ffp-contract=off", f"-I{HERE}"]
+    flags = ["-std=c++17", "-O0", "-w", "-ffp-contract=off", f"-I{HERE}"]
     # Vectors are read through pointers of other types; zig checks what is undefined by default.
     flags += ["-fno-strict-aliasing", "-fno-sanitize=all"]
     # Jumps between fibers are not what a hardened libc expects of a jump.

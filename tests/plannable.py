@@ -482,7 +482,8 @@ def steps(call: Call) -> Steps:
 def devices(spec: OpSpec) -> tuple[DeviceFacts, ...]:
     """Those for which an op's schedule plans other kernels."""
     if spec.kernel.schedule == "planes":
-        return (FACTS, NEW)
+        # Only architectures of the full lane have other kernels.
+        return (FACTS, NEW) if FULL or ALL else (FACTS,)
     if spec.kernel.schedule in ("scatter", "cross_entropy", "log_prob", "kl_div", "topk_kl_div"):
         return (FACTS, SMALL, OLD)
     return (FACTS,)

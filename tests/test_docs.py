@@ -10,6 +10,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import lanes
 import pytest
 from children import ROOT, environment
 from documents import DOCS, NEEDS_GPU, defined, program
@@ -26,6 +27,11 @@ PAGES = [
 ]
 # Run beside plain models, by tests/models_of_jax.py.
 COMPARED = ("jax_models.md",)
+# What these do is tested without their pages too, and takes longest.
+LONG = {
+    "adding-a-backend.md": ("docs/adding-a-backend.md", "baracuda/backends/"),
+    "transformers.md": ("docs/transformers.md", "baracuda/integrations/transformers"),
+}
 MODULES = ["baracuda.declaration.dispatch", *sorted({op.__module__ for op in registry.values()})]
 
 
@@ -67,7 +73,14 @@ def run(page: str, folder: Path, gpu: bool) -> None:
         printed(file, at=folder)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.full(*LONG[page])) if page in LONG else page
+        for page in PAGES
+        if lanes.FULL or page not in LONG
+    ],
+)
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
     compile(program(DOCS / page, gpu=True), page, "exec")
     if page.startswith("recipes/"):

@@ -161,7 +161,8 @@ def outcome(op: str, library: str, arrays: list[Any], options: dict[str, Any]) -
 def test_a_problem_of_no_elements_has_the_same_result_everywhere(op: str, library: str) -> None:
     problems = on_numpy(op)
     # JAX compiles each anew.
-    for arrays, options, want in problems[:: 60 if library == "jax" else 1]:
+    every = 60 if library == "jax" else 1 if lanes.FULL else 3
+    for arrays, options, want in problems[::every]:
         found = outcome(op, library, arrays, options)
         if isinstance(want, str) or isinstance(found, str):
             assert found == want, (arrays, options)

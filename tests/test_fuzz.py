@@ -15,7 +15,7 @@ import torch
 from fuzz import check, draw, illegal, layouts, moves, room
 from fuzz.__main__ import main
 
-CASES, CHUNKS = 2000, 8
+CASES, CHUNKS = (2000, 8) if lanes.FULL else (1000, 4)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import pytest
 from emulator import compiler
 from kinds import COVERING, USUAL, one_of_category
 from over_devices import works
-from test_jax import close, given
+from test_jax import batches, close, given
 
 import baracuda as bc
 from baracuda.calls.op import registry
@@ -164,7 +164,7 @@ def test_a_target_is_named_by_all_that_is_launched(launched: list[str]) -> None:
 
 @each_kernel
 def test_a_program_launches_the_kernel(op: str, launched: list[str]) -> None:
-    for g in lanes.ends(given(op, "float32", MOST)):
+    for g in lanes.last(given(op, "float32", MOST)):
         got = jax.jit(g.op)(*g.arrays)
         empty = any(x.size == 0 for x in jax.tree.leaves(got))
         assert launched == ([] if empty else [op]), g.call.case
@@ -176,19 +176,14 @@ def test_a_program_launches_the_kernel(op: str, launched: list[str]) -> None:
 @one_forward_of_each_category
 def test_a_batch_is_one_launch(op: str, launched: list[str]) -> None:
     for g in lanes.last(given(op, "float32", most=2 if lanes.FULL else 1)):
-        n = len(g.arrays)
-        for which in [*([i] for i in range(n)), *([range(n)] if n > 1 else [])]:
-            batched = [
-                jnp.stack([jnp.roll(x, k) for k in range(3)]) if i in which else x
-                for i, x in enumerate(g.arrays)
-            ]
-            axes = tuple(0 if i in which else None for i in range(n))
-            got = jax.jit(jax.vmap(g.op, axes))(*batched)
-            # Where a parameter differs from one to another, or has a sum over them, it is the body.
-            fits = batch(g.problem, 3, [i in which for i in range(n)]) is not None
-            assert launched == [op] * fits, f"{g.call.case} {g.call.form.text} {axes}"
+        for axes, operands, want in batches(g, 0):
+            label = f"{g.call.case} {g.call.form.text} {axes}"
             launched.clear()
-            same(got, jax.vmap(g.plain, axes)(*batched), f"{g.call.form.text} {axes}")
+            got = jax.jit(jax.vmap(g.op, axes))(*operands)
+            # Where a parameter differs from one to another, or has a sum over them, it is the body.
+            fits = batch(g.problem, 3, [axis == 0 for axis in axes]) is not None
+            assert launched == [op] * fits, label
+            same(got, want, label)
 
 
 @one_forward_of_each_category
@@ -209,7 +204,7 @@ def test_nested_batches_along_any_axis(op: str, launched: list[str]) -> None:
 
 @each_pair
 def test_a_gradient_launches_the_backward(forward: str, backward: str, launched: list[str]) -> None:
-    for g in lanes.ends(given(forward, "float32", most=2 if lanes.FULL else 1)):
+    for g in lanes.last(given(forward, "float32", most=2 if lanes.FULL else 1)):
         got, want = (jax.jit(g.grad(f))(*g.inputs) for f in (g.op, g.plain))
         same(got, want, g.call.form.text)
         assert backward in launched
@@ -249,7 +244,7 @@ def test_an_index_out_of_range_is_dropped_while_traced(launched: list[str]) -> N
 
 @each_kernel
 def test_an_eager_call_launches_the_kernel(op: str, launched_eagerly: list[str]) -> None:
-    for g in lanes.ends(given(op, "float32", MOST)):
+    for g in lanes.last(given(op, "float32", MOST)):
         got = g.op(*g.arrays)
         jax.block_until_ready(got)
         empty = any(x.size == 0 for x in jax.tree.leaves(got))

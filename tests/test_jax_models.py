@@ -11,6 +11,7 @@ import pytest
 from children import ROOT, environment
 
 
+@pytest.mark.full("docs/jax_models.md", "baracuda/frameworks/jax", "baracuda/integrations/optax")
 @pytest.mark.skipif(
     any(find_spec(name) is None for name in ("flax", "optax", "equinox")),
     reason="needs flax, optax and equinox",

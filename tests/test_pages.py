@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import lanes
 import numpy as np
 import pytest
-from kinds import USUAL
+from kinds import one_of_category
 from links import dead_in_site
 
 import baracuda as bc
@@ -341,7 +341,7 @@ def sources(folder: Path, whole: Callable[[str], bool]) -> Path:
 def test_the_docs_build_without_a_warning_or_a_dead_link(theme: str, tmp_path: Path) -> None:
     for module in ("sphinx", "furo", "numpydoc", "myst_parser"):
         pytest.importorskip(module)
-    docs = sources(tmp_path, lambda op: lanes.FULL or op in USUAL)
+    docs = sources(tmp_path, lambda op: lanes.FULL or one_of_category(op))
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html",
          "-D", f"html_theme={theme}", "-d", str(tmp_path / "trees"), str(docs),

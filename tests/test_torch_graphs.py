@@ -46,7 +46,7 @@ def _whole(op: str) -> bool:
 
 
 # Whose last form is compiled; of all others the operators are tried.
-_compiled = lanes.thinned(_whole)
+_compiled = lanes.thinned({*_WAYS.values()}.__contains__)
 
 
 def _sizes(given: tuple[str, bool]) -> bool:

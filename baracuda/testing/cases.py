@@ -34,9 +34,9 @@ LIBRARIES = ("numpy", "torch", "jax", "array_api_strict")
 class Subject:
     """One op on one backend, for arrays of one library and dtype.
 
-    A brief one tries each form of the op at the first case alone; of `ends` the first and the last
-    form do. In a mixed one some kinds of inputs are wider than the dtype: parameters, a residual
-    stream. What is deterministic gives the same bits in so many `runs`.
+    A brief one tries each form of the op at the first case alone; with 2 `ends` the first and the
+    last form, with 1 the last. In a mixed one some kinds of inputs are wider than the dtype:
+    parameters, a residual stream. What is deterministic gives the same bits in so many `runs`.
     """
 
     op: str
@@ -47,11 +47,11 @@ class Subject:
     brief: bool = False
     mixed: tuple[Wide, ...] = ()
     runs: int = 20
-    ends: bool = False
+    ends: int = 0
 
     def __str__(self) -> str:
         end = "".join([f"-wide_{kind}" for kind in self.mixed])
-        end += "-brief" * self.brief + "-ends" * self.ends
+        end += "-brief" * self.brief + ("", "-last", "-ends")[self.ends]
         return f"{self.op}-{self.backend}-{self.library}-{named(self.dtype).short}{end}"
 
     @property
@@ -81,7 +81,8 @@ class Subject:
             for case, form in every:
                 first.setdefault(form, case)
             every = [(case, form) for form, case in first.items()]
-        for case, form in every[:1] + every[1:][-1:] if self.ends else every:
+        ends = every[:1] + every[1:][-1:]
+        for case, form in ends[-self.ends :] if self.ends else every:
             drawn = draw(self.spec, case, form, self.dtype, mixed=self.mixed)
             yield Call(self, case, form, drawn)
 
