@@ -1226,7 +1226,7 @@ _EXAMPLES = (
     ),
     mutant(
         "a batch is dropped at once", "ops/stochastic_depth.py",
-        "x.shape[0] if mode == \"row\" else 1, *", "x.shape[0], *",
+        "if mode == \"batch\":", "if False:",
         "test_random.py::test_an_example_is_dropped_as_an_element_of_dropout_is[batch]",
     ),
     mutant(
