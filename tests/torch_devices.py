@@ -340,13 +340,19 @@ def refused(op: str, mesh: Any) -> Iterator[str]:
 
 
 def compiled(op: str, mesh: Any) -> Iterator[str]:
-    """A graph of DTensors gives what plain calls do."""
-    if op != "swiglu":
+    """A graph of DTensors gives what plain calls do; a head makes its gradients forward."""
+    if op not in ("swiglu", "cross_entropy"):
         return
     x = distribute_tensor(torch.randn(8, 16, device=DEVICE), mesh, [Shard(0)]).requires_grad_()
+    target, weight = (
+        distribute_tensor(x.to(DEVICE), mesh, [how])
+        for x, how in ((torch.arange(8) % 5, Shard(0)), (torch.randn(5, 16), WHOLE))
+    )
 
     def step(x: Any) -> Any:
-        return bc.swiglu(x * 2).sum()
+        if op == "swiglu":
+            return bc.swiglu(x * 2).sum()
+        return bc.linear_cross_entropy(x * 2, weight * x.sum(), target) * 3
 
     want = torch.autograd.grad(step(x).full_tensor(), x)[0].full_tensor()
     program = torch.compile(step, fullgraph=True, backend="aot_eager")
