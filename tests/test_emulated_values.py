@@ -90,7 +90,7 @@ def test_values_beside_too_many_arguments_are_refused(op: str) -> None:
     problem, _, _ = drawn(op)
     reads = tuple("float32" if hasattr(f, "dtypes") else "" for f in problem.spec.scalars.values())
     assert any(len(step.arguments) > 1024 for step in steps_of(problem, FEW, ()).kernels)
-    with pytest.raises(Refusal, match="beside 1024 bytes of arguments at most"):
+    with pytest.raises(Refusal, match="beside at most 1024 bytes of arguments"):
         steps_of(problem, FEW, reads)
 
 

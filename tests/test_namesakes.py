@@ -142,7 +142,7 @@ def test_the_peers_of_a_derived_row_compute_the_same(derived: Row) -> None:
     given = [torch.from_numpy(x) for x in arrays]
     tasks = device_peers.peers(row, given, compiled=False)
     forward = registry[op.spec.adjoint_of or row.op].spec
-    alike = forward.category == "random"
+    alike = forward.category == "random" or forward.name == "softmax_dropout"
     assert set(tasks) == ({"eager"} if forward.namesake or alike else set())
     for task in tasks.values():
         first, again = task(), task()
@@ -158,7 +158,8 @@ def test_the_peers_of_a_derived_row_compute_the_same(derived: Row) -> None:
 def test_derived_rows_are_those_of_pointwise_ops_without_one_by_hand() -> None:
     for rows in (host_rows(32), device_rows("bfloat16"), device_rows("float32")):
         derived = {row.op for row in rows if row.derived}
-        examples = {"stochastic_depth", "stochastic_depth_backward"}
+        masked = {f"{n}{end}" for n in ("stochastic_depth", "softmax_dropout")
+                  for end in ("", "_backward")}  # fmt: skip
         pointwise = {n for n, o in registry.items() if o.spec.pointwise}
-        assert derived == (pointwise | examples) - set(EXPRESSIONS)
+        assert derived == (pointwise | masked) - set(EXPRESSIONS)
         assert not derived & {row.op for row in rows if not row.derived}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -34,6 +35,12 @@ def region(
     return torch.autocast("cpu", dtype=dtype, enabled=enabled)
 
 
+def called(name: str) -> Callable[..., Any]:
+    """An op with the run-time values that it has to be given."""
+    needed = {"softmax_dropout": {"p": 0.25, "seed": 3}}
+    return partial(registry[name], **needed.get(name, {}))
+
+
 def arguments(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
     """An input that watches, and float32 parameters where the op has some."""
     torch.manual_seed(3)
@@ -44,7 +51,8 @@ def arguments(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def test_the_declarations_say_what_a_region_does() -> None:
-    assert WIDENED == ["logsumexp", "rms_norm", "layer_norm", "softmax", "log_softmax"]
+    norms = ["logsumexp", "rms_norm", "layer_norm"]
+    assert WIDENED == [*norms, "softmax", "log_softmax", "softmax_dropout"]
     kinds = {name: op.spec.autocast for name, op in registry.items()}
     products = [name for name, kind in kinds.items() if kind == "region"]
     assert products == [
@@ -66,7 +74,7 @@ def test_the_declarations_say_what_a_region_does() -> None:
 def test_a_wider_result_was_never_rounded(
     name: str, backend: str | None, dtype: torch.dtype
 ) -> None:
-    op, (x, *others) = registry[name], arguments(name, dtype)
+    op, (x, *others) = called(name), arguments(name, dtype)
     backend = None if backend == "torch" and x.requires_grad else backend
     y = op(x, *others, dtype=torch.float32, backend=backend)
     wide = [v.detach().double().requires_grad_() for v in (x, *others)]
@@ -88,7 +96,7 @@ def test_a_wider_result_was_never_rounded(
 
 @pytest.mark.parametrize("name", WIDENED)
 def test_a_result_has_the_dtype_of_the_input_or_its_accumulate_dtype(name: str) -> None:
-    op, arrays = registry[name], arguments(name, torch.float32)
+    op, arrays = called(name), arguments(name, torch.float32)
     with pytest.raises(ValueError, match=r"dtype: expected float32 or its accumulate dtype"):
         op(*arrays, dtype="bfloat16")
     with pytest.raises(ValueError, match=r"dtype: expected bfloat16 or its accumulate dtype"):
@@ -104,7 +112,7 @@ WAYS = pytest.mark.parametrize(
 def test_a_region_for_a_cpu_leaves_results_as_narrow_as_torch_does(
     name: str, dtype: torch.dtype, of: torch.dtype
 ) -> None:
-    op, arrays = registry[name], arguments(name, dtype)
+    op, arrays = called(name), arguments(name, dtype)
     want = op(*arrays)
     with region(of):
         inside = [op(*arrays) for _ in range(3)]
@@ -122,7 +130,7 @@ def test_a_region_for_a_cpu_leaves_results_as_narrow_as_torch_does(
 
 def widened(name: str, arrays: list[torch.Tensor], of: torch.dtype) -> None:
     """A region for CUDA makes results float32 where torch's are, and nothing else does."""
-    op, dtype = registry[name], arrays[0].dtype
+    op, dtype = called(name), arrays[0].dtype
     with torch.no_grad(), regions.region("cuda", name_of(of)):
         # The first call may make a plan, which the others find in one way or another.
         assert {op(*arrays).dtype for _ in range(3)} == {torch.float32}
@@ -410,7 +418,7 @@ def test_a_scaled_loss_has_finite_gradients_at_the_first_step(loss: str) -> None
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("name", WIDENED)
 def test_kernels_write_wider_results_in_a_region(name: str, dtype: torch.dtype) -> None:
-    op, arrays = registry[name], [x.detach().cuda() for x in arguments(name, dtype)]
+    op, arrays = called(name), [x.detach().cuda() for x in arguments(name, dtype)]
     widened(name, arrays, dtype)
     outside = op.plan(*arrays)
     with torch.autocast("cuda", dtype=dtype):

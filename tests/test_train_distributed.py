@@ -139,7 +139,7 @@ def as_from_torchrun(monkeypatch):
     [
         (0, [], "--distributed: no RANK in the environment; start it as torchrun "
          "--nproc-per-node 2 -m baracuda train --distributed"),
-        (2, ["--xp", "numpy"], "--distributed goes with --xp torch"),
+        (2, ["--xp", "numpy"], "--distributed goes with --xp torch, got --xp numpy"),
         (3, [], "--distributed: 3 processes cannot share a batch of 8 rows equally"),
         (2, ["--device", "cuda"], "--distributed: 2 processes need as many GPUs, this host has 1"),
         (2, ["--device", "cuda:0"], "--device cpu or cuda, one GPU for each process; got cuda:0"),

@@ -253,7 +253,6 @@ def scatter_reduce_backward(
     def landed(y: Array) -> Array:
         return scatter_add(xp.astype(y, x.dtype), index, axis, x.shape)
 
-    share = own = dout
     if reduction == "prod":
         zero, none = src == 0, x == 0
         rest, _ = combined(xp.where(zero, 1, src), index, axis, x.shape, "prod")
@@ -271,8 +270,8 @@ def scatter_reduce_backward(
         share = dout / xp.where(ties > 0, ties, 1)
         dsrc, own = xp.where(there, each(share), 0), xp.where(_same(x, out), share, 0)
     else:
-        if reduction == "mean":
-            share = own = dout / _count(landed(there), include_self)
+        # Divided by 1, too, a result is no argument.
+        share = own = dout / (_count(landed(there), include_self) if reduction == "mean" else 1)
         dsrc = each(share)
     return own if include_self else xp.where(landed(there) > 0, 0, dout), dsrc
 

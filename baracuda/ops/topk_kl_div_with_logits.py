@@ -229,7 +229,7 @@ def topk_kl_div_with_logits_backward(
     Notes
     -----
     Nothing but the inputs of the forward is kept. Each element is rounded once, that of a class
-    which the teacher has too. Bit-stable.
+    which the teacher has too. Deterministic on the host and on NVIDIA GPUs.
 
     Examples
     --------
@@ -294,7 +294,7 @@ def topk_kl_div_with_logits_with_gradient(
     Notes
     -----
     For training steps without an autograd engine: the cotangent is 1. Frameworks differentiate its
-    body. Bit-stable.
+    body. Deterministic on the host and on NVIDIA GPUs.
 
     Examples
     --------

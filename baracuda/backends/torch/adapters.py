@@ -115,7 +115,9 @@ def has_nan(x: Array) -> bool:
     return bool(total != total)
 
 
-def tailed(name: str, at: int, compute: Serve | None = None) -> Namesake:
+def tailed(
+    name: str, at: int, compute: Serve | None = None, below: float | None = None
+) -> Namesake:
     """A function that loses digits below a number: there the body runs, on these elements.
 
     Parameters
@@ -127,8 +129,11 @@ def tailed(name: str, at: int, compute: Serve | None = None) -> Namesake:
     compute : callable, optional
         Makes the results of it, in the accumulate dtype; two halves of an array come apart. By
         default it takes arrays and options as the op does.
+    below : float, optional
+        Where float32 loses digits, if not where a law would see it.
     """
     new = compute or function(name)
+    tails = _TAILS if below is None else _TAILS | {torch.float32: _tail(torch.float32, below)}
 
     def serving(problem: Problem) -> Serve:
         evaluate, (split, join) = body.evaluator(problem), _halves(problem)
@@ -143,7 +148,7 @@ def tailed(name: str, at: int, compute: Serve | None = None) -> Namesake:
                 return None
             made = new(*arrays, **options)
             results = made if type(made) is tuple else (made,)
-            signed, unsigned, least = _TAILS[x.dtype]
+            signed, unsigned, least = tails[x.dtype]
             # The bits of negative numbers grow away from 0. NumPy finds the few in half the time.
             few = np.flatnonzero(x.view(signed).numpy().view(unsigned) > least)
             if few.size:
