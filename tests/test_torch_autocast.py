@@ -37,8 +37,10 @@ def region(
 
 def called(name: str) -> Callable[..., Any]:
     """An op with the run-time values that it has to be given."""
-    needed = {"softmax_dropout": {"p": 0.25, "seed": 3}}
-    return partial(registry[name], **needed.get(name, {}))
+    spec = registry[name].spec
+    first = spec.cases[0].options
+    needed = {n: first[n] for n in spec.scalars if n not in spec.defaults}
+    return partial(registry[name], **needed)
 
 
 def arguments(name: str, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -310,9 +310,9 @@ class _Unloaded(str):
 _said: set[str] = set()
 
 
-def _reason(name: str, problem: Problem, forced: bool, entry: Entry | None = None) -> str | None:
+def _reason(name: str, entry: Entry, problem: Problem, forced: bool) -> str | None:
     """Why a backend does not take a problem, None where it does."""
-    entry, library = entry or _entries()[name], problem.library.name
+    library = problem.library.name
     if entry.libraries is not None and library not in entry.libraries:
         if library not in entry.on_request:
             takes = ", ".join((*entry.libraries, *entry.on_request))
@@ -354,7 +354,7 @@ def choose(problem: Problem) -> tuple[str, Prepared, tuple[tuple[str, str], ...]
     why: list[tuple[str, str]] = []
     provisional = False
     for name in [forced] if forced else every:
-        reason = _reason(name, problem, forced is not None, every[name])
+        reason = _reason(name, every[name], problem, forced is not None)
         if reason is None:
             try:
                 prepared = _loaded(every[name]).prepare(problem)
@@ -368,7 +368,7 @@ def choose(problem: Problem) -> tuple[str, Prepared, tuple[tuple[str, str], ...]
         why.append((name, str(reason)))
     if forced:
         others = (n for n in every if n != forced)
-        why += [(n, _reason(n, problem, False, every[n]) or "would take it") for n in others]
+        why += [(n, _reason(n, every[n], problem, False) or "would take it") for n in others]
         raise UnsupportedError(f"{op}: backend {forced!r} refuses: {_listed(why)}")
     raise UnsupportedError(f"{op}: no backend takes this problem: {_listed(why)}")
 

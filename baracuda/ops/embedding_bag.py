@@ -150,13 +150,15 @@ def embedding_bag(
     xp, here = library_of(weight).xp, _counting(ids, weight.shape[0], padding_idx)
     join, _ = _between(ids, offsets)
     rows = taken(weight, ids, 0)
-    mask, many = of_rows(here, rows), of_rows(join(xp.astype(here, rows.dtype)), weight)
+    mask = of_rows(here, rows)
     if per_sample_weight is not None:
         rows = rows * of_rows(per_sample_weight, rows)
+    if reduction == "sum":
+        return join(xp.where(mask, rows, 0))
+    many = of_rows(join(xp.astype(here, rows.dtype)), weight)
     if reduction == "max":
         return xp.where(many > 0, join(xp.where(mask, rows, -inf), True), 0)
-    total = join(xp.where(mask, rows, 0))
-    return total if reduction == "sum" else total / xp.where(many > 0, many, 1)
+    return join(xp.where(mask, rows, 0)) / xp.where(many > 0, many, 1)
 
 
 @_bags(
