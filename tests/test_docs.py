@@ -27,10 +27,15 @@ PAGES = [
 ]
 # Run beside plain models, by tests/models_of_jax.py.
 COMPARED = ("jax_models.md",)
-# What these do is tested without their pages too, and takes longest.
+# What these do is tested without their pages too, and takes longest. With the folders that they are
+# about; a page is tried too where it changes itself.
 LONG = {
-    "adding-a-backend.md": ("docs/adding-a-backend.md", "baracuda/backends/"),
-    "transformers.md": ("docs/transformers.md", "baracuda/integrations/transformers"),
+    "adding-a-backend.md": "baracuda/backends/",
+    "adding-an-op.md": "baracuda/declaration/",
+    "determinism.md": "baracuda/frameworks/torch/",
+    "jax.md": "baracuda/frameworks/jax/",
+    "torch.md": "baracuda/frameworks/torch/",
+    "transformers.md": "baracuda/integrations/transformers",
 }
 MODULES = ["baracuda.declaration.dispatch", *sorted({op.__module__ for op in registry.values()})]
 
@@ -76,7 +81,9 @@ def run(page: str, folder: Path, gpu: bool) -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.full(*LONG[page])) if page in LONG else page
+        pytest.param(page, marks=pytest.mark.full(f"docs/{page}", LONG[page]))
+        if page in LONG
+        else page
         for page in PAGES
         if lanes.FULL or page not in LONG
     ],

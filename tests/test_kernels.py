@@ -66,6 +66,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "_streamed_c": (96, "sums of all of a row outweigh a few registers of an output added to"),
     "_far_c": (288, "as many threads as hold the longest rows outweigh a few registers"),
     "layer_norm_backward_": (64, "the same; a second look at rows is rare"),
+    "softmax_dropout_backward_f64_long_": (48, "as many threads as hold a long row, the same"),
     "softmax_f64_": (32, "a few pointers beside two exponentials of float64 at once"),
     "_add_f32": (192, "columns wider than rows, beside an output that is added to"),
     "_long_wide_jsd_add": (8, "as many threads as hold a long row outweigh two registers"),
