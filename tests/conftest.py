@@ -120,10 +120,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("the time for this run is over")
 
 
+def pytest_collection_finish() -> None:
+    """What all tests share stays: a collection of garbage took more than a second to go through."""
+    gc.collect()
+    gc.freeze()
+
+
 # The processes of a parallel run collect by themselves, and tell the one that prints.
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    # Who asks what refers to an object is not told of what is frozen.
+    gc.unfreeze()
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["left_out"] = dict(session.config.stash[_left_out])

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
@@ -47,8 +46,6 @@ OLD = DeviceFacts(0, "sm_80", 108, 166912)
 # Whose compiler takes more registers.
 NEW = DeviceFacts(0, "sm_100", 148, 232448)
 HUGE = 1 << 16
-# What stands for a dtype of so many bits.
-_COMMON, _OTHERS = {"64": "f32", "16": "bf16"}, re.compile(r"\bf(64|16)\b")
 
 GATED = (
     Case({"b": (6,), "n": 64, "c": ()}),
@@ -524,6 +521,14 @@ def dtypes(spec: OpSpec) -> tuple[str, ...]:
     return tuple({named(d).itemsize: d for d in reversed(spec.dtypes)}.values())
 
 
+def usual(spec: OpSpec) -> tuple[str, ...]:
+    """Of these float32 and bfloat16, where an op computes; in the full lane all."""
+    every = dtypes(spec)
+    if FULL or spec.moves:
+        return every
+    return tuple(filter(lanes.common, every)) or every
+
+
 @cache
 def _planned(op: str, dtype: str, every: bool = FULL) -> dict[Entry, set[DeviceFacts]]:
     """Every kernel of an op for a dtype, with the devices that it is planned for."""
@@ -580,33 +585,21 @@ def whole(op: str, dtype: str, arch: str) -> tuple[Entry, ...]:
 def wanted(file: str, arch: str) -> dict[Entry, frozenset[Any]]:
     """All kernels of a source file, with what a covering set has to have of each.
 
-    In the full lane that is each template argument. Otherwise it is the schedule, the dtype, each
-    argument that has a name, and of those that are numbers the least and the largest of a place;
-    float32 stands for float64 there, and bfloat16 for float16.
+    In the full lane that is each template argument, elsewhere the schedule and the dtype, of the
+    last forms first: these have all that is optional.
     """
     every: dict[Entry, str] = {}
     for name, op in registry.items():
         if op.spec.kernel and op.spec.kernel.file == file:
-            for dtype in dtypes(op.spec):
+            for dtype in usual(op.spec):
                 for entry in compiled(name, dtype, arch):
                     every.setdefault(entry, dtype)
     if FULL:
         return {entry: arguments(entry) for entry in every}
-    numbers: dict[tuple[str, int], list[int]] = {}
-    for name, place, part in frozenset[Any]().union(*map(arguments, every)):
-        if part.isdigit():
-            numbers.setdefault((name, place), []).append(int(part))
-    ends = {(*at, str(end)) for at, found in numbers.items() for end in (min(found), max(found))}
-
-    def has(entry: Entry) -> Iterator[Any]:
-        yield from (entry.schedule.partition("<")[0], every[entry])
-        for argument in arguments(entry):
-            if argument in ends:
-                yield argument
-            elif not argument[2].isdigit():
-                yield _OTHERS.sub(lambda found: _COMMON[found[1]], argument[2])
-
-    return {entry: frozenset(has(entry)) for entry in every}
+    return {
+        entry: frozenset({entry.schedule.partition("<")[0], every[entry]})
+        for entry in reversed(every)
+    }
 
 
 def needs(entry: Entry) -> int:

@@ -33,7 +33,7 @@ LONG = {
     "adding-a-backend.md": "baracuda/backends/",
     "adding-an-op.md": "baracuda/declaration/",
     "determinism.md": "baracuda/frameworks/torch/",
-    "jax.md": "baracuda/frameworks/jax/",
+    "jax.md": "baracuda/frameworks/jax",
     "torch.md": "baracuda/frameworks/torch/",
     "transformers.md": "baracuda/integrations/transformers",
 }

@@ -518,7 +518,7 @@ def test_an_eager_call_is_one_program_whatever_its_values() -> None:
     assert _compilations(lambda: [bc.lerp(x, negative, weight=i / 9) for i in range(9)]) == 0
 
 
-# Gradients by themselves are spread as custom calls (`test_jax_kernels`).
+# The full lane spreads gradients by themselves too, as custom calls (`test_jax_kernels`).
 @pytest.mark.parametrize("op", lanes.cases(registry, one_of_category))
 def test_over_four_devices(op: str) -> None:
     works(op, "host")

@@ -57,6 +57,7 @@ def test_a_patched_model_trains_as_the_plain_one(name: str) -> None:
     assert [row[-1] for row in rows] == ["equal", "equal"]
 
 
+@pytest.mark.full("baracuda/frameworks/jax", "baracuda/testing/jax_model.py")
 def test_a_model_of_flax_trains_with_the_ops_as_in_plain_jax() -> None:
     """In bfloat16, where the plain model rounds at other places."""
     pytest.importorskip("flax")

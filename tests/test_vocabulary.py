@@ -155,6 +155,14 @@ def wrong(path: Path, ranks: int, kind: str) -> list[dict[str, list[str]]]:
 CHECKED = ("over_one_axis", "over_two_axes", "masked", "as_loss_parallel", "linear")
 
 
+# Of the full lane and of what is touched: the threads above have the same parts and joins.
+OF_FRAMEWORKS = pytest.mark.full(
+    "baracuda/declaration/collective", "baracuda/families/", "baracuda/frameworks/", "baracuda/nn/",
+    "tests/vocabulary",
+)  # fmt: skip
+
+
+@OF_FRAMEWORKS
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
 def test_dtensors_of_four_processes(tmp_path: Path) -> None:
     assert wrong(tmp_path / "at", 4, "cpu") == [{name: [] for name in (*CHECKED, "refused")}] * 4
@@ -167,6 +175,7 @@ def test_dtensors_of_two_gpus(tmp_path: Path) -> None:
     assert wrong(tmp_path / "at", 2, "cuda") == [{name: [] for name in CHECKED}] * 2
 
 
+@OF_FRAMEWORKS
 @pytest.mark.skipif(find_spec("jax") is None, reason="needs JAX")
 def test_jax_over_four_devices() -> None:
     """What is sent, where the results lie, what runs and what it gives: a program of its own."""
