@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+# A core for each process of a parallel run: threads of torch spin where they wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Before JAX is imported: no search for accelerators, and quiet about finding none.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
