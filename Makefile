@@ -12,6 +12,8 @@ ABOUT_OPS := $(filter-out %_plans.py %_cache.py %_errors.py %_typing.py, $(QUICK
 # Of all that is installed, the tests import a quarter: what is imported is compiled then, in both
 # processes of the tests, not one file after the other.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
+# So what is imported has to be kept, where the environment says otherwise too.
+unexport PYTHONDONTWRITEBYTECODE
 # Runs tests, with the linters beside them, and ends well where both do.
 define with_linters
 	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & linters=$$!; \
