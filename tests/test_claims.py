@@ -97,8 +97,8 @@ def test_parts_and_run_time_values_of_every_op_are_under_law(
 
 def test_a_claim_without_a_test_is_found(request: pytest.FixtureRequest) -> None:
     missing = ("swiglu", "cuda", "torch", "float32")
-    want = [missing] if lanes.FULL else [("cuda", "torch", "float32"), ("swiglu", "cuda", "torch")]
-    assert [x for x in unproved({missing}, request.session.items) if "cuda" in x] == want
+    found = unproved({missing}, request.session.items)
+    assert (missing if lanes.FULL else missing[:3]) in found
 
 
 def test_every_public_op_is_registered_with_cases() -> None:
