@@ -57,6 +57,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("pytest", nargs="*", default=["-m", "gpu"])
     arguments = parser.parse_args(argv)
     environment = {**ENVIRONMENT, **os.environ}
+    started, bad, totals = time.monotonic(), 0, dict[str, int]()
     tests = collected(arguments.pytest, environment)
     under = []
     if arguments.sanitizer:
@@ -64,7 +65,6 @@ def main(argv: list[str]) -> int:
         if arguments.sanitizer == "memcheck":
             # Libraries ask the driver for functions that it may not have.
             under += ["--report-api-errors", "no"]
-    started, bad, totals = time.monotonic(), 0, dict[str, int]()
     with TemporaryDirectory() as folder:
         running = []
         for job in range(min(arguments.jobs, len(tests))):
@@ -79,7 +79,9 @@ def main(argv: list[str]) -> int:
             with log.open("w") as out:
                 process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
             running.append((log, process))
-        wait([process for _, process in running], arguments.limit)
+        # Collecting takes its share of the time.
+        left = arguments.limit and max(arguments.limit - (time.monotonic() - started), 0)
+        wait([process for _, process in running], left)
         for log, process in running:
             code = process.returncode
             text = log.read_text(errors="replace")
