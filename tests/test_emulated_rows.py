@@ -280,6 +280,9 @@ def dropped_trials(op: str, dtype: str) -> Iterator[Trial]:
             yield trial(op, {**shapes, "mask": (*rows[:-1], 1, n)}, dtype)
             yield from biased_trials(op, (*rows, n), dtype)
     yield odd(trial(op, dict.fromkeys(own, (2, 3, 80)), dtype))
+    # Nothing stays.
+    one = trial(op, dict.fromkeys(own, (2, 3, 64)), dtype)
+    yield one._replace(scalars={**one.scalars, "p": 1.0}, about=(*one.about, "all dropped"))
     for n in (7, 64):
         yield trial(op, dict.fromkeys(own, (2, 3, n)), dtype, part=(4, 5, n, 1, 2, 0))
     yield trial(op, {**dict.fromkeys(own, (2, 11, 6)), "mask": (1, 11, 6)}, dtype, causal=True)

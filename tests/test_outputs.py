@@ -324,6 +324,18 @@ def test_an_input_as_output_passes_where_the_op_is_safe_in_place_alone(library: 
 
 
 @pytest.mark.parametrize("library", MADE)
+def test_what_is_read_again_is_not_written_over(library: str) -> None:
+    """Of as many classes of a teacher as there are, the probabilities have the gradient's shape."""
+    logits, probs = made(library, 4, 8), made(library, 4, 8)
+    ids = MADE[library](np.tile(np.arange(8), (4, 1)))
+    plan = bc.topk_kl_div_with_logits_with_gradient.plan(logits, ids, probs)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="memory apart from teacher_probs, got an overlap"):
+            plan(logits, ids, probs, out=(None, probs))
+        assert plan(logits, ids, probs, out=(None, logits))[1] is logits
+
+
+@pytest.mark.parametrize("library", MADE)
 def test_views_of_one_array_are_apart_where_their_elements_are(library: str) -> None:
     """Strided outputs reach further than their elements fill; that is told on every call."""
     room, x = made(library, 8, 8), made(library, 4, 4)

@@ -42,6 +42,7 @@ _op = partial(
         Case({"b": (3,), "n": 9}, scale=0.7, p=0.25, seed=2**64 - 3, offset=1),
         Case({"b": (), "n": 5}, scale=-1.5, p=0.5, seed=7),
         Case({"b": (2, 3), "n": 4}, causal=True, p=0.1, seed=1, offset=2**33),
+        Case({"b": (2,), "n": 4}, scale=2.0, p=1.0, seed=1),
     ),
 )
 

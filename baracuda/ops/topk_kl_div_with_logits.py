@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal, NamedTuple, Unpack
 
 from baracuda.calls.op import op
+from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Case, Kernel
@@ -91,6 +92,8 @@ def _slopes(rows: _Rows, ids: Array) -> Array:
 
 
 _ARRAYS = "logits[*b v], teacher_ids[*b k], teacher_probs[*b k]"
+# Over the logits alone: the teacher's probabilities are read again when their row is written.
+_WRITTEN = {"dlogits": roles.typed_as("logits")}
 
 
 @_divergence(
@@ -180,7 +183,7 @@ def topk_kl_div_with_logits(
     f"dloss[*b], {_ARRAYS}, row_weight[*b] -> dlogits[*b v] if reduction=none",
     f"dloss[], {_ARRAYS}, row_weight[*b] -> dlogits[*b v] if reduction!=none",
     adjoint_of="topk_kl_div_with_logits",
-    roles={**TAUGHT, **WEIGHT, **COTANGENT},
+    roles={**TAUGHT, **WEIGHT, **COTANGENT, **_WRITTEN},
     inplace=True,
     kernel=Kernel("topk_kl_div.cu", "TopkKlDivWithLogitsBackward", schedule="topk_kl_div"),
 )
@@ -248,7 +251,7 @@ def topk_kl_div_with_logits_backward(
     f"{_ARRAYS} -> loss[], dlogits[*b v] if reduction!=none",
     f"{_ARRAYS}, row_weight[*b] -> loss[*b], dlogits[*b v] if reduction=none",
     f"{_ARRAYS}, row_weight[*b] -> loss[], dlogits[*b v] if reduction!=none",
-    roles={**TAUGHT, **WEIGHT, **LOSS},
+    roles={**TAUGHT, **WEIGHT, **LOSS, **_WRITTEN},
     inplace=True,
     kernel=Kernel("topk_kl_div.cu", "TopkKlDivWithLogitsWithGradient", schedule="topk_kl_div"),
 )
