@@ -271,6 +271,16 @@ def test_dropped_entries_touch_nothing_not_even_by_nan(backend):
     np.testing.assert_array_equal(back, [1, 0, 5])
 
 
+@every_library
+def test_entries_of_no_bag_have_no_gradient_whatever_the_table_holds(library):
+    none, ids = (array(library, np.zeros(n), "int64") for n in (0, 3))
+    table, dy = array(library, np.full((8, 1), math.nan)), array(library, np.zeros((0, 1)))
+    shares = array(library, np.ones(3))
+    got = bc.embedding_bag_backward(dy, ids, table, dy, none, shares, reduction="sum")
+    for one in map(np.asarray, got):
+        np.testing.assert_array_equal(one, np.zeros(one.shape))
+
+
 @pytest.mark.parametrize("backend", [None, "array_api", "torch"])
 def test_nan_and_infinity_stay_in_the_element_where_they_land(backend):
     dout = np.asarray([1.0, math.nan, 2.0, math.inf, -math.inf, math.inf, 4.0])

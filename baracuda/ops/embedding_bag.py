@@ -245,7 +245,9 @@ def embedding_bag_backward(
            [1.5, 1.5]])
     """
     xp, n = library_of(weight).xp, weight.shape[0]
-    here, (join, spread) = _counting(ids, n, padding_idx), _between(ids, offsets)
+    join, spread = _between(ids, offsets)
+    # Where there is no bag, no entry is in one.
+    here = _counting(ids, n, padding_idx) & (dy.shape[0] > 0)
     at, mask = xp.where(here, ids, -1), here[..., None]
     if reduction == "mean":
         many = of_rows(join(xp.astype(here, dy.dtype)), dy)

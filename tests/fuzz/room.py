@@ -30,7 +30,8 @@ SCATTERED = frozenset((
     "gather_backward", "index_select_backward", "embedding_backward", "index_add", "scatter_add",
     "scatter", "permute_rows", "unpermute_rows", "permute_rows_backward", "unpermute_rows_backward",
     "segment_sum", "segment_mean", "segment_softmax", "segment_softmax_backward",
-    "embedding_bag", "embedding_bag_backward", "scatter_reduce", "scatter_reduce_backward",
+    "embedding_bag", "embedding_bag_backward", "embedding_backward_rows", "scatter_reduce",
+    "scatter_reduce_backward",
 ))  # fmt: skip
 TOP = {"float16": 65504.0, "bfloat16": 3.3895314e38, "float32": 3.4028235e38}
 
@@ -386,7 +387,13 @@ def _norm(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     eps = drawn.options.get("eps", 1e-6 if "rms" in drawn.op else 1e-5)
     r = 1 / np.sqrt(((x - centre) ** 2).mean(axes, keepdims=True) + eps)
     dx = np.broadcast_to(r * g.max(axes, keepdims=True) * weight, x.shape).reshape(shape)
-    return [dx, *[np.zeros(())] * (len(want) - 1)]
+    # Like rows are rounded alike, so a sum over rows is off by all of them.
+    terms = (g * (np.abs(x) + np.abs(centre)) * r).reshape(shape)
+    channel = len(shape) - 1 if "rms" in drawn.op or "layer" in drawn.op else 1
+    dweight = np.moveaxis(terms, channel, 0).reshape(shape[channel], -1).sum(-1)
+    dweight = np.where(np.isfinite(dweight), dweight, 0.0)
+    scales = {"dx": dx, "dweight": dweight}
+    return [scales.get(p.name, np.zeros(())) for p in drawn.form.outputs]
 
 
 def _signed(drawn: Drawn, t: Any, want: Any) -> list[Any]:
