@@ -30,7 +30,8 @@ def measured(name: str, *variants: Variant) -> list[block.Outcome]:
 
 def test_all_models_and_variants_of_the_table_are_there() -> None:
     assert (*MODELS, "jax") == bench.MODELS
-    ours = ["baracuda", "baracuda, bc.optim.AdamW", "baracuda, bc.optim.AdamW, grad_dtype=weight"]
+    stepped = "baracuda, bc.optim.AdamW"
+    ours = ["baracuda", stepped, f"{stepped}, grad_dtype=accumulate"]
     assert [v.name for v in EAGER] == ["eager", AGAIN, *ours]
     assert sum(v.compiled for v in VARIANTS) == 4
     assert sum(v.around is model.causal for v in VARIANTS) == 2

@@ -487,7 +487,7 @@ def test_pairs_turn_by_positions_along_several_axes() -> None:
     assert apart(ours, theirs) < 1e-5
 
 
-def test_the_gradient_of_a_head_may_be_summed_in_its_dtype(
+def test_the_gradient_of_a_head_may_be_summed_in_the_accumulate_dtype(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = []
@@ -498,9 +498,11 @@ def test_the_gradient_of_a_head_may_be_summed_in_its_dtype(
 
     monkeypatch.setattr(forwards, "linear_cross_entropy", watched)
     plain, patched = twins()
-    patch(patched, grad_dtype="weight")
-    assert_same_step(step(patched), step(plain))
-    assert asked == ["weight"]
+    for options in ({}, {"grad_dtype": "accumulate"}):
+        unpatch(patched)
+        patch(patched, **options)
+        assert_same_step(step(patched), step(plain))
+    assert asked == ["weight", "accumulate"]
     with pytest.raises(ValueError, match="grad_dtype: expected 'accumulate' or 'weight', got"):
         patch(patched, grad_dtype="half")  # type: ignore[arg-type]
 

@@ -122,8 +122,8 @@ VARIANTS = (
     Variant("baracuda", patched),
     Variant("baracuda, bc.optim.AdamW", patched, optimiser=optim.AdamW),
     Variant(
-        "baracuda, bc.optim.AdamW, grad_dtype=weight",
-        partial(patched, grad_dtype="weight"),
+        "baracuda, bc.optim.AdamW, grad_dtype=accumulate",
+        partial(patched, grad_dtype="accumulate"),
         optimiser=optim.AdamW,
     ),
     Variant("baracuda, torch.compile", patched, compiled=True),

@@ -173,7 +173,7 @@ def patch(
     *,
     only: Iterable[str] | str | None = None,
     without: Iterable[str] | str | None = None,
-    grad_dtype: Literal["accumulate", "weight"] = "accumulate",
+    grad_dtype: Literal["accumulate", "weight"] = "weight",
 ) -> Report:
     """Let a model of transformers compute by baracuda's ops, in place.
 
@@ -191,8 +191,9 @@ def patch(
         rotation that follows. "residual": adds, by the norms that follow them. "loss": the head and
         its loss in training. "embedding": the lookup of tokens.
     grad_dtype : {"accumulate", "weight"}
-        The dtype in which the gradient of the head's weight is summed, as in
-        `linear_cross_entropy`. "weight" saves a float32 array of that shape beside 16 bits.
+        The dtype in which the gradient of the head's weight is summed over chunks of tokens, as in
+        `linear_cross_entropy`. "weight" rounds after each chunk; "accumulate" rounds once, and
+        takes a float32 array of that shape more beside 16 bits.
 
     Returns
     -------
