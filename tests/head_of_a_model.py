@@ -189,7 +189,7 @@ def divergences(head: Head) -> None:
         try:
             from liger_kernel.transformers.fused_linear_jsd import LigerFusedLinearJSD
 
-            ways["Liger"] = LigerFusedLinearJSD()
+            ways["Liger"] = partial(LigerFusedLinearJSD(), shift_labels=None)
         except ImportError:
             pass
         given = [a.detach() for a in arrays]

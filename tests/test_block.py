@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -122,6 +123,10 @@ def test_distances_beyond_the_bounds_and_none_at_all_are_faults() -> None:
     assert apart.faults == ["losses 1.00e-01 apart, more than 3.91e-03"]
     diverged = replace(apart, losses_apart=block._apart([1.0, float("nan")], [1.0, 1.0]))
     assert diverged.faults == ["losses nan apart, more than 3.91e-03"]
+    # A shard may have nothing but zeros.
+    none, some = torch.zeros(3), torch.ones(3)
+    assert block._apart([none, some], [none, some]) == 0
+    assert block._apart([some], [none]) == math.inf
 
 
 def test_what_does_not_run_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from torch import distributed, nn
 from torch._dynamo.backends.debugging import aot_eager
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.flop_counter import FlopCounterMode
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -30,7 +32,15 @@ with warnings.catch_warnings():
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from baracuda.integrations.transformers import KINDS, Report, forwards, patch, patching, unpatch
+from baracuda.integrations.transformers import (
+    KINDS,
+    Report,
+    forwards,
+    modules,
+    patch,
+    patching,
+    unpatch,
+)
 from baracuda.integrations.transformers.code import heads_of
 from baracuda.integrations.transformers.modules import (
     Mismatch,
@@ -222,6 +232,63 @@ def test_scores_keep_the_labels_that_they_are_of() -> None:
     plain, patched = twins()
     inputs = {"labels": LABELS[:, -4:], "logits_to_keep": 4}
     assert_same_step(step(patched, **inputs), step(plain, **inputs))
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["Llama", "Phi3", "Gemma3"])
+def test_the_inner_width_of_an_mlp_may_be_recomputed_instead_of_kept(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its op runs once more; no product does, and its result lies nowhere until the backward."""
+    made: list[StorageWeakRef] = []
+
+    def watched(op: Any) -> Any:
+        def run(*parts: torch.Tensor, **options: Any) -> torch.Tensor:
+            y: torch.Tensor = op(*parts, **options)
+            made.append(StorageWeakRef(y.untyped_storage()))
+            return y
+
+        return run
+
+    gates = tuple((watched(op), options) for op, options in modules.GATES)
+    found: list[Any] = []
+    for recompute in (False, True):
+        monkeypatch.setattr(modules, "GATES", gates)
+        model = model_of(family)
+        patch(model, recompute=recompute)
+        made.clear()
+        with FlopCounterMode(display=False) as counter:
+            loss = model(input_ids=IDS, labels=LABELS).loss
+            assert [each.expired() for each in made] == [recompute] * 2
+            loss.backward()
+        assert len(made) == 2 + 2 * recompute
+        grads = {name: p.grad for name, p in model.named_parameters()}
+        found.append((loss.detach(), grads, counter.get_total_flops()))
+    (loss, grads, flops), (again, others, more) = found
+    assert torch.equal(loss, again)
+    assert flops == more
+    assert all(torch.equal(grads[name], others[name]) for name in grads)
+
+
+def test_what_is_not_a_plain_projection_is_not_recomputed() -> None:
+    """A hook would see what it saw already, and dropout in a wrapper would draw again."""
+    model, seen = model_of(), list[torch.Tensor]()
+    patch(model, recompute=True)
+    for layer in model.model.layers:
+        layer.mlp.down_proj.register_forward_hook(lambda module, x, y: seen.append(y))
+    step(model)
+    assert len(seen) == 2
+    assert_same_step(step(model), step(model_of()))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputed_mlps_stand_in_layers_that_are(reentrant: bool) -> None:
+    plain, patched = model_of(), model_of()
+    patch(patched, recompute=True)
+    patched.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    assert_same_step(step(patched), step(plain))
 
 
 # -- what stays intact ---------------------------------------------------------------------------

@@ -126,6 +126,11 @@ VARIANTS = (
         partial(patched, grad_dtype="accumulate"),
         optimiser=optim.AdamW,
     ),
+    Variant(
+        "baracuda, bc.optim.AdamW, recompute",
+        partial(patched, recompute=True),
+        optimiser=optim.AdamW,
+    ),
     Variant("baracuda, torch.compile", patched, compiled=True),
     Variant("baracuda, torch.compile, causal kernel", patched, compiled=True, around=causal),
     # The last, as it replaces functions of transformers in the whole process.

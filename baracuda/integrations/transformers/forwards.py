@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from baracuda.integrations.transformers.code import Decoder, Head, Heads, Rope
@@ -136,16 +137,23 @@ def decoder(was: Forward, found: Decoder) -> Forward:
 # -- what is within a layer ----------------------------------------------------------------------
 
 
-def mlp(was: Forward, found: Mlp) -> Forward:
-    """A gated MLP whose activation and product are one op."""
+def mlp(was: Forward, found: Mlp, recompute: bool) -> Forward:
+    """A gated MLP whose activation and product are one op, made again backward to `recompute`."""
+    names = (found.packed,) if found.packed else (found.up, found.gate)
 
     def forward(self: Any, x: torch.Tensor) -> Any:
-        if found.packed:
-            y = found.op(self.get_submodule(found.packed)(x), **found.options)
-        else:
-            up, gate = self.get_submodule(found.up)(x), self.get_submodule(found.gate)(x)
-            y = found.op(up, gate, **found.options)
-        return self.get_submodule(found.down)(y)
+        parts = [self.get_submodule(name)(x) for name in names]
+        down = self.get_submodule(found.down)
+
+        def end(*parts: torch.Tensor) -> Any:
+            return down(found.op(*parts, **found.options))
+
+        # A compiler chooses by itself what it keeps; what is in others' modules may be random.
+        plain = type(down) is torch.nn.Linear and not _hooked(down) and down.weight.requires_grad
+        if recompute and plain and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            # This stops before the product.
+            return checkpoint(end, *parts, use_reentrant=False, preserve_rng_state=False)
+        return end(*parts)
 
     return forward
 

@@ -79,12 +79,21 @@ def _is_mlp(module: torch.nn.Module) -> bool:
     return len(own) + len(matrices) > 1 and len(matrices) == len(parts) - 1
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What the caller of `patch` asks for."""
+
+    wanted: set[str]
+    grad_dtype: str
+    recompute: bool
+
+
 class _Patching:
     """One walk over a model."""
 
-    def __init__(self, model: torch.nn.Module, wanted: set[str], grad_dtype: str) -> None:
-        self.model, self.wanted, self.report = model, wanted, Report()
-        self.grad_dtype = grad_dtype
+    def __init__(self, model: torch.nn.Module, asked: _Asked) -> None:
+        self.model, self.asked, self.report = model, asked, Report()
+        self.wanted = asked.wanted
         self.names = {module: name for name, module in model.named_modules()}
         self.made: dict[torch.nn.Module, dict[str, Callable[..., Any]]] = {}
 
@@ -110,7 +119,8 @@ class _Patching:
             if "norm" in self.wanted and _is_norm(module):
                 self.set(module, "norm", forwards.norm, modules.norm_of(module), True)
             elif "mlp" in self.wanted and _is_mlp(module):
-                self.set(module, "mlp", forwards.mlp, modules.mlp_of(module))
+                recompute = self.asked.recompute
+                self.set(module, "mlp", forwards.mlp, modules.mlp_of(module), recompute)
             elif "embedding" in self.wanted and isinstance(module, torch.nn.Embedding):
                 found = modules.embedding_of(module)
                 self.set(module, "embedding", forwards.embedding, found)
@@ -119,7 +129,7 @@ class _Patching:
             elif isinstance(module, PreTrainedModel):
                 if "loss" in self.wanted and module.get_output_embeddings() is not None:
                     head = code.head_of(module)
-                    self.set(module, "loss", forwards.causal, head, self.grad_dtype)
+                    self.set(module, "loss", forwards.causal, head, self.asked.grad_dtype)
                 elif "residual" in self.wanted:
                     self.residuals(module)
         for module, made in self.made.items():
@@ -174,6 +184,7 @@ def patch(
     only: Iterable[str] | str | None = None,
     without: Iterable[str] | str | None = None,
     grad_dtype: Literal["accumulate", "weight"] = "weight",
+    recompute: bool = False,
 ) -> Report:
     """Let a model of transformers compute by baracuda's ops, in place.
 
@@ -194,6 +205,11 @@ def patch(
         The dtype in which the gradient of the head's weight is summed over chunks of tokens, as in
         `linear_cross_entropy`. "weight" rounds after each chunk; "accumulate" rounds once, and
         takes a float32 array of that shape more beside 16 bits.
+    recompute : bool
+        Compute the input of an MLP's last projection again in the backward pass, from the two
+        arrays that the gate's gradient needs anyway, and keep it not until then. Saves one array
+        of the MLP's inner width a layer for one more run of the gated activation, as by
+        `torch.utils.checkpoint`. Under `torch.compile` the compiler decides.
 
     Returns
     -------
@@ -229,7 +245,7 @@ def patch(
     >>> patch(LlamaForCausalLM(config))
     Report(patched: 5 norm, 2 mlp, 2 rope, 4 residual, 1 loss, 1 embedding; left: 0)
     """
-    wanted = _kinds(only, without)
+    asked = _Asked(_kinds(only, without), grad_dtype, recompute)
     if grad_dtype not in ("accumulate", "weight"):
         raise value_error("patch", "grad_dtype", "'accumulate' or 'weight'", repr(grad_dtype))
     if (found := version("transformers")).rpartition(".")[0] not in TRIED:
@@ -239,14 +255,14 @@ def patch(
             stacklevel=2,
         )
     if isinstance(model_or_class, torch.nn.Module):
-        return _Patching(model_or_class, wanted, grad_dtype).run()
+        return _Patching(model_or_class, asked).run()
     if not (isinstance(model_or_class, type) and issubclass(model_or_class, PreTrainedModel)):
         expected = "a torch.nn.Module, or a class of transformers' models"
         raise type_error("patch", "model_or_class", expected, repr(model_or_class))
-    return _patch_class(model_or_class, wanted, grad_dtype)
+    return _patch_class(model_or_class, asked)
 
 
-def _patch_class(kind: Any, wanted: set[str], grad_dtype: str) -> Report:
+def _patch_class(kind: Any, asked: _Asked) -> Report:
     """Patch every instance of a class once it is made."""
     unpatch(kind)
     own = kind.__init__
@@ -254,15 +270,15 @@ def _patch_class(kind: Any, wanted: set[str], grad_dtype: str) -> Report:
     @wraps(own)
     def __init__(self: Any, *inputs: Any, **keywords: Any) -> None:
         own(self, *inputs, **keywords)
-        _Patching(self, wanted, grad_dtype).run()
+        _Patching(self, asked).run()
 
-    _MADE[__init__] = tuple(wanted)
+    _MADE[__init__] = tuple(asked.wanted)
     with torch.device("meta"):
         config = kind.config_class()
         config.num_hidden_layers = 2
         example = kind(config)
     kind.__init__ = __init__
-    return _Patching(example, wanted, grad_dtype).run()
+    return _Patching(example, asked).run()
 
 
 def unpatch(model_or_class: Any) -> Report:

@@ -214,10 +214,11 @@ def fit(
     )  # fmt: skip
     misses = bc.plan_cache.info().misses
     pending: list[Array] = []  # read now and then: reading a loss waits for the device
+    # All between steps counts but validation, as a device computes meanwhile.
+    clock = time.perf_counter()
     while (steps is None or run.steps < steps) and (seconds is None or run.seconds < seconds):
         starts = rng.integers(0, text.training.size - config.context, config.batch)
         tokens, targets = run.batch(text.training, starts)
-        clock = time.perf_counter()
         pending.append(step(tokens, targets))
         if run.steps == 1:
             run.first_misses = bc.plan_cache.info().misses - misses
@@ -227,12 +228,14 @@ def fit(
         if len(pending) == FLUSH_EVERY or run.steps == steps:
             run.losses += team.mean(pending)
             pending.clear()
-        run.seconds += time.perf_counter() - clock
+        clock, last = time.perf_counter(), clock
+        run.seconds += clock - last
         run.first_seconds = run.seconds if run.steps <= FIRST else run.first_seconds
         if seconds is not None:
             run.seconds = team.most(run.seconds)  # all have to stop at the same step
         if run.steps % run.validate_every == 0:
             run.hold_out()
+            clock = time.perf_counter()
         report(run)
     run.losses += team.mean(pending)
     if not run.validations or run.validations[-1][0] != run.steps:

@@ -100,8 +100,8 @@ def fit(
     run = Seen(training=training, digits=digits, tested=tested, unit="nats per image")
     pending: list[Any] = []
     while (steps is None or run.steps < steps) and (seconds is None or run.seconds < seconds):
-        batch = [xp.asarray(x, **where) for x in digits.batch(rng, config.batch)]
         clock = time.perf_counter()
+        batch = [xp.asarray(x, **where) for x in digits.batch(rng, config.batch)]
         pending.append(training.step(*batch))
         if run.steps == 1:
             run.first_calls = training.plans.calls.copy()
