@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import lanes
 import pytest
 from mutants import ROOT, Mutant, every
 from mutants import __main__ as runner
+
+from baracuda.calls.op import registry
 
 TESTS = ROOT / "tests"
 
@@ -30,6 +33,16 @@ def test_the_tests_of_every_mutant_are_there() -> None:
             file, _, name = test.partition("::")
             text = (TESTS / file).read_text(encoding="utf-8")
             assert f"def {name.partition('[')[0]}(" in text if name else "def test_" in text, test
+
+
+def test_a_whole_run_has_the_cases_that_mutants_name(request: pytest.FixtureRequest) -> None:
+    config = request.config
+    part = config.args != config.getini("testpaths") or config.option.keyword
+    if part or config.option.markexpr or lanes.LANE != "test" or lanes.ops() != (*registry,):
+        pytest.skip("a part of the tests was collected")
+    have = {item.nodeid for item in request.session.items}
+    named = {f"tests/{test}" for one in every() for test in one.tests if "[" in test}
+    assert named - have == set()
 
 
 @pytest.mark.full

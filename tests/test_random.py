@@ -212,8 +212,8 @@ def test_a_kernel_drops_none_or_all(p: float) -> None:
 # Parts of arrays.
 
 PARTS = [
-    ((16, 24), (4, 0), (12, 24)), ((16, 24), (3, 8), (9, 24)), ((16, 24), (0, 6), (16, 14)),
-    ((6, 5, 7), (2, 0, 3), (5, 5, 7)), ((40,), (16,), (37,)), ((4, 3, 16), (1, 1, 0), (2, 2, 16)),
+    ((16, 24), (4, 0), (12, 24)), ((16, 24), (0, 6), (16, 14)), ((6, 5, 7), (2, 0, 3), (5, 5, 7)),
+    ((16, 24), (3, 8), (9, 24)), ((40,), (16,), (37,)), ((4, 3, 16), (1, 1, 0), (2, 2, 16)),
 ]  # fmt: skip
 OF_PARTS: list[tuple[Any, dict[str, Any]]] = [
     (bc.dropout, {"p": 0.4}), (bc.bernoulli, {"p": 0.3}), (bc.uniform, {}), (bc.normal, {}),
@@ -221,7 +221,7 @@ OF_PARTS: list[tuple[Any, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("whole", "first", "end"), lanes.cases(PARTS, PARTS[::3].__contains__))
+@pytest.mark.parametrize(("whole", "first", "end"), lanes.cases(PARTS, PARTS[:3].__contains__))
 def test_a_part_has_the_words_of_its_places(whole: Any, first: Any, end: Any) -> None:
     x = np.random.default_rng(0).standard_normal(whole).astype(np.float32)
     at = tuple(itertools.starmap(slice, zip(first, end, strict=True)))
