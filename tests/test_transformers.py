@@ -277,7 +277,7 @@ def test_what_is_not_a_plain_projection_is_not_recomputed() -> None:
     model, seen = model_of(), list[torch.Tensor]()
     patch(model, recompute=True)
     for layer in model.model.layers:
-        layer.mlp.down_proj.register_forward_hook(lambda module, x, y: seen.append(y))
+        layer.mlp.down_proj.register_forward_pre_hook(lambda module, x: seen.append(x[0]))
     step(model)
     assert len(seen) == 2
     assert_same_step(step(model), step(model_of()))

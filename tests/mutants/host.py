@@ -1220,6 +1220,27 @@ _EXAMPLES = (
         "test_torch_devices.py::test_every_op_on_shards[dropout]",
     ),
     mutant(
+        "what is read again is not written over", "ops/topk_kl_div_with_logits.py",
+        "{\"dlogits\": roles.typed_as(\"logits\")}", "{}",
+        "test_outputs.py::test_what_is_read_again_is_not_written_over[numpy]",
+    ),
+    mutant(
+        "where there is no bag no entry has a gradient", "ops/embedding_bag.py",
+        " & (dy.shape[0] > 0)", "",
+        "test_edges.py::test_entries_of_no_bag_have_no_gradient_whatever_the_table_holds[numpy]",
+    ),
+    mutant(
+        "an MLP is recomputed where it is asked for", "integrations/transformers/forwards.py",
+        "if recompute and plain", "if plain",
+        "test_transformers.py::"
+        "test_the_inner_width_of_an_mlp_may_be_recomputed_instead_of_kept[Llama]",
+    ),
+    mutant(
+        "what may draw again is not recomputed", "integrations/transformers/forwards.py",
+        "if recompute and plain", "if recompute",
+        "test_transformers.py::test_what_is_not_a_plain_projection_is_not_recomputed",
+    ),
+    mutant(
         "a share that is dropped has a gradient", "ops/softmax_dropout.py",
         "return s * (g - library", "return dropped(s, p, seed, offset) * (g - library",
         "test_softmax_dropout.py::test_a_dropped_share_has_a_gradient",

@@ -90,6 +90,10 @@ MUTANTS = (
         f"{_NUMBERS}[float32-padded]",
     ),
     mutant(
+        "where nothing stays no product is infinite", "cuda_src/common/philox.cuh",
+        "return p < 1 ? A(1) / A(1 - p) : A(0);", "return A(1) / A(1 - p);", _DROPPED,
+    ),
+    mutant(
         "shares are numbered as in C order", "backends/cuda/schedules/rows.py",
         "each += [without(numbers_of(shape, call.problem.options)[0], axis)] * numbered",
         "each += [without(of.loads[0].strides, axis)] * numbered",
