@@ -85,9 +85,11 @@ def trials(file: str) -> list[Trial]:
 
 
 def told(one: Trial) -> set[Any]:
-    """What a trial tells: all that its kernels are, and of its op which axes run backwards."""
-    way = one.call.subject.op, str(one.axes)
-    return {way}.union(*(plannable.arguments(step.entry) for step in one.steps.kernels))
+    """What a trial tells: its kernels, and of its op which axes run backwards and each choice."""
+    op, options = one.call.subject.op, one.planned.problem.options
+    ways = {(op, name, value) for name, value in options.items() if isinstance(value, (bool, str))}
+    ways.add((op, "axes", str(one.axes)))
+    return ways.union(*(plannable.arguments(step.entry) for step in one.steps.kernels))
 
 
 @cache

@@ -91,7 +91,7 @@ MUTANTS = (
     ),
     mutant(
         "where nothing stays no product is infinite", "cuda_src/common/philox.cuh",
-        "return p < 1 ? A(1) / A(1 - p) : A(0);", "return A(1) / A(1 - p);", _DROPPED,
+        "A(p < 1 ? 1 - p : 1)", "A(1 - p)", _DROPPED,
     ),
     mutant(
         "shares are numbered as in C order", "backends/cuda/schedules/rows.py",

@@ -79,7 +79,7 @@ struct Mask : Stream {
   f64 p;
 
   // What stays is scaled by this; where nothing stays, no product with it may be infinite.
-  template <class A> HD A rise() const { return p < 1 ? A(1) / A(1 - p) : A(0); }
+  template <class A> HD A rise() const { return A(1) / A(p < 1 ? 1 - p : 1); }
   HD bool stays(u32 word) const { return p < 1 && word >= u32(p * 4294967296.0); }
   // A bit for each of N elements, the first of which may have any number where they do not lie
   // TOGETHER in one counter.
