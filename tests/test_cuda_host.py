@@ -749,6 +749,31 @@ def test_arrays_aligned_less_are_no_business_of_a_plan(
     assert len(device.launched) == launched > 0
 
 
+@pytest.mark.parametrize("op", ["cross_entropy", "cross_entropy_with_gradient", "log_prob"])
+def test_labels_that_were_shifted_by_one_cost_no_vectors(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view from the second label on begins within 16 bytes, and so does another at each call."""
+    device = stub_device.install(monkeypatch)
+    logits, labels = torch.randn(64, 4096), torch.zeros(66, dtype=torch.int64)
+    usual = check.problem(registry[op].spec, [logits, labels[:64]], {}, DEFAULT)
+    x, target = usual.given
+    problem = replace(usual, inputs=(x, target._replace(alignment=8)))
+    names = registry[op].spec.usual
+    values = {name: names[name] for name in problem.spec.scalars}
+    found = []
+    for some, given in ((usual, labels[:64]), (problem, labels[1:65]), (usual, labels[1:65])):
+        device.launched.clear()
+        run = BACKEND.prepare(some).run
+        run([logits, given], None, False, values)
+        found.append([function.symbol for function in device.launched])
+    assert "_wide" in "".join(found[0])
+    assert found[1:] == found[:1] * 2
+    # The logits are read in vectors, so theirs still counts.
+    with pytest.raises(Misfit):
+        run([torch.randn(64 * 4096 + 1)[1:].reshape(64, 4096), labels[:64]], None, False, values)
+
+
 def several(what: str) -> tuple[Problem, list[Any]]:
     """Calls that launch more than one kernel: the problem and its arrays."""
     x, dy = torch.randn(64, 128), torch.randn(64, 128)

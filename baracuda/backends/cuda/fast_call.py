@@ -88,6 +88,7 @@ def compiled(
     problem: Problem,
     arrays: Any,
     alignment: int,
+    anywhere: frozenset[int],
     state: Any,
     ordinal: int,
     general: Runner,
@@ -104,7 +105,9 @@ def compiled(
     arrays : module
         `backends.cuda.torch`.
     alignment : int
-        What all addresses are multiples of.
+        What all addresses are multiples of,
+    anywhere : frozenset of int
+        but those in these slots.
     state : sequence of int
         Not 0 where an error waits to be raised.
     ordinal : int
@@ -139,7 +142,7 @@ def compiled(
     values = tuple(zip(problem.spec.scalars, map(bool, reads), strict=True))
     # Those of which the dtype too may be another one.
     wider = tuple([len(outputs.may_have(problem, x)) > 1 for x in problem.outputs])
-    kind = tuple(kinds), values, present, wider
+    kind = tuple(kinds), values, present, wider, anywhere
     bind = _binder(*kind, bool(workspaces), arrays)
     return bind(alignment - 1, state, ordinal, general, [], news, steps)
 
@@ -150,6 +153,7 @@ def _binder(
     scalars: tuple[tuple[str, bool], ...],
     present: tuple[bool, ...],
     wider: tuple[bool, ...],
+    anywhere: frozenset[int],
     works: bool,
     arrays: Any,
 ) -> Callable[..., Runner]:
@@ -195,7 +199,7 @@ def _binder(
         steps="".join(bound),
         arrays="; ".join(f"a{i} = arrays[{i}]" for i, there in enumerate(present) if there),
         given=pointers(given),
-        either_given=either(given),
+        either_given=either([x for i, x in enumerate(given) if i not in anywhere]),
         make="; ".join(f"{y} = {new(arrays.EMPTY, i)}" for i, y in enumerate(made)),
         outs="".join(f"{y}, " for y in made),
         differ=" or ".join(differ),

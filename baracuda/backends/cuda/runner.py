@@ -9,7 +9,7 @@ from baracuda import layouts
 from baracuda.backends.cuda import fast_call, index_errors
 from baracuda.backends.cuda.launch import Clear, Launch, as_before, stream_of
 from baracuda.backends.cuda.launch_plan import WIDEST, Call, DeviceFacts, Step, Steps, strides_of
-from baracuda.backends.cuda.schedules import plan, variants
+from baracuda.backends.cuda.schedules import any_alignment, plan, variants
 from baracuda.calls import outputs
 from baracuda.declaration.backend import Adds, Misfit, Refusal, Runner
 from baracuda.declaration.dtypes import name_of
@@ -68,6 +68,7 @@ class CudaRunner:
 
     __slots__ = (
         "_alignment",
+        "_anywhere",
         "_empty",
         "_guard",
         "_listener",
@@ -107,7 +108,9 @@ class CudaRunner:
         self._programs: dict[_Key, _Program] = {}
         self._guard = Guard()
         self._reads = problem.reads
-        self._alignment = min([x.alignment for x in problem.given], default=WIDEST)
+        self._anywhere = any_alignment(problem)
+        given = [x.alignment for i, x in enumerate(problem.given) if i not in self._anywhere]
+        self._alignment = min(given, default=WIDEST)
         self._sums = any(outputs.may_have(problem, x)[1:] for x in problem.outputs)
         self._usual: _Key = (self._alignment, None, False, ())
         self.steps = self._plan(self._usual)
@@ -135,10 +138,10 @@ class CudaRunner:
         if self._empty:
             return results[0] if len(results) == 1 else tuple(results)
         words = [pointer(x) for x in arrays if x is not None]
-        if aligned(words) < self._alignment:
+        if self._aligned(words) < self._alignment:
             raise Misfit
         words += [pointer(x) for x in results]
-        key = (min(aligned(words), self._alignment), layout, accumulate, wide)
+        key = (min(self._aligned(words), self._alignment), layout, accumulate, wide)
         launches, workspaces = self._programs.get(key) or self._program(key)
         held = [self.arrays.workspace(*each, self._ordinal) for each in workspaces]
         words += [pointer(x) for x in held]
@@ -150,6 +153,11 @@ class CudaRunner:
         launch_all(launches, words, values, stream)
         return results[0] if len(results) == 1 else tuple(results)
 
+    def _aligned(self, words: Sequence[int]) -> int:
+        if not self._anywhere:
+            return aligned(words)
+        return aligned([word for i, word in enumerate(words) if i not in self._anywhere])
+
     def _allocate(self) -> list[Array]:
         return [self.arrays.empty(*made, self._ordinal) for made in self._made]
 
@@ -159,8 +167,8 @@ class CudaRunner:
         if not launches:
             return self
         return fast_call.compiled(
-            launches, workspaces, self.problem, self.arrays, self._alignment, self._state,
-            self._ordinal, self,
+            launches, workspaces, self.problem, self.arrays, self._alignment, self._anywhere,
+            self._state, self._ordinal, self,
         )  # fmt: skip
 
     def program(self, alignment: int) -> _Program:

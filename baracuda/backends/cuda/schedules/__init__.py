@@ -35,6 +35,7 @@ from baracuda.backends.cuda.schedules.indexed import (
     segments,
 )
 from baracuda.declaration.backend import Refusal
+from baracuda.declaration.spec import Problem
 
 PLANNERS: dict[str, Planner] = {
     "elementwise": elementwise.plan,
@@ -75,6 +76,8 @@ VARIANTS: dict[str, Variants] = {
     "scatter": scatter.variants,
 }
 """Of the schedules that have several."""
+ENTRIES = frozenset({"cross_entropy", "log_prob"})
+"""Those whose kernels read the entries of an index one at a time, however they are aligned."""
 
 
 def plan(call: Call) -> Steps:
@@ -106,6 +109,17 @@ def plan(call: Call) -> Steps:
     if call.problem.choices.deterministic and not steps.deterministic:
         raise Refusal("adds by atomics, in no fixed order, which deterministic=True rules out")
     return steps
+
+
+def any_alignment(problem: Problem) -> frozenset[int]:
+    """The slots of arrays whose addresses no kernel of a problem depends on.
+
+    Labels that were shifted by one, as those of a language model are, begin within 16 bytes.
+    """
+    kernel, indices = problem.spec.kernel, problem.spec.indices
+    if kernel is None or kernel.schedule not in ENTRIES:
+        return frozenset()
+    return frozenset(i for i, x in enumerate(problem.given) if x.name in indices)
 
 
 def variants(call: Call) -> tuple[str, ...]:
