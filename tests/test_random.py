@@ -16,9 +16,10 @@ import torch
 from fuzz.philox import dropped, masks, whole
 from fuzz.philox import philox as reference
 from scipy import special
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import baracuda as bc
-from baracuda.families.philox import gaussian, philox
+from baracuda.families.philox import gaussian, philox, words_of
 
 # The known answers of Random123 (kat_vectors, philox4x32 with 10 rounds): counter, key, words.
 KNOWN = [
@@ -43,6 +44,20 @@ def test_words_are_those_of_random123(counter: str, key: str, want: str) -> None
     assert tuple(int(x[0]) for x in got) == hexadecimal(want)
     known = reference([hexadecimal(counter)], hexadecimal(key))
     assert tuple(known[0].tolist()) == hexadecimal(want)
+
+
+@pytest.mark.parametrize("part", [None, (8, 64, 2, 16)], ids=["whole", "part"])
+def test_a_compiler_multiplies_no_number_of_a_place_as_an_index(part: Any) -> None:
+    """Inductor makes products of `arange` and constants in 32 bits, whatever the dtype says."""
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        return words_of((4, 16), 7, 2, x, part=part)
+
+    graph = make_fx(traced)(torch.ones(4, 16)).graph
+    places = [node for node in graph.nodes if "arange" in str(node.target)]
+    used = {str(user.target) for node in places for user in node.users}
+    assert places
+    assert used == {"aten.bitwise_and.Scalar"}
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-9, 0.25, 1 - 2.0**-30, 1.0])

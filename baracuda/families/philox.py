@@ -130,8 +130,9 @@ def words_of(
 
     def drawn(first: int) -> Array:
         number = xp.arange(first, min(first + step, groups), **there)
-        # Of 2^35 elements on, some have more groups before them than a word counts.
-        counter = (number & _TOP, number >> 32) if groups > _TOP else (number, 0)
+        # Of 2^35 elements on, some have more groups before them than a word counts. The mask also
+        # keeps Inductor from taking the number for an index, whose products it makes in 32 bits.
+        counter = number & _TOP, number >> 32 if groups > _TOP else 0
         found = _of_counter(philox((*counter, *high), key), whole)
         return xp.reshape(xp.stack(found, axis=-1), (-1,))
 
@@ -163,7 +164,9 @@ def _words_at(
     number: Any = 0
     for axis, (begin, step) in enumerate(zip(begins, contiguous(extents), strict=True)):
         by = many if together and axis == rank - 1 else 1
-        along = xp.reshape(xp.arange(counts[axis], **there), (-1, *(1,) * (rank - 1 - axis)))
+        # The mask is for Inductor, as in `words_of`.
+        along = xp.arange(counts[axis], **there) & _TOP
+        along = xp.reshape(along, (-1, *(1,) * (rank - 1 - axis)))
         begin = begin if isinstance(begin, int) else xp.astype(begin, there["dtype"])
         number = number + (begin + along * by) * step
     group, place = number >> (2 if whole else 3), number & (many - 1)
