@@ -154,10 +154,18 @@ def install_copies(monkeypatch: pytest.MonkeyPatch, memory: Memory) -> None:
             memory.words += count
             ctypes.memmove(to, self.words.ctypes.data, 8 * count)
 
-    def at_once(words: np.ndarray) -> int:
-        memory.kept.append(words)
-        return int(words.ctypes.data)
+    class Room:
+        def __init__(self, nbytes: int) -> None:
+            self.words = np.zeros(nbytes // 8, np.uint64)
+            self.address = int(self.words.ctypes.data)
+
+    def at_once(words: np.ndarray) -> Room:
+        room = Room(words.nbytes)
+        room.words[:] = words
+        memory.kept.append(room.words)
+        return room
 
     monkeypatch.setattr(lists, "Staging", Staging)
+    monkeypatch.setattr(lists, "Room", Room)
     monkeypatch.setattr(lists, "at_once", at_once)
     monkeypatch.setattr(lists, "capturing", lambda stream, ordinal: memory.capturing)

@@ -220,6 +220,21 @@ def test_what_has_gaps_runs_by_itself(device: StubDevice, memory: Memory) -> Non
         torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-6)
 
 
+def test_a_table_is_in_no_pool_of_a_library(
+    device: StubDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lasts longer than a call would be lost memory to the graphs of torch.compile."""
+    from baracuda.backends.cuda import torch as arrays
+
+    def asked(*what: Any) -> Any:
+        raise AssertionError(f"a table is of memory of torch: {what}")
+
+    monkeypatch.setattr(arrays, "workspace", staticmethod(asked))
+    arrays = drawn()
+    bc.adamw.plan(*arrays)(*arrays, **STEP)
+    assert len(device.launched) == 1
+
+
 def test_a_graph_keeps_its_table(device: StubDevice, memory: Memory) -> None:
     arrays, others = drawn(), drawn(1)
     plan = bc.adamw.plan(*arrays)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -64,18 +66,44 @@ class Staging:
         checked(driver.cuEventRecord(self._event, stream))
 
 
-def at_once(words: NDArray[np.uint64]) -> int:
-    """The address of device memory that holds `words` from now on and for good.
+class Room:
+    """Device memory of no array library: what is kept from call to call is in no pool of a graph.
+
+    Attributes
+    ----------
+    address : int
+    """
+
+    __slots__ = ("__weakref__", "address")
+
+    def __init__(self, nbytes: int) -> None:
+        with while_capturing():
+            self.address = int(checked(driver.cuMemAlloc(nbytes)))
+        context = checked(driver.cuCtxGetCurrent())
+        # At the end of the process the driver frees all.
+        weakref.finalize(self, _freed, self.address, context, os.getpid()).atexit = False
+
+
+def _freed(address: int, context: Any, process: int) -> None:
+    """Free device memory once all work on the device is done; not in a forked child."""
+    if os.getpid() == process and not driver.cuCtxPushCurrent(context)[0]:
+        with while_capturing():
+            driver.cuMemFree(address)
+        driver.cuCtxPopCurrent()
+
+
+def at_once(words: NDArray[np.uint64]) -> Room:
+    """Device memory that holds `words` from now on.
 
     For graphs: a capture records no copy, and replays may come at any time.
     """
+    room = Room(words.nbytes)
     with while_capturing():
-        address = checked(driver.cuMemAlloc(words.nbytes))
         own = checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        checked(driver.cuMemcpyHtoDAsync(address, words.ctypes.data, words.nbytes, own))
+        checked(driver.cuMemcpyHtoDAsync(room.address, words.ctypes.data, words.nbytes, own))
         checked(driver.cuStreamSynchronize(own))
         checked(driver.cuStreamDestroy(own))
-    return int(address)
+    return room
 
 
 def capturing(stream: Any, ordinal: int) -> bool:
@@ -92,17 +120,17 @@ class Table:
 
     Attributes
     ----------
-    address : int
+    room : Room
     written : tuple
         The addresses of arrays that it holds.
     captured : bool
         Whether a graph reads it: then it is never written to again.
     """
 
-    __slots__ = ("address", "captured", "memory", "written")
+    __slots__ = ("captured", "room", "written")
 
-    def __init__(self, address: int, memory: Any, written: Any, captured: bool) -> None:
-        self.address, self.memory, self.written, self.captured = address, memory, written, captured
+    def __init__(self, room: Room, written: Any) -> None:
+        self.room, self.written, self.captured = room, written, False
 
 
 # Those that graphs read, for as long as the process lives: nobody tells when a graph is gone.
@@ -271,7 +299,7 @@ class ListRunner:
         if captured and not table.captured:
             table.captured = True
             _kept.append(table)
-        return table.address
+        return table.room.address
 
     def _written(self, key: Any, stream: Any, old: Table | None, captured: bool) -> Table:
         """The table with other addresses: in the same memory, unless a graph reads that."""
@@ -280,7 +308,7 @@ class ListRunner:
             words = np.empty(self._words, np.uint64)
             self._fill(words, by_set)
             words[self._rows :] = self._map
-            return Table(at_once(words), None, key, False)
+            return Table(at_once(words), key)
         staging = next((s for s in self._staging if s.free), None)
         if staging is None:
             staging = Staging(self._words)
@@ -289,10 +317,8 @@ class ListRunner:
         self._fill(staging.words, by_set)
         count = self._rows
         if old is None or old.captured:
-            memory = self._arrays.workspace((self._words,), "int64", self._facts.ordinal)
-            count = self._words
-            old = Table(self._arrays.pointer(memory), memory, None, False)
-        staging.send(old.address, count, stream)
+            count, old = self._words, Table(Room(8 * self._words), None)
+        staging.send(old.room.address, count, stream)
         old.written = key
         return old
 
