@@ -133,6 +133,13 @@ VARIANTS = (
     ),
     Variant("baracuda, torch.compile", patched, compiled=True),
     Variant("baracuda, torch.compile, causal kernel", patched, compiled=True, around=causal),
+    Variant(
+        "baracuda, bc.optim.AdamW, torch.compile, causal kernel",
+        patched,
+        compiled=True,
+        around=causal,
+        optimiser=optim.AdamW,
+    ),
     # The last, as it replaces functions of transformers in the whole process.
     Variant("Liger", liger),
 )
@@ -152,7 +159,8 @@ def model_of(name: str, sizes: Sizes, device: str) -> Any:
         hidden_size=sizes.hidden, intermediate_size=sizes.ffn, num_hidden_layers=sizes.layers,
         num_attention_heads=heads, num_key_value_heads=max(heads // 4, 1),
         head_dim=min(head, sizes.hidden // heads), vocab_size=sizes.vocabulary,
-        max_position_embeddings=sizes.tokens, sliding_window=sizes.tokens, use_cache=False,
+        # A window no longer than the text is a mask, and a slower kernel of attention.
+        max_position_embeddings=sizes.tokens, sliding_window=2 * sizes.tokens, use_cache=False,
         pad_token_id=None, bos_token_id=None, eos_token_id=None,
         **rope, **{key: value for key, value in more.items() if key != "rope_theta"},
     )  # fmt: skip
