@@ -30,16 +30,20 @@ IMPORTS = (
 )  # fmt: skip
 
 
-def printed(program: Path, *arguments: str, at: Path = ROOT, ranks: int = 0) -> str:
+def printed(
+    program: Path, *arguments: str, at: Path = ROOT, ranks: int = 0, forked: bool = True
+) -> str:
     """What a program prints, once it has ended well.
 
-    With `ranks` it is so many processes, told of each other in the variables of torchrun.
+    With `ranks` it is so many processes, told of each other in the variables of torchrun. Those
+    that use a GPU are not `forked`: to import torch's compiler takes hold of it, for one process.
     """
     server = _server()
     assert server.stdin
     assert server.stdout
     try:
         given = {"words": [str(program), *arguments], "at": str(at), "ranks": ranks}
+        given["forked"] = forked
         server.stdin.write(json.dumps(given) + "\n")
         server.stdin.flush()
         out, errors, failed = json.loads(server.stdout.readline())
@@ -96,20 +100,29 @@ def _variables(ranks: int) -> list[dict[str, str]]:
     ]  # fmt: skip
 
 
-def _run(words: list[str], at: str, ranks: int) -> tuple[str, str, bool]:
+def _run(words: list[str], at: str, ranks: int, forked: bool) -> tuple[str, str, bool]:
     """Output and errors of a program, and whether a process of it failed."""
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
-        failed = _fails(words, at, ranks, files)
+        failed = _fails(words, at, ranks, files, forked)
         for file in files:
             file.seek(0)
         return files[0].read(), files[1].read(), failed
 
 
-def _fails(words: list[str], at: str, ranks: int, files: list[Any]) -> bool:
+def _fails(words: list[str], at: str, ranks: int, files: list[Any], forked: bool) -> bool:
     """Run the processes of a program, and say whether one failed."""
     left, failed = set[int](), False
     for variables in _variables(ranks) or [{}]:
+        if not forked:
+            started = subprocess.Popen(
+                [sys.executable, *words], stdin=subprocess.DEVNULL, stdout=files[0],
+                stderr=files[1], cwd=at, env={**os.environ, **variables},
+            )  # fmt: skip
+            left.add(started.pid)
+            # Its end is waited for below.
+            started.returncode = 0
+            continue
         if (process := os.fork()) == 0:
             sys.exit(_be(words, at, variables, files))
         left.add(process)

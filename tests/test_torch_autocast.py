@@ -35,7 +35,7 @@ def region(
     return torch.autocast("cpu", dtype=dtype, enabled=enabled)
 
 
-def called(name: str) -> Callable[..., Any]:
+def called(name: str) -> partial[Any]:
     """An op with the run-time values that it has to be given."""
     spec = registry[name].spec
     first = spec.cases[0].options
@@ -421,16 +421,18 @@ def test_a_scaled_loss_has_finite_gradients_at_the_first_step(loss: str) -> None
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("name", WIDENED)
 def test_kernels_write_wider_results_in_a_region(name: str, dtype: torch.dtype) -> None:
-    op, arrays = called(name), [x.detach().cuda() for x in arguments(name, dtype)]
+    op, values = called(name), called(name).keywords
+    arrays = [x.detach().cuda() for x in arguments(name, dtype)]
     widened(name, arrays, dtype)
-    outside = op.plan(*arrays)
+    plan_of = registry[name].plan
+    outside = plan_of(*arrays)
     with torch.autocast("cuda", dtype=dtype):
-        inside = op.plan(*arrays)
-    assert inside is op.plan(*arrays, dtype="float32")
-    assert outside(*arrays).dtype == dtype
+        inside = plan_of(*arrays)
+    assert inside is plan_of(*arrays, dtype="float32")
+    assert outside(*arrays, **values).dtype == dtype
     arrays = [x.requires_grad_() for x in arrays]
     with torch.autocast("cuda", dtype=dtype):
-        y, plan = op.planned(*arrays)
+        y, plan = registry[name].planned(*arrays, **values)
     assert (y.dtype, plan.sku.backend) == (torch.float32, "cuda")
     wide = [x.detach().double().requires_grad_() for x in arrays]
     want = op(*wide, backend="array_api")

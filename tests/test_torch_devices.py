@@ -26,7 +26,8 @@ pytestmark = pytest.mark.skipif(
 
 def report(device: str, processes: int) -> Any:
     """What the program found wrong, by op and check."""
-    return json.loads(printed(ROOT / "tests/torch_devices.py", device, ranks=processes))
+    program, forked = ROOT / "tests/torch_devices.py", device == "cpu"
+    return json.loads(printed(program, device, ranks=processes, forked=forked))
 
 
 @pytest.fixture(scope="module")
