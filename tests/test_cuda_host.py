@@ -757,15 +757,15 @@ def test_labels_that_were_shifted_by_one_cost_no_vectors(
     device = stub_device.install(monkeypatch)
     logits, labels = torch.randn(64, 4096), torch.zeros(66, dtype=torch.int64)
     usual = check.problem(registry[op].spec, [logits, labels[:64]], {}, DEFAULT)
-    x, target = usual.given
-    problem = replace(usual, inputs=(x, target._replace(alignment=8)))
+    x, index = usual.given
+    problem = replace(usual, inputs=(x, index._replace(alignment=8)))
     names = registry[op].spec.usual
     values = {name: names[name] for name in problem.spec.scalars}
     found = []
-    for some, given in ((usual, labels[:64]), (problem, labels[1:65]), (usual, labels[1:65])):
+    for some, target in ((usual, labels[:64]), (problem, labels[1:65]), (usual, labels[1:65])):
         device.launched.clear()
         run = BACKEND.prepare(some).run
-        run([logits, given], None, False, values)
+        run([logits, target], None, False, values)
         found.append([function.symbol for function in device.launched])
     assert "_wide" in "".join(found[0])
     assert found[1:] == found[:1] * 2

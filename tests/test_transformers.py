@@ -283,6 +283,22 @@ def test_what_is_not_a_plain_projection_is_not_recomputed() -> None:
     assert_same_step(step(model), step(model_of()))
 
 
+def test_nothing_is_recomputed_within_transforms() -> None:
+    """They have no place for what recomputes."""
+    model, plain = model_of(), model_of()
+    patch(model)
+
+    def loss(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        call = {"input_ids": IDS, "labels": LABELS}
+        found: torch.Tensor = torch.func.functional_call(model, weights, kwargs=call).loss
+        return found
+
+    got = torch.func.grad(loss)({name: p.detach() for name, p in model.named_parameters()})
+    plain(input_ids=IDS, labels=LABELS).loss.backward()
+    for name, p in plain.named_parameters():
+        torch.testing.assert_close(got[name], p.grad, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_recomputed_mlps_stand_in_layers_that_are(reentrant: bool) -> None:
     plain, patched = model_of(), model_of()

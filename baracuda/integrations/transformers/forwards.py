@@ -137,6 +137,12 @@ def decoder(was: Forward, found: Decoder) -> Forward:
 # -- what is within a layer ----------------------------------------------------------------------
 
 
+def _may_recompute() -> bool:
+    """Whether something may be computed again backward; within torch.func nothing is."""
+    kept = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return kept and torch._C._autograd._saved_tensors_hooks_is_enabled()
+
+
 def mlp(was: Forward, found: Mlp, recompute: bool) -> Forward:
     """A gated MLP whose activation and product are one op, made again backward to `recompute`."""
     names = (found.packed,) if found.packed else (found.up, found.gate)
@@ -150,7 +156,7 @@ def mlp(was: Forward, found: Mlp, recompute: bool) -> Forward:
 
         # A compiler chooses by itself what it keeps; what is in others' modules may be random.
         plain = type(down) is torch.nn.Linear and not _hooked(down) and down.weight.requires_grad
-        if recompute and plain and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if recompute and plain and _may_recompute():
             # This stops before the product.
             return checkpoint(end, *parts, use_reentrant=False, preserve_rng_state=False)
         return end(*parts)

@@ -184,7 +184,7 @@ def patch(
     only: Iterable[str] | str | None = None,
     without: Iterable[str] | str | None = None,
     grad_dtype: Literal["accumulate", "weight"] = "weight",
-    recompute: bool = False,
+    recompute: bool = True,
 ) -> Report:
     """Let a model of transformers compute by baracuda's ops, in place.
 
@@ -209,7 +209,8 @@ def patch(
         Compute the input of an MLP's last projection again in the backward pass, from the two
         arrays that the gate's gradient needs anyway, and keep it not until then. Saves one array
         of the MLP's inner width a layer for one more run of the gated activation, as by
-        `torch.utils.checkpoint`. Under `torch.compile` the compiler decides.
+        `torch.utils.checkpoint`. The gradients are the same bit for bit. Under `torch.compile` the
+        compiler decides.
 
     Returns
     -------
