@@ -64,7 +64,7 @@ def figures() -> dict[str, str]:
         "the plain step": f"{min(plain):.2f} to {max(plain):.2f} of the unpatched model's",
         "the compiled step": f"it takes {min(best):.2f} to {max(best):.2f}, for Gemma 3 when "
         f"compiled too ({max(compiled):.2f} when not)",
-        "the peak": f"{100 * min(memory) - 100:.0f} to {100 * max(memory) - 100:.0f} % above",
+        "the peak": f"{100 - 100 * max(memory):.0f} to {100 - 100 * min(memory):.0f} % below",
         "the machine": f"one {record['device']} with torch {record['torch'].partition('+')[0]}.",
         "rows": f"has {len(rows)} problems of {len({row['op'] for row in rows})} functions",
         "sizes": f"({sizes[tenth]:.2f} to {sizes[-tenth]:.1f} GB moved by a call)",

@@ -165,7 +165,7 @@ def headline(record: Mapping[str, Any], palette: Palette) -> str:
 # Variants of `bench --model`, by what they are to a reader.
 STEPS = {
     "baracuda": "baracuda, bc.optim.AdamW",
-    "baracuda, compiled": "baracuda, torch.compile, causal kernel",
+    "baracuda, compiled": "baracuda, bc.optim.AdamW, torch.compile, causal kernel",
     "torch.compile": "torch.compile, causal kernel",
     "Liger": "Liger",
     "transformers": "eager",
