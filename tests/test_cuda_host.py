@@ -755,6 +755,13 @@ def test_labels_that_were_shifted_by_one_cost_no_vectors(
 ) -> None:
     """A view from the second label on begins within 16 bytes, and so does another at each call."""
     device = stub_device.install(monkeypatch)
+    from baracuda.backends.cuda import runner
+
+    longer = list[Any]()
+    whole = runner.CudaRunner.__call__
+    monkeypatch.setattr(
+        runner.CudaRunner, "__call__", lambda self, *a: (longer.append(a), whole(self, *a))[1]
+    )
     logits, labels = torch.randn(64, 4096), torch.zeros(66, dtype=torch.int64)
     usual = check.problem(registry[op].spec, [logits, labels[:64]], {}, DEFAULT)
     x, index = usual.given
@@ -769,6 +776,8 @@ def test_labels_that_were_shifted_by_one_cost_no_vectors(
         found.append([function.symbol for function in device.launched])
     assert "_wide" in "".join(found[0])
     assert found[1:] == found[:1] * 2
+    # All went the short way.
+    assert not longer
     # The logits are read in vectors, so theirs still counts.
     with pytest.raises(Misfit):
         run([torch.randn(64 * 4096 + 1)[1:].reshape(64, 4096), labels[:64]], None, False, values)

@@ -224,12 +224,12 @@ def test_a_table_is_in_no_pool_of_a_library(
     device: StubDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What lasts longer than a call would be lost memory to the graphs of torch.compile."""
-    from baracuda.backends.cuda import torch as arrays
+    from baracuda.backends import cuda
 
     def asked(*what: Any) -> Any:
         raise AssertionError(f"a table is of memory of torch: {what}")
 
-    monkeypatch.setattr(arrays, "workspace", staticmethod(asked))
+    monkeypatch.setattr(cuda._arrays("torch"), "workspace", asked)
     arrays = drawn()
     bc.adamw.plan(*arrays)(*arrays, **STEP)
     assert len(device.launched) == 1

@@ -418,7 +418,7 @@ _GEOMETRY = (
 _CALLS = (
     mutant(
         "arrays aligned less are a misfit", "backends/cuda/runner.py",
-        "        if aligned(words) < self._alignment:\n            raise Misfit\n", "",
+        "        if self._aligned(words) < self._alignment:\n            raise Misfit\n", "",
         "test_cuda_host.py::test_arrays_aligned_less_are_no_business_of_a_plan[swiglu]",
     ),
     mutant(

@@ -840,6 +840,23 @@ _FRAMEWORKS = (
         "test_random.py::test_a_mask_follows_from_the_seed_and_the_places_alone",
     ),
     mutant(
+        "a table is in no pool of a library", "backends/cuda/lists.py",
+        "count, old = self._words, Table(Room(8 * self._words), None)",
+        "count, old = self._words, Table(Room(8 * self._words), None)\n"
+        "            self._arrays.workspace((self._words,), \"int64\", self._facts.ordinal)",
+        "test_lists.py::test_a_table_is_in_no_pool_of_a_library",
+    ),
+    mutant(
+        "labels may begin anywhere", "backends/cuda/schedules/__init__.py",
+        "kernel.schedule not in ENTRIES", "True",
+        "test_cuda_host.py::test_labels_that_were_shifted_by_one_cost_no_vectors[cross_entropy]",
+    ),
+    mutant(
+        "the short way asks no alignment of labels", "backends/cuda/fast_call.py",
+        "either([x for i, x in enumerate(given) if i not in anywhere])", "either(given)",
+        "test_cuda_host.py::test_labels_that_were_shifted_by_one_cost_no_vectors[cross_entropy]",
+    ),
+    mutant(
         "only what is sent again may change in a table", "backends/cuda/lists.py",
         "not fixed.isdisjoint(changed)", "False",
         "test_lists.py::test_a_table_is_made_again_where_an_address_has_changed",
@@ -1209,6 +1226,17 @@ _EXAMPLES = (
         "test_random.py::test_a_kernel_drops_examples[(1, 16)-row]",
     ),
     mutant(
+        "Inductor takes no group of words for an index", "families/philox.py",
+        "counter = number & _TOP, number >> 32", "counter = number, number >> 32",
+        "test_random.py::test_a_compiler_multiplies_no_number_of_a_place_as_an_index[whole]",
+    ),
+    mutant(
+        "Inductor takes no place in a whole for an index", "families/philox.py",
+        "along = xp.arange(counts[axis], **there) & _TOP",
+        "along = xp.arange(counts[axis], **there)",
+        "test_random.py::test_a_compiler_multiplies_no_number_of_a_place_as_an_index[part]",
+    ),
+    mutant(
         "a part begins where it is said to", "families/philox.py",
         "number = number + (begin + along * by) * step",
         "number = number + along * by * step",
@@ -1234,6 +1262,11 @@ _EXAMPLES = (
         "if recompute and plain", "if plain",
         "test_transformers.py::"
         "test_the_inner_width_of_an_mlp_may_be_recomputed_instead_of_kept[Llama]",
+    ),
+    mutant(
+        "nothing is recomputed within transforms", "integrations/transformers/forwards.py",
+        "return kept and torch._C._autograd._saved_tensors_hooks_is_enabled()", "return kept",
+        "test_transformers.py::test_nothing_is_recomputed_within_transforms",
     ),
     mutant(
         "what may draw again is not recomputed", "integrations/transformers/forwards.py",
