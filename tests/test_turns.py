@@ -226,10 +226,13 @@ def test_chunks_aligned_less_find_their_plan_at_once(
     hidden, weight = torch.ones(9, 7), torch.ones(5, 7)
     target = torch.zeros(9, dtype=torch.int64)
     assert target.data_ptr() % 16 == 0
-    # The targets of the second chunk begin at 8 bytes from a multiple of 16.
+    # The targets and the cotangents of the second chunk begin at 8 and at 12 bytes from a multiple
+    # of 16. The former may begin anywhere.
+    pull = torch.ones(9)
     tasks = [
         partial(bc.linear_cross_entropy, hidden, weight, target, chunk=3),
         partial(bc.linear_cross_entropy_with_gradient, hidden, weight, target, chunk=3),
+        partial(bc.linear_log_prob_with_gradient, pull, None, hidden, weight, target, chunk=3),
     ]
     for task in tasks:
         for _ in range(2):

@@ -17,6 +17,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from baracuda.integrations.transformers.code import Decoder, Head, Heads, Rope
 from baracuda.integrations.transformers.modules import Branch, Embedding, Layer, Mlp, Norm
+from baracuda.libraries.torch import transforms
 from baracuda.nn.namesakes import taken
 from baracuda.ops.embedding import embedding as lookup
 from baracuda.ops.linear_cross_entropy import linear_cross_entropy
@@ -140,7 +141,7 @@ def decoder(was: Forward, found: Decoder) -> Forward:
 def _may_recompute() -> bool:
     """Whether something may be computed again backward; within torch.func nothing is."""
     kept = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return kept and torch._C._autograd._saved_tensors_hooks_is_enabled()
+    return kept and transforms() is None
 
 
 def mlp(was: Forward, found: Mlp, recompute: bool) -> Forward:
