@@ -164,9 +164,7 @@ def _words_at(
     number: Any = 0
     for axis, (begin, step) in enumerate(zip(begins, contiguous(extents), strict=True)):
         by = many if together and axis == rank - 1 else 1
-        # The mask is for Inductor, as in `words_of`.
-        along = xp.arange(counts[axis], **there) & _TOP
-        along = xp.reshape(along, (-1, *(1,) * (rank - 1 - axis)))
+        along = xp.reshape(xp.arange(counts[axis], **there), (-1, *(1,) * (rank - 1 - axis)))
         begin = begin if isinstance(begin, int) else xp.astype(begin, there["dtype"])
         number = number + (begin + along * by) * step
     group, place = number >> (2 if whole else 3), number & (many - 1)

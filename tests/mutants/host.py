@@ -1228,13 +1228,7 @@ _EXAMPLES = (
     mutant(
         "Inductor takes no group of words for an index", "families/philox.py",
         "counter = number & _TOP, number >> 32", "counter = number, number >> 32",
-        "test_random.py::test_a_compiler_multiplies_no_number_of_a_place_as_an_index[whole]",
-    ),
-    mutant(
-        "Inductor takes no place in a whole for an index", "families/philox.py",
-        "along = xp.arange(counts[axis], **there) & _TOP",
-        "along = xp.arange(counts[axis], **there)",
-        "test_random.py::test_a_compiler_multiplies_no_number_of_a_place_as_an_index[part]",
+        "test_random.py::test_a_compiler_multiplies_no_number_of_a_place_as_an_index",
     ),
     mutant(
         "a part begins where it is said to", "families/philox.py",
