@@ -88,7 +88,8 @@ def test_lists_in_jax() -> None:
     for run in (bc.adamw, jax.jit(lambda *lists: bc.adamw(*lists, **STEP))):
         got = run(*arrays, **(STEP if run is bc.adamw else {}))
         for x, y in zip(got[0], want[0], strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-6)
+            # Fused by XLA, a difference of what is added and taken away rounds once less.
+            np.testing.assert_allclose(x, y, rtol=4e-6)
 
 
 def test_lists_that_do_not_fit_are_refused() -> None:
