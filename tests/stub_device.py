@@ -166,6 +166,6 @@ def install_copies(monkeypatch: pytest.MonkeyPatch, memory: Memory) -> None:
         return room
 
     monkeypatch.setattr(lists, "Staging", Staging)
-    monkeypatch.setattr(lists, "Room", Room)
+    monkeypatch.setattr(lists, "Memory", Room)
     monkeypatch.setattr(lists, "at_once", at_once)
     monkeypatch.setattr(lists, "capturing", lambda stream, ordinal: memory.capturing)

@@ -321,11 +321,8 @@ def test_memory_may_be_freed_while_a_graph_is_captured(monkeypatch: pytest.Monke
     """The collector frees what a cycle holds on whichever thread it runs."""
     from cuda.bindings import driver
 
-    from baracuda.backends.cuda import jax as kernels
-    from baracuda.backends.cuda import launch
+    from baracuda.backends.cuda.launch import Memory
 
-    # It may have been imported first where a test had another in this place.
-    monkeypatch.setattr(kernels, "while_capturing", launch.while_capturing)
     ok, modes = driver.CUresult.CUDA_SUCCESS, driver.CUstreamCaptureMode
     strict, relaxed = (
         modes.CU_STREAM_CAPTURE_MODE_GLOBAL,
@@ -340,7 +337,10 @@ def test_memory_may_be_freed_while_a_graph_is_captured(monkeypatch: pytest.Monke
     monkeypatch.setattr(driver, "cuMemAlloc", lambda nbytes: (ok, 64))
     monkeypatch.setattr(driver, "cuMemFree", lambda address: freed.append((address, mode[0])))
     monkeypatch.setattr(driver, "cuThreadExchangeStreamCaptureMode", exchange)
-    cycle: list[Any] = [kernels.Memory(4)]
+    monkeypatch.setattr(driver, "cuCtxGetCurrent", lambda: (ok, 7))
+    monkeypatch.setattr(driver, "cuCtxPushCurrent", lambda context: (ok,))
+    monkeypatch.setattr(driver, "cuCtxPopCurrent", lambda: (ok, 7))
+    cycle: list[Any] = [Memory(4)]
     cycle.append(cycle)
     del cycle
     gc.collect()

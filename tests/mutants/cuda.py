@@ -621,7 +621,7 @@ _FRAMES = (
         "test_jax_kernels.py::test_a_target_is_named_by_all_that_is_launched",
     ),
     mutant(
-        "memory may be freed while a graph is captured", "backends/cuda/jax.py",
+        "memory may be freed while a graph is captured", "backends/cuda/launch.py",
         "        with while_capturing():\n            driver.cuMemFree",
         "        if True:\n            driver.cuMemFree",
         "test_jax_kernels.py::test_memory_may_be_freed_while_a_graph_is_captured",

@@ -841,8 +841,8 @@ _FRAMEWORKS = (
     ),
     mutant(
         "a table is in no pool of a library", "backends/cuda/lists.py",
-        "count, old = self._words, Table(Room(8 * self._words), None)",
-        "count, old = self._words, Table(Room(8 * self._words), None)\n"
+        "count, old = self._words, Table(Memory(8 * self._words), None)",
+        "count, old = self._words, Table(Memory(8 * self._words), None)\n"
         "            self._arrays.workspace((self._words,), \"int64\", self._facts.ordinal)",
         "test_lists.py::test_a_table_is_in_no_pool_of_a_library",
     ),

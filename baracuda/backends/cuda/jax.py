@@ -35,11 +35,10 @@ from baracuda._version import __version__
 from baracuda.backends import choose
 from baracuda.backends.cuda.launch import (
     OK,
-    checked,
+    Memory,
     device_facts,
     on_primary,
     stream_of,
-    while_capturing,
 )
 from baracuda.backends.cuda.launch_plan import WIDEST, DeviceFacts
 from baracuda.backends.cuda.runner import CudaRunner, aligned, launch_all
@@ -91,19 +90,6 @@ on_device = on_primary
 def current_stream(ordinal: int) -> int:
     """The default stream."""
     return 0
-
-
-class Memory:
-    """Memory of no array."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.address = int(checked(driver.cuMemAlloc(max(nbytes, 1))))
-
-    def __del__(self) -> None:
-        # Waits for what still uses it. The collector may run this on a thread that captures a
-        # graph, which a free in any other mode breaks.
-        with while_capturing():
-            driver.cuMemFree(self.address)
 
 
 def empty(shape: Shape, strides: Shape, dtype: str, ordinal: int) -> Memory:

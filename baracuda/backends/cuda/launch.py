@@ -7,7 +7,9 @@ the front of it. Launches go through `cuda.bindings`: `cuda.core.launch` takes n
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
@@ -76,6 +78,32 @@ def while_capturing() -> Iterator[None]:
         yield
     finally:
         driver.cuThreadExchangeStreamCaptureMode(before)
+
+
+class Memory:
+    """Device memory of no array library: what is kept from call to call is in no pool of a graph.
+
+    Attributes
+    ----------
+    address : int
+    """
+
+    __slots__ = ("__weakref__", "address")
+
+    def __init__(self, nbytes: int) -> None:
+        with while_capturing():
+            self.address = int(checked(driver.cuMemAlloc(max(nbytes, 1))))
+        context = checked(driver.cuCtxGetCurrent())
+        # At the end of the process the driver frees all.
+        weakref.finalize(self, _freed, self.address, context, os.getpid()).atexit = False
+
+
+def _freed(address: int, context: Any, process: int) -> None:
+    """Free device memory once all work on the device is done; not in a forked child."""
+    if os.getpid() == process and not driver.cuCtxPushCurrent(context)[0]:
+        with while_capturing():
+            driver.cuMemFree(address)
+        driver.cuCtxPopCurrent()
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +15,7 @@ from baracuda.backends.cuda import compiler
 from baracuda.backends.cuda.launch import (
     NO_CONTEXT,
     Launch,
+    Memory,
     as_before,
     checked,
     stream_of,
@@ -66,38 +65,12 @@ class Staging:
         checked(driver.cuEventRecord(self._event, stream))
 
 
-class Room:
-    """Device memory of no array library: what is kept from call to call is in no pool of a graph.
-
-    Attributes
-    ----------
-    address : int
-    """
-
-    __slots__ = ("__weakref__", "address")
-
-    def __init__(self, nbytes: int) -> None:
-        with while_capturing():
-            self.address = int(checked(driver.cuMemAlloc(nbytes)))
-        context = checked(driver.cuCtxGetCurrent())
-        # At the end of the process the driver frees all.
-        weakref.finalize(self, _freed, self.address, context, os.getpid()).atexit = False
-
-
-def _freed(address: int, context: Any, process: int) -> None:
-    """Free device memory once all work on the device is done; not in a forked child."""
-    if os.getpid() == process and not driver.cuCtxPushCurrent(context)[0]:
-        with while_capturing():
-            driver.cuMemFree(address)
-        driver.cuCtxPopCurrent()
-
-
-def at_once(words: NDArray[np.uint64]) -> Room:
+def at_once(words: NDArray[np.uint64]) -> Memory:
     """Device memory that holds `words` from now on.
 
     For graphs: a capture records no copy, and replays may come at any time.
     """
-    room = Room(words.nbytes)
+    room = Memory(words.nbytes)
     with while_capturing():
         own = checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         checked(driver.cuMemcpyHtoDAsync(room.address, words.ctypes.data, words.nbytes, own))
@@ -120,7 +93,7 @@ class Table:
 
     Attributes
     ----------
-    room : Room
+    room : Memory
     written : tuple
         The addresses of arrays that it holds.
     captured : bool
@@ -129,7 +102,7 @@ class Table:
 
     __slots__ = ("captured", "room", "written")
 
-    def __init__(self, room: Room, written: Any) -> None:
+    def __init__(self, room: Memory, written: Any) -> None:
         self.room, self.written, self.captured = room, written, False
 
 
@@ -317,7 +290,7 @@ class ListRunner:
         self._fill(staging.words, by_set)
         count = self._rows
         if old is None or old.captured:
-            count, old = self._words, Table(Room(8 * self._words), None)
+            count, old = self._words, Table(Memory(8 * self._words), None)
         staging.send(old.room.address, count, stream)
         old.written = key
         return old
