@@ -34,7 +34,9 @@ def _cupy(x: np.ndarray[Any, Any]) -> Any:
 def _jax(x: np.ndarray[Any, Any]) -> Any:
     import jax
 
-    return jax.device_put(x, jax.devices("cuda")[1])
+    there = jax.device_put(x, jax.devices("cuda")[1])
+    # The first program of a process leaves another device current, whatever it computes.
+    return there + 0
 
 
 MAKE = {"torch": _torch, "cupy": _cupy, "jax": _jax}

@@ -125,16 +125,11 @@ class _Listed:
         return self._library.writable and not (state and state[0])
 
     def of(self, x: Array) -> Array:
-        """Those of an array; zeros for what is out of range."""
+        """Those of an array; zeros, class 0 too, for what is out of range and goes nowhere."""
         if x.ndim == 2 and self._plain(x):
             # The error of a row out of range is that of a kernel.
             return run("embedding", (self._at, x), None, self._options)
         return taken(x, self._at, 0)
-
-    def targets(self, target: Array, ignore_index: int) -> Array:
-        """Their targets; what is out of range is ignored."""
-        valid = (self._at >= 0) & (self._at < self._n)
-        return self._library.xp.where(valid, taken(target, self._at, 0), ignore_index)
 
     def back(self, x: Array) -> Array:
         """An array of all rows, from what there is of those that are listed."""
@@ -160,7 +155,7 @@ def _gradients(
     (dlog_prob, dentropy), (hidden, weight, target, bias) = pulls, given
     listed = None if at is None else _Listed(at, hidden, options["mode"])
     if listed is not None:
-        hidden, target = listed.of(hidden), listed.targets(target, options["ignore_index"])
+        hidden, target = listed.of(hidden), listed.of(target)
         dlog_prob, dentropy = (None if x is None else listed.of(x) for x in pulls)
     rows = Rows(hidden, weight, target, bias, chunk, gradients=True)
     pull = _pull(rows, dlog_prob, dentropy, options["temperature"])
@@ -276,7 +271,7 @@ def linear_log_prob(
     }  # fmt: skip
     listed = None if rows is None else _Listed(rows, hidden, mode)
     if listed is not None:
-        hidden, target = listed.of(hidden), listed.targets(target, ignore_index)
+        hidden, target = listed.of(hidden), listed.of(target)
     some = Rows(hidden, weight, target, bias, chunk)
     parts = []
     for part in some.chunks():
