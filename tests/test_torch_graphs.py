@@ -74,8 +74,10 @@ def test_operators_keep_their_promises(op: str, promises: str) -> None:
     every = calls(op, "float64")
     for call in lanes.last(every) if promises == "compiled" else every:
         arrays = call.given()
+        # For gradients torch adds up the sums of the results, in the dtype of the first one.
+        added = promises == "eager" or "float" in call.dtypes[0]
         for x in floats(arrays):
-            x.requires_grad_()
+            x.requires_grad_(added)
         known = PROMISES[promises]
         torch.library.opcheck(overload(call), tuple(arrays), options_of(call), test_utils=known)
 

@@ -64,15 +64,16 @@ struct Elementwise {
   static constexpr int IN = Functor::inputs, OUT = Functor::outputs, ALL = IN + OUT + NUMBERED;
   // Narrow elements bring more arithmetic per byte, which takes more warps to hide: exact geglu
   // in bf16 on an H200 has 0.88 of the copy ceiling with 4 blocks and 0.99 with 8, its backward
-  // 0.98 with 4 and 1.00 with 6, gelu 0.90 with 6 and 0.95 with 8. 64-bit offsets leave no
-  // registers for that, and the keys of random words none for two vectors, least for wide ones.
+  // 0.98 with 4 and 1.00 with 6, gelu 0.90 with 6 and 0.95 with 8. 64-bit offsets and three outputs
+  // leave no registers for that, and the keys of random words none for two vectors, least for wide
+  // ones.
   static constexpr int MANY = WIDE & ~ONE;
   static constexpr bool LONG = NUMBERED && DEPTH > 1;
   static constexpr bool FEW =
       sizeof(T) != 2 || sizeof(I) == 8 || DIMS == 0 || ADD || (LONG && MANY);
   static constexpr bool SMALL = !LONG && (IN * OUT == 1 || (IN == 2 && OUT == 1 && !MANY));
   // Blocks of 256 threads, or of 128 with several inputs.
-  static constexpr int BLOCKS = FEW || IN > 3 ? 4 : SMALL ? 8 : 6;
+  static constexpr int BLOCKS = FEW || IN > 3 || OUT > 2 ? 4 : SMALL ? 8 : 6;
   static constexpr int RESIDENT = BLOCKS * (IN > 1 ? 2 : 1);
   // Where no more is read than written, blocks ask the L2 for what later ones will read: loads that
   // wait behind stores hold up both.
