@@ -65,7 +65,9 @@ def floats(make: Make, *shape: int) -> Any:
 
 def _out_of_range(make: Make) -> None:
     index = make(np.full((4, 2), 99, np.int32))
-    bc.gather(floats(make, 4, 16), index, axis=1)
+    out = bc.gather(floats(make, 4, 16), index, axis=1)
+    # JAX launches later, in a thread of its own.
+    getattr(out, "block_until_ready", int)()
     with pytest.raises(IndexError):
         bc.check_errors()
 

@@ -255,7 +255,8 @@ def check_errors() -> None:
     """Wait for every device that kernels were launched on, and raise what they reported.
 
     On a GPU an index out of range does not stop the call that has it: the entry is skipped, and
-    the error surfaces from the next call on that device, or here.
+    the error surfaces from the next call on that device, or here. JAX may launch a kernel after the
+    call has returned: wait for the result (`jax.block_until_ready`) first.
 
     Raises
     ------
