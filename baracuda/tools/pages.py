@@ -380,7 +380,7 @@ def performance(
         table(["`h200-block.json`", "ms a step, peak memory"], [[n, v[0][1]] for n, v in trained]),
         "## Models of transformers\n",
         table(
-            ["`h100-models.json`", "variant", "ms a step", "peak GiB", "losses apart"], of_models
+            ["`h200-models.json`", "variant", "ms a step", "peak GiB", "losses apart"], of_models
         ),
     ]
     return {"reference/figures.md": "\n".join(page), **pictures}
@@ -390,7 +390,7 @@ def pages(docs: Path = DOCS) -> dict[str, str]:
     """Every page and picture by its path, from the registry and the benchmarks below `docs`."""
     record, block, whole = (
         json.loads((docs / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("h200", "h200-block", "h100-models")
+        for name in ("h200", "h200-block", "h200-models")
     )
     makers = {"index": _index, "support": support, "sharding": sharding, "autocast": _autocast}
     out = {f"reference/{name}.md": make() for name, make in makers.items()}
