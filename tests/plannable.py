@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import lanes
@@ -571,11 +571,13 @@ def compiled(op: str, dtype: str, arch: str) -> tuple[Entry, ...]:
 
 
 def whole(op: str, dtype: str, arch: str) -> tuple[Entry, ...]:
-    """All of these; of a pointwise op that differs from others by its functor alone, a covering set
-    and what large arrays run through."""
+    """Each two template arguments of these together; of a pointwise op that differs from others by
+    its functor alone, each argument and what large arrays run through."""
     every = compiled(op, dtype, arch)
-    if ALL or (op in FIRST and not derived(registry[op].spec)):
+    if ALL:
         return every
+    if op in FIRST and not derived(registry[op].spec):
+        return tuple(lanes.covering({entry: pairs(entry) for entry in every}))
     widest = f"_v{WIDEST // named(dtype).itemsize}_"
     large = [e for e in every if "_flat_" in e.symbol and widest in e.symbol and "i32" in e.symbol]
     return tuple(dict.fromkeys([*large, *covering(every)]))
@@ -620,6 +622,12 @@ def arguments(entry: Entry) -> frozenset[tuple[str, int, str]]:
         else:
             parts[-1] += letter
     return frozenset((name, place, part.strip()) for place, part in enumerate(parts))
+
+
+def pairs(entry: Entry) -> frozenset[Any]:
+    """Each template argument of an entry, alone and with each other one."""
+    every = sorted(arguments(entry))
+    return frozenset([*every, *combinations(every, 2)])
 
 
 def covering(every: Sequence[Entry]) -> tuple[Entry, ...]:
