@@ -2,9 +2,9 @@
 
 Usually that is one kernel of each schedule of a source file in float32 and one in bfloat16, for
 sm_90; of what only moves elements one of each size.
-The full lane compiles each two template arguments that the planners combine, for sm_90 (of pointwise
-ops that differ by their functors alone each argument), a set with each argument of each op and
-dtype for sm_80 and sm_100, and one of each file for sm_86, sm_89 and sm_120.
+The full lane compiles each two template arguments that the planners combine, for sm_90 (of
+pointwise ops that differ by their functors alone each argument), a set with each argument of each
+op and dtype for sm_80 and sm_100, and one of each file for sm_86, sm_89 and sm_120.
 ``BARACUDA_ALL_KERNELS=1`` compiles the whole product, for hours.
 
 What a kernel takes is kept by the digest of its source and compiler (`builds`).
