@@ -8,7 +8,7 @@ import pytest
 import torch
 from children import ROOT
 from forks import printed
-from lanes import FULL, cases
+from lanes import cases
 from test_transformers import (
     FAMILIES,
     IDS,
@@ -59,8 +59,6 @@ def test_checkpointed_layers_have_the_same_gradients(family: str, reentrant: boo
 @pytest.mark.full
 @pytest.mark.slow("two processes train each family")
 def test_two_processes_have_the_gradients_of_one() -> None:
-    if not FULL:
-        pytest.skip("of the full lane")
     said = printed(ROOT / "tests" / "sharded_models.py", ranks=2)
     assert dict(line.split(" ", 1) for line in said.splitlines()) == dict.fromkeys(
         FAMILIES, "equal"
