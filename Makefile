@@ -38,7 +38,6 @@ test: $(VENV)/.test  ## what a newcomer and the continuous integration run
 
 test-full: $(VENV)/.test lint  ## everything: every architecture, every dtype on every library
 	BARACUDA_LANE=full $(PYTEST) --durations 10 --durations-min 1
-	BARACUDA_XLA=optimised $(PYTEST) tests/test_jax*.py tests/test_laws.py -k jax
 
 test-touched: $(VENV)/.test  ## what `test-full` adds, for what changed since SINCE, in 25 minutes
 	@# pytest exits with 5 where no test is left, as after a change of the docs alone.
