@@ -64,9 +64,18 @@ def added(values: Array, index: Array, axis: int, extent: int) -> Array:
 
 def lasting(index: Array, axis: int, extent: int) -> Array:
     """Which entries are in range, and the last of their line along an axis to point there."""
-    xp = library_of(index).xp
-    if not index.shape[axis]:
-        return inside(index, extent)
+    library, valid = library_of(index), inside(index, extent)
+    xp, shape = library.xp, (*index.shape[:axis], extent, *index.shape[axis + 1 :])
+    if 0 in index.shape or not extent:
+        return valid
+    if library.combined:
+        # The number of an entry is its place in the line.
+        along = xp.arange(index.shape[axis], dtype=index.dtype, **_there(index))
+        along = xp.reshape(along, (-1, *(1,) * (index.ndim - axis - 1)))
+        at, numbers = xp.where(valid, index, 0), xp.where(valid, along, -1)
+        last = library.combined(numbers, at, axis, shape, "max", -1)
+        if last is not None:
+            return valid & (library.take(last, at, axis) == numbers)
     before = (slice(None),) * axis
     first, rest, but_last = (
         (*before, cut, ...) for cut in (slice(1), slice(1, None), slice(None, -1))
@@ -76,7 +85,7 @@ def lasting(index: Array, axis: int, extent: int) -> Array:
     ends = xp.astype(keys[rest] != keys[but_last], index.dtype)
     ends = xp.concat([ends, xp.ones_like(keys[first])], axis=axis)
     last = xp.take_along_axis(ends, xp.argsort(order, axis=axis), axis=axis)
-    return inside(index, extent) & (last > 0)
+    return valid & (last > 0)
 
 
 def distinct(index: Array, extent: int) -> tuple[Array, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from itertools import repeat
@@ -12,7 +13,7 @@ import array_api_compat.numpy
 import numpy as np
 
 from baracuda.declaration.dtypes import numpy_dtype
-from baracuda.layouts import Shape, dense_order
+from baracuda.layouts import Shape, contiguous, dense_order
 from baracuda.libraries import Array, Library, near, no_array
 
 _FACTS = attrgetter("dtype", "shape", "strides")
@@ -121,10 +122,12 @@ class NumPy(Library):
         np.put_along_axis(x, index, values, axis)
         return x
 
-    def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array | None:
+    def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         line = self._line(index, axis)
         if line is None:
-            return None
+            # In float64, entry by entry.
+            sums = np.bincount(_places(index, axis, shape), np.ravel(values), math.prod(shape))
+            return sums.astype(values.dtype).reshape(shape)
         out = np.zeros(shape, values.dtype)
         if values.size:
             ids, sums = row_sums(line, np.moveaxis(values, axis, 0), values.dtype)
@@ -141,9 +144,9 @@ class NumPy(Library):
         self, values: Array, index: Array, axis: int, shape: Shape, how: str, none: float
     ) -> Array:
         out = np.full(shape, none, values.dtype)
-        grid = list(np.ogrid[tuple(map(slice, index.shape))])
-        grid[axis] = index
-        (np.maximum if how == "max" else np.multiply).at(out, tuple(grid), values)
+        join = np.maximum if how == "max" else np.multiply
+        # With one axis of places `at` is many times as fast.
+        join.at(out.reshape(-1), _places(index, axis, shape), np.ravel(values))
         return out
 
     def _line(self, index: Array, axis: int) -> Array | None:
@@ -154,6 +157,14 @@ class NumPy(Library):
 
     def running(self, device: str) -> AbstractContextManager[Any]:
         return np.errstate(all="ignore")
+
+
+def _places(index: Array, axis: int, shape: Shape) -> Array:
+    """The number of the place in `shape`, in C order, that each entry along an axis points to."""
+    grid = list(np.ogrid[tuple(map(slice, index.shape))])
+    grid[axis] = index.astype(np.intp, copy=False)
+    steps = contiguous(shape)
+    return np.ravel(sum([at * step for at, step in zip(grid, steps, strict=True)], np.intp(0)))
 
 
 def row_sums(ids: Array, rows: Array, dtype: Any, join: np.ufunc = np.add) -> tuple[Array, Array]:
