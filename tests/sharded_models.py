@@ -6,14 +6,14 @@ each family: "equal", or what is not.
 
 from __future__ import annotations
 
-import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from test_transformers import FAMILIES, IDS, LABELS, assert_same_step, step, twins
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+
+from baracuda.testing.model import shard
 
 Step = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
@@ -33,14 +33,11 @@ def mean(steps: list[Step]) -> Step:
 
 def sharded(family: str) -> str:
     plain, patched = twins(family)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for part in (*patched.model.layers, patched):
-        fully_shard(part, mesh=mesh)
-        # Over gloo some versions of torch sum where they are to average.
-        part.set_force_sum_reduction_for_comms(True)
+    shard(patched, "cpu")
     loss, grads = step(patched, **row(dist.get_rank()))
     dist.all_reduce(loss)
-    whole = {name: grad.full_tensor() for name, grad in grads.items()}  # type: ignore[operator]
+    parts: dict[str, Any] = {**grads}
+    whole = {name: grad.full_tensor() for name, grad in parts.items()}
     want = mean([step(plain, **row(rank)) for rank in range(dist.get_world_size())])
     try:
         assert_same_step((loss / dist.get_world_size(), whole), want)
@@ -59,5 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

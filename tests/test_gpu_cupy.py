@@ -118,7 +118,7 @@ def test_no_call_waits_for_the_device(subject: Subject) -> None:
         for _ in (0, 1):
             call.run(arrays)
             plan(*arrays, **call.scalars)
-    # CuPy copies numbers from pinned memory, and the device would be waited for to get more of it.
+    # CuPy copies numbers from pinned memory, and to get more of it may wait for the device.
     pinned = [cupy.cuda.alloc_pinned_memory(1) for _ in range(256)]
     pinned.clear()
     stream = cupy.cuda.get_current_stream()

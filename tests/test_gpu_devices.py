@@ -102,7 +102,7 @@ def at_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(index_errors, "_listeners", {})
     yield
     bc.plan_cache.clear()
-    # XLA leaves the device current on which it frees an array, for the tests that follow.
+    # A new thread begins on the first device, and other tests compare what threads do.
     gc.collect()
     torch.cuda.set_device(0)
 

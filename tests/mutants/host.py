@@ -713,6 +713,11 @@ _BODIES = (
         "test_losses.py::test_a_target_out_of_range_is_an_error_on_the_host",
     ),
     mutant(
+        "of several entries for a place the last counts", "families/indexing.py",
+        "return valid & (library.take(last, at, axis) == numbers)", "return valid",
+        "test_docs.py::test_the_examples_of_the_docstrings_run[baracuda.ops.scatter]",
+    ),
+    mutant(
         "gather moves nothing from out of range", "families/indexing.py",
         "return xp.where(valid, out, xp.zeros_like(out))", "return out",
         "test_edges.py::test_traced_code_drops_what_it_cannot_raise",
