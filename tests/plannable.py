@@ -46,6 +46,8 @@ OLD = DeviceFacts(0, "sm_80", 108, 166912)
 # Whose compiler takes more registers.
 NEW = DeviceFacts(0, "sm_100", 148, 232448)
 HUGE = 1 << 16
+# So many entries are dealt out to the teams that invert an index.
+LONG = 1 << 18
 
 GATED = (
     Case({"b": (6,), "n": 64, "c": ()}),
@@ -169,34 +171,40 @@ INDEXING = (
     Case({"b": (), "n": 90000, "c": (), "i": (), "k": 1 << 20, "j": ()}, axis=0),
     Case({"b": (2,), "n": 50000, "c": (), "i": (2,), "k": 1 << 20, "j": ()}, axis=1),
     Case({"b": (HUGE,), "n": 64, "c": (), "i": (HUGE,), "k": HUGE, "j": ()}, axis=1),
+    Case({"b": (), "n": 9000, "c": (64,), "i": (), "k": LONG, "j": (64,)}, axis=0),
     Case({"b": (), "n": HUGE, "c": (HUGE,), "i": (), "k": HUGE, "j": (HUGE,)}, axis=0),
 )
 REDUCTIONS = tuple((how, mine) for how in ("sum", "mean", "max", "min") for mine in (False, True))
-# ids of two axes and of one, rows for vectors, odd ones and single numbers.
+# ids of two axes and of one, rows for vectors, odd ones and single numbers; very many ids.
 EMBEDDING = (
     Case({"i": (6, 50), "n": 90, "d": 64}),
     Case({"i": (300,), "n": 9000, "d": 33}),
     Case({"i": (300,), "n": 9, "d": 1}),
+    Case({"i": (LONG,), "n": 9000, "d": 64}),
 )
 # The same of bags, by rows and by offsets.
 BAGS = tuple(
-    Case({**c.axes, "b": 60, "k": 5, "t": 300, "m": 60}, reduction=how)
+    Case({"n": n, "d": d, "b": t // 5, "k": 5, "t": t, "m": 60}, reduction=how)
     for how in ("sum", "mean", "max")
-    for c in EMBEDDING
+    for t, n, d in ((300, 90, 64), (300, 9000, 33), (300, 9, 1), (LONG, 9000, 64))
 )
 SLICES = (
     Case({"b": (), "n": 90, "c": (8, 8), "k": 300}, axis=0),
     Case({"b": (3,), "n": 9, "c": (7,), "k": 30}, axis=1),
     Case({"b": (3,), "n": 9000, "c": (), "k": 300}, axis=-1),
+    Case({"b": (), "n": 9000, "c": (64,), "k": LONG}, axis=0),
 )
-# Rows for vectors, odd ones and single numbers, of ids in any order and in order.
+# Rows for vectors, odd ones and single numbers, of ids in any order and in order; very many.
 SEGMENTS = tuple(
-    Case({"e": 300, "d": d, "n": n}, num_segments=n, sorted=ascending)
-    for d, n in (((8, 8), 90), ((33,), 9000), ((), 9))
+    Case({"e": e, "d": d, "n": n}, num_segments=n, sorted=ascending)
+    for e, d, n in ((300, (8, 8), 90), (300, (33,), 9000), (300, (), 9), (LONG, (64,), 9000))
     for ascending in (False, True)
 )
-# The same, and rows for more than a block.
-PERMUTED = tuple(Case({"t": 30, "k": 3, "d": d, "n": 128}) for d in ((8, 8), (33,), (), (4096,)))
+# The same, rows for more than a block, and very many.
+PERMUTED = (
+    *[Case({"t": 30, "k": 3, "d": d, "n": 128}) for d in ((8, 8), (33,), (), (4096,))],
+    Case({"t": LONG, "k": 3, "d": (64,), "n": LONG}),
+)
 # Rows for some lanes, for a block near, for one that is left over, for one far, for clusters of two
 # to eight, and for more than a block.
 NORM = tuple(
@@ -275,7 +283,7 @@ CASES = {
     "embedding_bag": BAGS,
     "embedding_backward_rows": tuple(
         Case({**c.axes, "m": m}, num_embeddings=c.axes["n"])
-        for c, m in zip(EMBEDDING, (300, 300, 300), strict=True)
+        for c, m in zip(EMBEDDING, (300, 300, 300, LONG), strict=True)
     ),
     "scatter_reduce": tuple(
         Case(case.axes, axis=case.options["axis"], reduction=how, include_self=mine)

@@ -157,10 +157,10 @@ template <bool ADD, int N, class T> DEVICE void put(T* p, Acc<T> (&x)[N]) {
   store<N>(p, v);
 }
 
-// The same where the array may be of the accumulate type beside others of T: its address is a
-// multiple of as many bytes as N elements of T have.
+// The same where the array may be of another type than others of T: of the accumulate type, at an
+// address that is a multiple of as many bytes as N elements of T have, or of a narrower one.
 template <class T, bool ADD, int N, class R> DEVICE void put_total(R* p, Acc<T> (&x)[N]) {
-  if constexpr (sizeof(R) == sizeof(T)) {
+  if constexpr (sizeof(R) <= sizeof(T)) {
     put<ADD>(p, x);
   } else {
     constexpr int STEP = greater(N / 2, 1);

@@ -29,6 +29,18 @@ struct BagSizes {
   }
   DEVICE u32 begin(const Bags& at, u32 bag) const { return apart ? edge(at, bag) : 0; }
   DEVICE u32 end(const Bags& at, u32 bag) const { return apart ? edge(at, bag + 1) : entries; }
+  // The bag of an entry: the last one that begins with it or before.
+  DEVICE u32 bag(const Bags& at, u32 entry) const {
+    if (!apart) return entry / entries;
+    u32 low = 0, high = bags;
+    ROLLED while (high - low > 1) {
+      const u32 middle = low + (high - low) / 2;
+      const bool before = edge(at, middle) <= entry;
+      low = before ? middle : low;
+      high = before ? high : middle;
+    }
+    return low;
+  }
   DEVICE i64 id(const Bags& at, u32 bag, u32 entry) const {
     return entry_of(at.ids, of_ids.at(bag, entry), wide_ids);
   }
@@ -101,7 +113,8 @@ template <class T, class O, int N, bool WEIGHTED, class F> struct SumBags {
 };
 
 // The share of each entry in the gradient of its bag, a row of its own: all of it, times its weight
-// where WEIGHTED; divided by how many there are; or by those that are the maximum there.
+// where WEIGHTED; or divided by those that are the maximum there. Divided by how many there are, it
+// is the same for all, and the row is the bag's.
 enum Sharing { SHARE_ALL, SHARE_EVENLY, SHARE_TIES };
 
 template <class T, class O, int N, bool WEIGHTED, Sharing S> struct ShareBags {
@@ -137,6 +150,11 @@ template <class T, class O, int N, bool WEIGHTED, Sharing S> struct ShareBags {
       }
       UNROLL for (int v = 0; v < V; ++v) many[v] += alike(own[v], y[v]) ? A(1) : A(0);
     }
+    if constexpr (S == SHARE_EVENLY) {
+      UNROLL for (int v = 0; v < V; ++v) dy[v] /= many[v];
+      keep_unit<N>(args.out, bag, column, sizes.columns, dy);
+      return;
+    }
     ROLLED for (u32 e = begin; e < end; ++e) {
       const i64 row = sizes.id(args, bag, e);
       if (!sizes.counts(row)) continue;
@@ -151,6 +169,23 @@ template <class T, class O, int N, bool WEIGHTED, Sharing S> struct ShareBags {
       }
       keep_unit<N>(args.out, sizes.number(bag, e), column, sizes.columns, share);
     }
+  }
+};
+
+// Lists of entries become lists of their bags, where entries of a bag have the same share.
+struct BagsOfEntries {
+  static constexpr int RESIDENT = 4;
+
+  struct Args : Bags {
+    u32* order;
+    const u32* ends;  // of lists, the last of which is that of all
+    BagSizes sizes;
+    u32 all, pad;
+  };
+
+  static DEVICE void run(const Args& args) {
+    const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < args.ends[args.all]) args.order[i] = args.sizes.bag(args, args.order[i]);
   }
 };
 

@@ -1,74 +1,23 @@
-// The inverse of an index: for every row of a target the list of the elements that go there, in
-// ascending order. One launch, without atomics in memory, so that all is in a fixed place.
-//
-// Rows are dealt out to teams, a power of 2, one after the other: so that frequent rows, which
-// often are the first, meet different teams. A row's place among all is its slot.
+// The inverse of an index, in one launch without atomics in memory, so that all is in a fixed place.
 #pragma once
 #include "common/cluster.cuh"
-#include "common/index.cuh"
-#include "tiles.cuh"
+#include "deal_index.cuh"
 #ifdef __CUDACC__
 
 namespace baracuda {
-
-constexpr u32 PART = 64, LANES = 32, NONE = ~0u;
-
-// The number of a warp, as its first lane knows it: so the compiler sees that lanes agree, and that
-// they need not be gathered for what they do together.
-DEVICE u32 warp_of_block() { return __shfl_sync(~0u, threadIdx.x / LANES, 0); }
 
 // Asks the L2 for a line, and to keep it longer than others.
 DEVICE void prefetch_kept(const char* p) {
   asm volatile("prefetch.global.L2::evict_last [%0];" ::"l"(p));
 }
 
-// What all kernels of rows know. The parts of lists are rows of their own: 2 c for the list that
-// began before chunk c of PART positions, 2 c + 1 for the one that begins in it.
-struct Lists {
-  u32* order;    // elements, list by list
-  u32* offsets;  // where the list of a slot begins, and the end
-  u32* edges;    // of each chunk: the slots of its first and of its last position, if long, or NONE
-  u32* done;     // for each column of warps: parts that are there, from each part on and of lists
-};
-
-struct Dealt {
-  u32 length, rows, slots, shift;  // elements; rows; slots of a team; log2 of teams
-
-  DEVICE u32 row(u32 team, u32 slot) const { return (slot << shift) + team; }
-  DEVICE u32 all() const { return slots << shift; }
-  // The place of a row's list among all.
-  DEVICE u32 place(u32 row) const { return (row & ((1u << shift) - 1)) * slots + (row >> shift); }
-};
-
-// A row, `step` bytes from the next: one multiplication away.
-template <class T> DEVICE T* row_of(T* first, u32 row, i32 step) {
-  return (T*)((const char*)first + i64(i32(row)) * step);
-}
-
-// Of numbers, one for each thread of a block: the sum of those before this one's, and of all.
-struct Scan {
-  u32 before, all;
-};
-template <u32 WARPS> DEVICE Scan block_scan(u32 x, u32* sums) {
-  const u32 lane = threadIdx.x & 31, warp = warp_of_block();
-  u32 sum = x;
-  UNROLL for (u32 d = 1; d < LANES; d *= 2) {
-    const u32 other = __shfl_up_sync(~0u, sum, d);
-    if (lane >= d) sum += other;
-  }
-  if (lane == LANES - 1) sums[warp] = sum;
-  __syncthreads();
-  const u32 other = lane < WARPS ? sums[lane] : 0;
-  __syncthreads();
-  const u32 before = __reduce_add_sync(~0u, lane < warp ? other : 0);
-  return {before + sum - x, __reduce_add_sync(~0u, other)};
-}
-
 // A team, a cluster of CLUSTER blocks, inverts the index for its rows. Each block takes a part of
 // the index, in order, a round of elements at a time. What is its team's is packed, for that is
 // little; COUNTERS warps count it by slots, each a stretch of it, and so number what is alike. Then
 // the blocks tell each other how much they have, and give their elements their places.
-template <class P, int CLUSTER> struct Invert {
+//
+// DEALT: the elements of each team lie together, as `DealEntries` places them.
+template <class P, int CLUSTER, bool DEALT> struct Invert {
   static constexpr int RESIDENT = 2, EACH = 16;
   static constexpr u32 THREADS = 512, COUNTERS = 8, ROUND = THREADS * EACH, LONG = 1u << 31;
   static constexpr u32 WARPS = THREADS / LANES, PER = WARPS / CLUSTER;  // PER: warps of a range
@@ -110,13 +59,12 @@ template <class P, int CLUSTER> struct Invert {
     u32* bases;   // by each block, what it has of slots and teams before those
     u32* sums;    // two for each warp
     u32 base = 0;  // what this thread has seen of teams before
+    u32 length;    // elements of a block
 
     DEVICE Block(const Args& args, u32* memory) : args(args) {
       lane = threadIdx.x & 31, warp = warp_of_block();
       team = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
       slots = args.dealt.slots, words = slots / 2;
-      from = rank * args.length;
-      end = from + args.length < args.dealt.length ? from + args.length : args.dealt.length;
       packed = memory;
       ranks = reinterpret_cast<u16*>(packed + ROUND);
       counts = packed + ROUND + ROUND / 2;
@@ -125,6 +73,26 @@ template <class P, int CLUSTER> struct Invert {
       told = starts + slots + 1;
       bases = told + slots;
       sums = bases + CLUSTER;
+      u32 begin = 0, all = args.dealt.length;
+      length = args.length;
+      if constexpr (DEALT) {
+        begin = before_team();
+        all = totals_of_teams()[team];
+        length = (all + CLUSTER - 1) / CLUSTER;
+        base = rank == 0 && threadIdx.x == 0 ? begin : 0;
+      }
+      from = begin + rank * length;
+      end = from + length < begin + all ? from + length : begin + all;
+    }
+
+    // Behind the entries, as `Dealing` has them.
+    DEVICE const u32* totals_of_teams() const {
+      return reinterpret_cast<const u32*>(args.index) + 2 * i64(args.dealt.length);
+    }
+    DEVICE u32 before_team() {
+      u32 before = 0;
+      ROLLED for (u32 t = threadIdx.x; t < team; t += THREADS) before += totals_of_teams()[t];
+      return block_scan<WARPS>(before, sums).all;
     }
 
     // Pack and count a round, `totals` becoming those of it or of all rounds. How much there is.
@@ -159,12 +127,12 @@ template <class P, int CLUSTER> struct Invert {
         const u32 whose = index[e] & ((1u << shift) - 1);
         const bool inside = index[e] < args.dealt.rows;
         good += inside;
-        base += inside && whose < team;
+        if (!DEALT) base += inside && whose < team;
         // What is another's, or nobody's, is out of range from here on.
         if (!inside || whose != team) index[e] = NONE;
         many += index[e] != NONE;
       }
-      strange |= begin < end && good < (end - begin < EACH ? end - begin : u32(EACH));
+      if (!DEALT) strange |= begin < end && good < (end - begin < EACH ? end - begin : u32(EACH));
       const Scan scan = block_scan<WARPS>(many, sums);
       u32 at = scan.before;
       UNROLL for (u32 e = 0; e < EACH; ++e) {
@@ -263,7 +231,9 @@ template <class P, int CLUSTER> struct Invert {
         const u32 slot = packed[i] >> 13, start = starts[slot];
         const u32 at = (start & ~LONG) + before(i / many, slot) + ranks[i];
         const u32 edge = start & LONG ? team * slots + slot : NONE;
-        args.order[at] = round + packed[i] % ROUND;
+        u32 k = round + packed[i] % ROUND;
+        if constexpr (DEALT) k = row_of(args.index, k, args.step)[1];
+        args.order[at] = k;
         if (at % PART == 0) args.edges[2 * (at / PART)] = edge;
         if (at % PART == PART - 1) args.edges[2 * (at / PART) + 1] = edge;
       }
@@ -282,7 +252,7 @@ template <class P, int CLUSTER> struct Invert {
   static DEVICE void run(const Args& args) {
     extern __shared__ __align__(16) u32 memory[];
     Block block(args, memory);
-    const bool once = args.length <= ROUND;
+    const bool once = block.length <= ROUND;
     // Nobody writes to a block that has not started.
     if constexpr (CLUSTER > 1) cluster_arrive();
     u32 all = 0;

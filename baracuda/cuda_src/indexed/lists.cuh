@@ -37,9 +37,10 @@ template <class T, class R, class F> struct RowsArgs : RowsArrays<T, R>, F {
 // A warp takes the short lists of ROWS slots: as one stream of elements, ONCE of them under way,
 // whatever list they belong to. Some take a chunk of positions first, of it what belongs to long
 // lists, in vectors of half the width: the few rows that are frequent must not be the last. R is
-// the type of the sums in memory: that of the values, or the accumulate type. F joins rows, and
-// finishes what comes of it.
-template <class T, int V, int ROWS, int ONCE, bool ADD, class R = T, class F = Whole>
+// the type of the sums in memory. F joins rows, and finishes what comes of it.
+//
+// BESIDE: rows so narrow that the lists of ROWS slots have lanes of their own, side by side.
+template <class T, int V, int ROWS, int ONCE, bool ADD, bool BESIDE, class R = T, class F = Whole>
 struct SumLists {
   static constexpr int RESIDENT = 8, HALF = greater(V / 2, 1), TWO = V / HALF, MANY = 8;
   static constexpr u32 SPAN = 16;
@@ -57,7 +58,9 @@ struct SumLists {
     // Whoever had a chunk takes some of the last groups.
     const u32 all = args.groups * args.chunks, turned = task + (task < args.turn ? all : 0);
     const u32 group = args.across.divide(turned - args.turn);
-    if (task < all) {
+    if (task < all && BESIDE) {
+      of_narrow_rows(args, group, lane);
+    } else if (task < all) {
       of_rows(args, group, ((turned - args.turn - group * args.chunks) * LANES + lane) * V, lane);
     }
   }
@@ -132,6 +135,40 @@ struct SumLists {
         }
       }
     }
+  }
+
+  static DEVICE void of_narrow_rows(const Args& args, u32 group, u32 lane) {
+    constexpr u32 OWN = LANES / ROWS;
+    const u32 team = group & ((1u << args.dealt.shift) - 1);
+    const u32 apart = args.groups >> args.dealt.shift;
+    const u32 slot = (group >> args.dealt.shift) + lane / OWN * apart;
+    const u32 row = args.dealt.row(team, slot), column = lane % OWN * V;
+    const u32* offsets = args.offsets + team * args.dealt.slots + slot;
+    const u32 begin = offsets[0], length = offsets[1] - begin;
+    if (column >= args.columns || row >= args.dealt.rows || length > PART) return;
+    A x[V];
+    clear(x);
+    ROLLED for (u32 i = 0; i < length; i += ONCE) {
+      u32 element[ONCE];
+      Vec<T, V> value[ONCE];
+      UNROLL for (int j = 0; j < ONCE; ++j) {
+        if (i + j < length) element[j] = args.order[begin + i + j];
+      }
+      UNROLL for (int j = 0; j < ONCE; ++j) {
+        if (i + j >= length) break;
+        value[j] = load<V>(row_of(args.values, element[j], args.step_values) + column);
+      }
+      UNROLL for (int j = 0; j < ONCE; ++j) {
+        if (i + j >= length) break;
+        if (i + j == 0) {
+          widen(value[j], x);
+        } else {
+          add(x, value[j]);
+        }
+      }
+    }
+    if (length) args.finish(x, length);
+    if (length || !ADD) put_total<T, ADD>(row_of(args.target, row, args.step_target) + column, x);
   }
 
   static DEVICE void of_chunk(const Args& args, u32 chunk, u32 beside, u32 lane) {

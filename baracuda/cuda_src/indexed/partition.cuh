@@ -80,16 +80,6 @@ template <class T> struct Staged<T, false> {
   static DEVICE u32 key(u32 rank) { return rank; }
 };
 
-// Of numbers, one for each lane: the sum of those before this one's.
-DEVICE u32 sum_before(u32 x) {
-  u32 sum = x;
-  UNROLL for (u32 d = 1; d < 32; d *= 2) {
-    const u32 other = __shfl_up_sync(~0u, sum, d);
-    if ((threadIdx.x & 31) >= d) sum += other;
-  }
-  return sum - x;
-}
-
 // A block sorts a chunk. Each thread counts its elements of every part in a column of its own: no
 // atomics, no conflicts, and the same time for any index. Elements out of range are left out.
 template <class T, class P, int V, bool FLAT, class I> struct Partition {

@@ -36,6 +36,16 @@ template <class P> DEVICE u32 narrowed(P i) {
   return sizeof(P) == 8 && u64(i64(i)) >> 32 ? ~0u : u32(i);
 }
 
+// Of numbers, one for each lane: the sum of those before this one's.
+DEVICE u32 sum_before(u32 x) {
+  u32 sum = x;
+  UNROLL for (u32 d = 1; d < 32; d *= 2) {
+    const u32 other = __shfl_up_sync(~0u, sum, d);
+    if ((threadIdx.x & 31) >= d) sum += other;
+  }
+  return sum - x;
+}
+
 template <Direction D, class Args, class I> struct Tile {
   using U = typename Unsigned<I>::type;
   // Whether the bins of a lane lie so.

@@ -1,7 +1,7 @@
 """Rows of a table joined bag by bag, and the gradients.
 
-The gradient of the table is a sum by lists of the shares of all entries, each a row of its own. A
-share that is rounded nowhere else is of the accumulate dtype.
+The gradient of the table is a sum by lists of the shares that entries have in the gradients of
+their bags. A share that is rounded nowhere else is of the accumulate dtype.
 """
 
 from __future__ import annotations
@@ -131,16 +131,18 @@ def backward(call: Call) -> Steps:
     out, ids, weighted = call.out(0), bags.front[0], bags.weights is not None
     many, across = prod(ids.shape) if bags.bags else 0, -(-bags.columns // _unit(call))
     own = call.problem.dtype
-    # Without a factor shares are elements of the gradient, and are rounded nowhere.
-    dtype = own if how == "sum" and not weighted else work.wide
+    # Of a sum without weights, shares are rows of the gradient; of a mean, there is one for a bag.
+    plain, same = how == "sum" and not weighted, how != "max" and not weighted
+    dtype = own if plain else work.wide
     if weighted and 0 not in ids.shape:
         # Entries of no bag have a product of nothing.
         _dots(work, bags if bags.bags else bags._replace(bags=1, columns=0), adds[1])
     if 0 in out.shape:
         return work.done("bags")
     line = work.line(call.problem.spec.indices[0])._replace(shape=(many,))
-    shares = work.room((max(many, 1), bags.columns), dtype)
-    if many:
+    rows = max(bags.bags if same else many, 1)
+    shares = dy if plain else work.room((rows, bags.columns), dtype)
+    if many and not plain:
         packer = Packer(False).pointers(7)
         _sizes(packer, call, bags)
         packer.add("I", bags.bags * across, 0).extents(across, code="I")
@@ -149,14 +151,27 @@ def backward(call: Call) -> Steps:
         tags = _tags(sharing, bags, weighted, dtype != own)
         views = (*bags.front, dy, table, y, bags.weights or dy, shares)
         _launch(work, "ShareBags", kind, packer, blocks(bags.bags * across), *views, tags=tags)
-    direct = dtype == own
-    made = work.target(out, adds[0]) if direct else work.room(out.shape, work.wide)
+    made = work.target(out, adds[0])
+    to = own if made is out else work.wide
     steps = (bags.columns, line.strides[0], bags.columns)
     lanes = Lanes(True, [], bags.columns, many, out.shape[0], steps, 0, (shares, line, made))
     work.invert(lanes, ahead=False)
-    work.add_up(lanes, Sums(dtype, wide=direct and made is not out, tags=(named(dtype).short,)))
+    if same and many:
+        _bags_of_entries(work, bags, many)
+    work.add_up(lanes, Sums(dtype, to=to, tags=(named(dtype).short,)))
     work.deliver(made, out, adds[0])
     return work.done("bags")
+
+
+def _bags_of_entries(work: Work, bags: Bags, many: int) -> None:
+    """The lists name the bags of their entries."""
+    order, ends, _ = work.lists
+    packer = Packer(False).pointers(4)
+    _sizes(packer, work.call, bags)
+    arguments = packer.add("I", work.cut.slots << work.cut.shift, 0).done()
+    entry = work.call.entry("BagsOfEntries", len(arguments), "bagsofentries")
+    front = [(v.slot, 0) for v in (*bags.front, order, ends)]
+    work.steps.append(Step(entry, (blocks(many), 1), arguments, front))
 
 
 def _dots(work: Work, bags: Bags, add: bool) -> None:

@@ -41,8 +41,8 @@ def plan(call: Call) -> Steps:
         work.call = call._replace(listener=0)
         work.invert(lanes, ahead=True)
         work.call = call
-        wide, scalars = made is not out, call.problem.spec.codes
-        work.add_up(lanes, Sums(call.problem.dtype, call.functor, wide, scalars=scalars))
+        to, scalars = "" if made is out else work.wide, call.problem.spec.codes
+        work.add_up(lanes, Sums(call.problem.dtype, call.functor, to, scalars=scalars))
         work.deliver(made, out, add)
     return work.done(_NAME)
 

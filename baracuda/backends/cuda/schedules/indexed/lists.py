@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import Packer, divisor
-from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, flag
+from baracuda.backends.cuda.launch_plan import Call, Front, Step, Steps, Zero, flag
 from baracuda.backends.cuda.launch_plan import blocks as blocks_of
 from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
 from baracuda.declaration.dtypes import named
@@ -18,9 +18,13 @@ _PART, _WARP, _THREADS, _INVERT_THREADS = 64, 32, 128, 512
 # Blocks of a team that inverts for its rows, where there are clusters; its slots are a multiple of
 # as many.
 _CLUSTER = 8
+# Rows that a warp takes side by side, at most; their slots are a multiple of as many.
+_MOST_BESIDE = 8
 # Elements that a block inverts at a time; words of shared memory for each of two of them, and for a
 # slot: eight counts of half a word, three sums.
 _ROUND, _PAIR_WORDS, _SLOT_WORDS = 8192, 3, 7
+# cuda_src/indexed/deal_index.cuh: entries of a chunk.
+_CHUNK = 8192
 # Bytes of a line of the L2.
 _LINE = 128
 # No index: cuda_src/indexed/invert_index.cuh.
@@ -51,6 +55,9 @@ class Tuning(NamedTuple):
         Rows of a block that inverts, about; the logarithm of how many blocks there are, at most.
     prefetch_bytes : int
         Bytes of values that come into the L2 while the index is inverted.
+    dealt, teams_log2 : int
+        Entries from which an index is dealt out to its teams, before they invert it; the logarithm
+        of how many teams there are then for the sake of shorter parts, at most.
     """
 
     row_bytes: int
@@ -61,6 +68,8 @@ class Tuning(NamedTuple):
     rows_of_block: int
     blocks_log2: int
     prefetch_bytes: int
+    dealt: int
+    teams_log2: int
 
 
 # Shares of the copy ceiling of an H200.
@@ -78,6 +87,8 @@ SM_90 = Tuning(
     blocks_log2=7,
     # 16 MiB gain no more, of 24 a part is gone before it is used.
     prefetch_bytes=8 << 20,
+    dealt=1 << 18,
+    teams_log2=8,
 )
 TUNINGS = {"sm_90": SM_90}
 
@@ -119,6 +130,13 @@ def _most_slots(call: Call) -> int:
     return max(room // _SLOT_WORDS, 0) // _CLUSTER * _CLUSTER
 
 
+def _dealing_words(shift: int) -> int:
+    """Words of shared memory that a block takes to deal a chunk out to 2**shift teams."""
+    warps = _INVERT_THREADS // _WARP
+    # A place of each, and half a word for each warp.
+    return warps + (1 << shift) + (warps << shift) // 2
+
+
 class Cut(NamedTuple):
     """How the rows of a target are dealt out, and the elements cut.
 
@@ -128,20 +146,23 @@ class Cut(NamedTuple):
         Blocks of a team; the logarithm of how many teams there are; rows of a team.
     pieces : int
         Chunks of positions.
+    chunks : int
+        Chunks of entries that are dealt out to the teams; 0 where each team reads all entries.
     """
 
     blocks: int
     shift: int
     slots: int
     pieces: int
+    chunks: int = 0
 
 
 class Sums(NamedTuple):
-    """What is added up, or joined by a functor; `wide`: into the accumulate dtype."""
+    """What is added up, or joined by a functor; into the dtype `to`, where that is another."""
 
     dtype: str
     functor: str = ""
-    wide: bool = False
+    to: str = ""
     add: bool = False
     scalars: str = ""
     tags: tuple[str, ...] = ()
@@ -162,7 +183,15 @@ def cut_of(call: Call, lanes: Lanes) -> Cut | None:
     shift = min(shift, tuning.blocks_log2 - blocks.bit_length() + 1)
     while lanes.extent > most << shift:
         shift += 1
-    return Cut(blocks, shift, -(-lanes.extent // (_CLUSTER << shift)) * _CLUSTER, pieces)
+    chunks = 0
+    if lanes.length >= tuning.dealt:
+        # Parts that are dealt out evenly fill three quarters of a round.
+        many = _ROUND * 3 // 4 * blocks
+        while shift < tuning.teams_log2 and lanes.length > many << shift and lanes.extent >> shift:
+            shift += 1
+        if shift and 4 * _dealing_words(shift) <= call.facts.shared_per_block:
+            chunks = -(-lanes.length // _CHUNK)
+    return Cut(blocks, shift, -(-lanes.extent // (_CLUSTER << shift)) * _CLUSTER, pieces, chunks)
 
 
 def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
@@ -171,7 +200,8 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
     if cut is None:
         return None
     dtype, scalars = call.problem.dtype, call.problem.spec.codes
-    sums = Sums(dtype, call.functor, any(call.wide), call.add, scalars)
+    to = named(dtype).accumulate if any(call.wide) else ""
+    sums = Sums(dtype, call.functor, to, call.add, scalars)
     lists, parts = rooms(lanes, cut), room_of_parts(call, lanes, cut, sums)
     *slots, done, behind = (call.workspace(i) for i in range(WORKSPACES))
     first = invert(call, lanes, cut, (*slots, done), parts[0][0][0], lanes.count)
@@ -182,8 +212,9 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
 
 
 def rooms(lanes: Lanes, cut: Cut) -> tuple[tuple[Shape, str], ...]:
-    """Workspaces of lists: elements, where lists begin, what is long."""
-    sizes = (lanes.length, (cut.slots << cut.shift) + 1, 2 * cut.pieces)
+    """Workspaces of lists: elements, where lists begin, what is long and entries dealt out."""
+    dealt = 2 * lanes.length + (1 + cut.chunks << cut.shift) if cut.chunks else 0
+    sizes = (lanes.length, (cut.slots << cut.shift) + 1, 2 * cut.pieces + dealt)
     return tuple([((max(size, 1),), "int32") for size in sizes])
 
 
@@ -198,7 +229,19 @@ def room_of_parts(
 
 def _width(call: Call, lanes: Lanes, sums: Sums) -> int:
     most = call.elements(named(sums.dtype).itemsize)
-    return divisor([lanes.count, lanes.steps[0], lanes.steps[2]], most)
+    width = divisor([lanes.count, lanes.steps[0], lanes.steps[2]], most)
+    # As many rows as a warp takes side by side have lanes for accesses of this width.
+    while width > 1 and 2 * lanes.count <= _WARP // _MOST_BESIDE * width:
+        width //= 2
+    return width
+
+
+def _beside(lanes: Lanes, width: int) -> int:
+    """Rows that have lanes of a warp side by side."""
+    rows = _MOST_BESIDE
+    while rows > 1 and lanes.count > _WARP // rows * width:
+        rows //= 2
+    return rows
 
 
 def _chunks(lanes: Lanes, width: int) -> int:
@@ -227,23 +270,49 @@ def invert(
         most = max(lanes.length, cut.slots + 1, counters)
         front = [(slot, 0) for slot in (*slots, index.slot)]
         return (Step(entry, (blocks_of(most), 1), arguments.done(), front),)
+    skipped = problem.skipped_by(problem.spec.indices[0])
+    skipped = _NONE if skipped is None else skipped
+    dealt: tuple[Step, ...] = ()
+    given, step, short = (index.slot, 0), lanes.steps[1] * kind.itemsize, kind.short
+    if cut.chunks:
+        arguments = Packer(False).pointers(2).add("I", *sizes).add("Q", call.listener)
+        arguments.add("i", step).add("I", call.ticket, columns, cut.chunks, skipped, 0)
+        entries = slots[2], 8 * cut.pieces
+        dealt = _deal(call, cut, short, arguments.done(), (given, entries))
+        # Pairs of a row and an entry.
+        given, step, short = entries, 8, "u32"
     lines = -(-lanes.count * size // _LINE)
     most = min(tuning.prefetch_bytes // _LINE, lanes.length * lines) if ahead else 0
     arguments = Packer(False).pointers(6).add("I", *sizes).add("Q", call.listener)
-    arguments.add("i", lanes.steps[1] * kind.itemsize, lanes.steps[0] * size)
+    arguments.add("i", step, lanes.steps[0] * size)
     arguments.add("I", call.ticket, -(-lanes.length // cut.blocks), counters, columns)
-    skipped = problem.skipped_by(problem.spec.indices[0])
-    arguments.extents(lines, code="I").add("I", most, _NONE if skipped is None else skipped, 0)
+    arguments.extents(lines, code="I").add("I", most, skipped, 0)
     entry = call.entry(
-        f"Invert<{kind.short}, {cut.blocks}>",
+        f"Invert<{short}, {cut.blocks}, {flag(dealt)}>",
         len(arguments.done()),
-        *("invert", kind.short, cut.blocks),
+        *("invert", short, cut.blocks),
         threads=_INVERT_THREADS,
         cluster=cut.blocks,
     )
-    front = [(slot, 0) for slot in (*slots, index.slot, values.slot)]
+    front = [*[(slot, 0) for slot in slots], given, (values.slot, 0)]
     shared, grid = 4 * _words(call, cut.slots), (cut.blocks << cut.shift, 1)
-    return (Step(entry, grid, arguments.done(), front, "", shared),)
+    return (*dealt, Step(entry, grid, arguments.done(), front, "", shared))
+
+
+def _deal(call: Call, cut: Cut, short: str, arguments: bytes, front: Front) -> tuple[Step, ...]:
+    """Count the entries of each team, and bring each entry to its team."""
+    teams = 1 << cut.shift
+    kinds = (
+        ("Count", _INVERT_THREADS, cut.chunks, teams),
+        ("Sum", _THREADS, -(-teams * _WARP // _THREADS), 0),
+        ("Deal", _INVERT_THREADS, cut.chunks, _dealing_words(cut.shift)),
+    )
+    steps = []
+    for name, threads, grid, words in kinds:
+        tags = (name.lower(), "entries", short)
+        entry = call.entry(f"{name}Entries<{short}>", len(arguments), *tags, threads=threads)
+        steps.append(Step(entry, (grid, 1), arguments, front, shared=4 * words))
+    return tuple(steps)
 
 
 def total(
@@ -253,12 +322,14 @@ def total(
     values, _, target = lanes.views
     tuning, own, width = call.facts.tuned(TUNINGS), named(sums.dtype), _width(call, lanes, sums)
     accumulate, chunks = named(own.accumulate), _chunks(lanes, width)
-    groups = (cut.slots // tuning.rows) << cut.shift
+    beside = _beside(lanes, width)
+    rows = beside if beside > 1 else tuning.rows
+    groups = (cut.slots // rows) << cut.shift
     long = cut.pieces * min(width, 2) * chunks
     tasks = max(long, groups * chunks)
     if tasks >= 1 << 31:
         return None
-    size, to = own.itemsize, accumulate if sums.wide else own
+    size, to = own.itemsize, named(sums.to or sums.dtype)
     steps = (lanes.steps[0] * size, lanes.steps[2] * to.itemsize)
     arguments = Packer(False).pointers(7).scalars(sums.scalars)
     arguments.add("I", lanes.length, lanes.extent, cut.slots, cut.shift)
@@ -267,12 +338,21 @@ def total(
     arguments.add("I", cut.pieces, groups, min(long, groups * chunks), 0)
     front = [(slot, 0) for slot in (*slots, values.slot, target.slot, parts)]
 
-    once = tuning.elements_adding if sums.add or sums.wide else tuning.elements[size]
+    wider = to.itemsize > size
+    once = tuning.elements_adding if sums.add or wider else tuning.elements[size]
     once = min(once, tuning.elements_finished) if sums.functor else once
-    template = f"{own.short}, {width}, {tuning.rows}, {once}, {flag(sums.add)}"
-    kind = f", {to.short}" if sums.wide or sums.functor else ""
+    template = f"{own.short}, {width}, {rows}, {once}, {flag(sums.add)}, {flag(beside > 1)}"
+    kind = f", {to.short}" if to is not own or sums.functor else ""
     functor = f", {sums.functor}" if sums.functor else ""
-    tags = ("lists", f"v{width}", *["add"] * sums.add, *["wide"] * sums.wide, *sums.tags)
+    tags = (
+        "lists",
+        f"v{width}",
+        *[f"beside{beside}"] * (beside > 1),
+        *["add"] * sums.add,
+        *["wide"] * wider,
+        *[f"to_{to.short}"] * (to.itemsize < size),
+        *sums.tags,
+    )
     schedule = f"SumLists<{template}{kind}{functor}>"
     entry = call.entry(schedule, len(arguments.done()), *tags, threads=_THREADS)
     grid = (-(-tasks * _WARP // _THREADS), 1)
