@@ -20,7 +20,6 @@ from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.index_errors import Record
 from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, strides_of
 from baracuda.backends.cuda.schedules import plan
-from baracuda.backends.cuda.schedules.indexed import lists as indexed_lists
 from baracuda.backends.cuda.schedules.indexed import partition
 from baracuda.calls import check
 from baracuda.calls.op import registry
@@ -328,37 +327,6 @@ def test_an_index_of_many_rounds_is_inverted(arch: str, length: int, dtype: str)
     steps = plan(Call(problem, FACTS._replace(arch=arch), outs, variant="lists"))
     out = emulator.empty((299, 16), dtype)
     emulator.run(tuple(s.entry for s in steps.kernels), steps, [dout, index, out], 3)
-    close(out, dout, index, 0)
-
-
-@FIRST
-@pytest.mark.parametrize("ids", ["uniform", "mostly one", "ends"])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_a_long_index_is_dealt_out_to_its_teams(arch: str, ids: str, dtype: str) -> None:
-    """Each team gets its own entries, in their order: the bits are those of teams that read all."""
-    rng, length, rows = np.random.default_rng(3), 9000, 3000
-    dout = rng.standard_normal((length, 16)).astype(dtype)
-    drawn = {
-        "uniform": rng.integers(-1, rows + 1, length),
-        "mostly one": np.where(rng.random(length) < 0.9, 77, rng.integers(0, rows, length)),
-        "ends": np.where(np.arange(length) < 8200, 2**32, rows - 1),
-    }
-    index, record = np.broadcast_to(drawn[ids][:, None], dout.shape), Record()
-    spec, options = registry["gather_backward"].spec, {"axis": 0, "src_shape": (rows, 16)}
-    problem = check.problem(spec, [dout, index], options, DEFAULT)
-    call = Call(problem, FACTS._replace(arch=arch), (strides_of(problem.outputs[0]),))
-    call, found = call._replace(listener=ctypes.addressof(record), variant="lists"), []
-    for dealt in (length, length + 1):
-        with retuned(indexed_lists, dealt=dealt):
-            steps = plan(call)
-        out = emulator.empty((rows, 16), dtype)
-        assert len(steps.kernels) == (5 if dealt == length else 2)
-        record.state = 0
-        emulator.run(tuple(s.entry for s in steps.kernels), steps, [dout, index, out], 3)
-        found.append(out.tobytes())
-        strange = np.flatnonzero((index[:, 0] < 0) | (index[:, 0] >= rows))
-        assert record.state == (2 if strange.size else 0)
-    assert found[0] == found[1]
     close(out, dout, index, 0)
 
 

@@ -14,11 +14,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tuning import retuned
 
 from baracuda.backends.cuda import index_errors
 from baracuda.backends.cuda.compiler import Entry
 from baracuda.backends.cuda.launch_plan import Call, DeviceFacts, Steps, strides_of
 from baracuda.backends.cuda.schedules import plan
+from baracuda.backends.cuda.schedules.indexed import lists as indexed_lists
 from baracuda.calls import check
 from baracuda.calls.op import registry
 from baracuda.declaration.dispatch import DEFAULT
@@ -196,3 +198,38 @@ def test_the_place_of_an_id_out_of_range_is_reported() -> None:
         run(steps, "float32", [*arrays, out])
         text = index_errors._explain(record.ticket, record.value, record.position)
         assert text == f"{op}: ids: expected 0 <= i < 9, got -7 at position (4, 17)"
+
+
+@pytest.mark.parametrize("name", ["uniform", "mostly one", "ends"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_a_long_index_is_dealt_out_to_its_teams(arch: str, name: str) -> None:
+    """Each team gets its own entries, in their order: the bits are those of teams that read all."""
+    rng, many, rows = np.random.default_rng(3), 9000, 3000
+    ids = {
+        "uniform": rng.integers(-1, rows + 1, many),
+        "mostly one": np.where(rng.random(many) < 0.9, 77, rng.integers(0, rows, many)),
+        "ends": np.where(np.arange(many) < 8200, 2**32, rows - 1),
+    }[name]
+    ids[::50] = PADDING
+    dy = rng.standard_normal((many, 16)).astype(np.float32)
+    options = {"weight_shape": (rows, 16), "padding_idx": PADDING}
+    record, found = index_errors.Record(), []
+    call = call_of("embedding_backward", [dy, ids], mode="raise", **options)
+    call = call._replace(listener=ctypes.addressof(record), facts=FACTS._replace(arch=arch))
+    strange = np.flatnonzero((ids < 0) | (ids >= rows))
+    for dealt in (many, many + 1):
+        with retuned(indexed_lists, dealt=dealt):
+            steps = plan(call)
+        assert len(steps.kernels) == (5 if dealt == many else 2)
+        record.state, out = 0, emulator.empty((rows, 16), "float32")
+        made = tuple(s.entry for s in steps.kernels)
+        emulator.run(made, steps, [dy, ids, out], 3, (SCALE,))
+        found.append(out.tobytes())
+        assert record.state == (2 if strange.size else 0)
+        if strange.size:
+            # An entry stands for the elements of its row.
+            place = record.position // dy.shape[1]
+            assert place in strange
+            assert record.value == ids[place]
+    assert found[0] == found[1]
+    close(out, *sums(ids, dy, rows, PADDING), "float32")

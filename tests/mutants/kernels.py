@@ -20,6 +20,7 @@ _TURNS = "test_functors.py::test_pairs_turn"
 
 _NUMBERS = "test_random.py::test_a_kernel_numbers_elements_as_they_lie_in_the_whole"
 _STATES = "test_optimisers.py::test_a_kernel_reads_and_writes_states_as_they_are"
+_DEALT = "test_emulated_embedding.py::test_a_long_index_is_dealt_out_to_its_teams"
 _BAGS = "test_emulated_bags.py::test_bags_are_joined_and_shared"
 _SENT = "test_emulated_permute.py::test_rows_are_sent_and_taken_back"
 
@@ -464,6 +465,26 @@ MUTANTS = (
         "who has no row adds to none", "cuda_src/indexed/few_rows.cuh",
         "u64(row) < u64(args.extent) && row != args.skipped", "u64(row) < u64(args.extent)",
         "test_emulated_few_rows.py::test_rows_are_found_and_added_up[3-ids in a row-float32]",
+    ),
+    mutant(
+        "entries of a team keep their order", "cuda_src/indexed/deal_index.cuh",
+        "before[e] = old + __popc(earlier);", "before[e] = old + __popc(alike & ~earlier) - 1;",
+        _DEALT + "[sm_90-mostly one]",
+    ),
+    mutant(
+        "entries out of range are reported, not dealt out", "cuda_src/indexed/deal_index.cuh",
+        "valid(given[e], args.dealt.rows, args.listener, args.ticket, i64(k) * args.columns);", "",
+        _DEALT + "[sm_90-ends]",
+    ),
+    mutant(
+        "a narrow row has its own list", "cuda_src/indexed/lists.cuh",
+        "(group >> args.dealt.shift) + lane / OWN * apart;", "(group >> args.dealt.shift);",
+        "test_emulated_segments.py::test_rows_of_segments_are_reduced[numbers-bfloat16]",
+    ),
+    mutant(
+        "the bag of an entry is the last that begins before it", "cuda_src/indexed/bags.cuh",
+        "edge(at, middle) <= entry;", "edge(at, middle) < entry;",
+        _BAGS + "[sum-offsets-bfloat16]",
     ),
     mutant(
         "before the first offset is the first bag", "cuda_src/indexed/bags.cuh",

@@ -1,5 +1,5 @@
-// What an inverted index is made of: for every row of a target the list of the elements that go there,
-// in ascending order.
+// What an inverted index is made of: for every row of a target the list of the elements that go
+// there, in ascending order.
 //
 // Rows are dealt out to teams, a power of 2, one after the other: so that frequent rows, which
 // often are the first, meet different teams. A row's place among all is its slot.
