@@ -202,7 +202,11 @@ SEGMENTS = tuple(
 )
 # The same, rows for more than a block, and very many.
 PERMUTED = (
-    *[Case({"t": 30, "k": 3, "d": d, "n": 128}) for d in ((8, 8), (33,), (), (4096,))],
+    *[
+        Case({"t": 30, "k": k, "d": d, "n": 128})
+        for k in (2, 3)
+        for d in ((8, 8), (33,), (), (4096,))
+    ],
     Case({"t": LONG, "k": 3, "d": (64,), "n": LONG}),
 )
 # Rows for some lanes, for a block near, for one that is left over, for one far, for clusters of two

@@ -41,9 +41,9 @@ DEVICE void keep_unit(O* p, i64 row, u32 column, u32 columns, const A (&x)[V]) {
 }
 
 // The row of each token is the sum of those that it was sent to, in the order of its choices, each
-// times its weight where WEIGHTED.
-template <class T, class P, class O, int N, bool WEIGHTED> struct JoinRows {
-  static constexpr int V = 16 / sizeof(T), MANY = 4, RESIDENT = N == V ? 4 : 2;
+// times its weight where WEIGHTED. MANY choices are read together, by a thread that has UNITS.
+template <class T, class P, class O, int N, bool WEIGHTED, int MANY, int UNITS> struct JoinRows {
+  static constexpr int V = 16 / sizeof(T), RESIDENT = N == V ? 4 : 2;
   using A = Acc<T>;
 
   struct Args {
@@ -54,8 +54,8 @@ template <class T, class P, class O, int N, bool WEIGHTED> struct JoinRows {
     Report* listener;
     i64 extent;
     Entries of_index, of_weights;
-    u32 ticket, choices, columns, items;  // items: units of all tokens
-    Extent<u32> across;                   // units of a row, to divide by
+    u32 ticket, choices, columns, items;  // items: threads of all tokens
+    Extent<u32> across;                   // threads of a row, to divide by
     u32 wide;                             // whether weights are of the accumulate type
   };
 
@@ -65,9 +65,9 @@ template <class T, class P, class O, int N, bool WEIGHTED> struct JoinRows {
     const u32 token = args.across.divide(item), unit = item - token * args.across.size;
     // One thread of a row reports.
     Report* listener = unit ? nullptr : args.listener;
-    A x[V] = {};
+    A x[UNITS][V] = {};
     ROLLED for (u32 first = 0; first < args.choices; first += MANY) {
-      Vec<T, V> value[MANY];
+      Vec<T, V> value[MANY][UNITS];
       A weight[MANY];
       bool there[MANY];
       UNROLL for (u32 j = 0; j < MANY; ++j) {
@@ -78,25 +78,33 @@ template <class T, class P, class O, int N, bool WEIGHTED> struct JoinRows {
         const i64 place = i64(token) * args.choices + choice;
         there[j] = valid(row, args.extent, listener, args.ticket, place);
         if (!there[j]) continue;
-        value[j] = unit_of<N, V>(args.rows, row, unit * V, args.columns);
+        UNROLL for (u32 u = 0; u < UNITS; ++u) {
+          const u32 column = (unit + u * args.across.size) * V;
+          value[j][u] = unit_of<N, V>(args.rows, row, column, args.columns);
+        }
         weight[j] = weight_of<WEIGHTED>(args, token, choice);
       }
       UNROLL for (u32 j = 0; j < MANY; ++j) {
         if (!there[j]) continue;
-        UNROLL for (int v = 0; v < V; ++v) {
-          x[v] = fused(widen(value[j], v), weight[j], x[v]);
+        UNROLL for (int i = 0; i < UNITS * V; ++i) {
+          x[i / V][i % V] = fused(widen(value[j][i / V], i % V), weight[j], x[i / V][i % V]);
         }
       }
     }
-    keep_unit<N>(args.out, token, unit * V, args.columns, x);
+    UNROLL for (u32 u = 0; u < UNITS; ++u) {
+      const u32 column = (unit + u * args.across.size) * V;
+      keep_unit<N>(args.out, token, column, args.columns, x[u]);
+    }
   }
 };
 
 // Each row is the sum of the tokens that are sent there, in the order of the index, each times its
 // weight where WEIGHTED: then also the product of each token and its rows. Blocks take a token
-// each, and bring it to the rows that have no other; the warps of further blocks see to the rest.
-template <class T, class P, class O, int N, bool WEIGHTED> struct SpreadRows {
-  static constexpr int V = 16 / sizeof(T), MANY = 8, RESIDENT = (WEIGHTED ? 1 : 2) * (1 + (N == V));
+// each, and bring it to the rows that have no other, MANY together; the warps of further blocks see
+// to the rest.
+template <class T, class P, class O, int N, bool WEIGHTED, int MANY> struct SpreadRows {
+  static constexpr int V = 16 / sizeof(T), FEW = MANY < 8;
+  static constexpr int RESIDENT = ((WEIGHTED ? 1 : 2) + FEW) * (1 + (N == V));
   static constexpr u32 ROWS = 8;
   using A = Acc<T>;
   using Room = Several<A, 32 * MANY>;

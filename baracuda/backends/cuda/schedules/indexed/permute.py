@@ -18,6 +18,9 @@ from baracuda.layouts import Shape
 
 # cuda_src/indexed/permute.cuh: rows of a warp that sees to those of no token or of several.
 _ROWS, _WARP, _THREADS = 8, 32, 256
+# Choices of a token that are few. Of others, so many are under way together.
+_FEW = 2
+_JOINED, _SPREAD = 4, 8
 
 
 class Sent(NamedTuple):
@@ -37,14 +40,18 @@ def join(call: Call) -> Steps:
     work = Work(call)
     index, weights, (rows,) = _sent(work)
     made = work.target(out, call.add)
-    access, across = _access(call, columns), -(-columns // _unit(call))
+    access, choices = _access(call, columns), index.shape[1]
+    # A thread has as many loads under way for few choices as for others.
+    many, units = (_FEW, _JOINED // _FEW) if choices <= _FEW else (_JOINED, 1)
+    across = -(-columns // (_unit(call) * units))
     items = tokens * across
     at_most(MOST_BLOCKS, "units of 16 bytes of all rows", items)
     arguments = Packer(False).pointers(4).add("Q", call.listener).add("q", rows.shape[0])
     arguments.add("q", *index.strides, *(weights or index).strides)
-    arguments.add("I", call.ticket, index.shape[1], columns, items)
+    arguments.add("I", call.ticket, choices, columns, items)
     arguments.extents(across, code="I").add("I", _wide(call))
-    step = _step(work, "JoinRows", weights, made, arguments, blocks(items), access)
+    form = (many, units)
+    step = _step(work, "JoinRows", weights, made, arguments, blocks(items), access, form)
     front = [(v.slot, 0) for v in (rows, index, weights or rows, made)]
     work.steps.append(step._replace(front=front))
     work.deliver(made, out, call.add)
@@ -76,7 +83,8 @@ def spread(call: Call) -> Steps:
     threads = min(-(-columns // _unit(call) // _WARP) * _WARP, _THREADS)
     threads = max(threads, _WARP)
     grid = many + -(-extent // (threads // _WARP * _ROWS))
-    step = _step(work, "SpreadRows", weights, made, arguments, grid, _access(call, columns))
+    access, form = _access(call, columns), (_FEW if index.shape[1] <= _FEW else _SPREAD,)
+    step = _step(work, "SpreadRows", weights, made, arguments, grid, access, form)
     arrays = (tokens, *(others or [tokens]), index, weights or tokens, order, offsets, made)
     front = [(v.slot, 0) for v in (*arrays, products)]
     work.steps.append(step._replace(front=front, fewer=threads))
@@ -110,12 +118,13 @@ def _wide(call: Call) -> int:
 
 def _step(
     work: Work, name: str, weights: View | None, made: View, arguments: Packer, grid: int,
-    access: int,
+    access: int, form: tuple[int, ...],
 ) -> Step:  # fmt: skip
     call, packed = work.call, arguments.done()
     index, own = named(call.problem.index_dtype or "").short, call.problem.dtype
     beside = made.slot >= call.workspace()
     to = named(work.wide if beside else own).short
-    kind = f"{name}<{call.type}, {index}, {to}, {access}, {flag(weights is not None)}>"
-    tags = ("rows", index, f"a{access}", *["wide"] * beside)
+    more = ", ".join(map(str, form))
+    kind = f"{name}<{call.type}, {index}, {to}, {access}, {flag(weights is not None)}, {more}>"
+    tags = ("rows", index, f"a{access}", *["few"] * (form[0] == _FEW), *["wide"] * beside)
     return Step(call.entry(kind, len(packed), *tags), (grid, 1), packed, ())
