@@ -242,6 +242,9 @@ def _divergence(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     weight = _finite(t["row_weight"]) if "row_weight" in t else 1.0
     rows = logits[0][..., 0].size if logits[0].size else 0
     many = 1.0 if options.get("reduction", "mean") == "mean" else max(rows, 1)
+    if "teacher_probs" in t:
+        # They need not add up to 1.
+        weight = weight * max(1.0, _finite(np.abs(t["teacher_probs"]).sum(-1)))
     g = _finite(t["dloss"]) if "dloss" in t else 1.0
     g = g * weight * size / options.get("temperature", 1.0)
     scales: dict[str, Any] = {
@@ -351,7 +354,10 @@ def _heads(drawn: Drawn, t: Any, want: Any) -> list[Any]:
 
 
 def _centred(drawn: Drawn, t: Any, want: Any) -> list[Any]:
-    """``x`` and the mean that is taken off it, normalised; a mean is as exact as its terms."""
+    """``x`` and the mean that is taken off it, normalised; a mean is as exact as its terms.
+
+    A variance is as exact as the squares of what is left.
+    """
     x = t.get("sum", t.get("x"))
     more: list[Any] = [np.zeros(())] * (len(want) - 1)
     if not x.size:
@@ -363,7 +369,9 @@ def _centred(drawn: Drawn, t: Any, want: Any) -> list[Any]:
         x = x.reshape(shape[0], drawn.options.get("num_groups", shape[1]), -1)
     elif "batch" in drawn.op:
         axes = (0, *range(2, x.ndim))
-        more[:1] = [np.abs(x).mean(axes)] * len(more[:1])
+        mean = x.mean(axes, keepdims=True)
+        left = 2 * np.abs(x - mean) * (np.abs(x) + np.abs(mean))
+        more[:2] = [np.abs(x).mean(axes), left.mean(axes)][: len(more)]
     size = np.abs(x) + np.abs(x).mean(axes, keepdims=True)
     terms = size / np.sqrt(x.var(axes, keepdims=True) + eps)
     terms = terms.reshape(shape) * weight
