@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -94,16 +93,15 @@ CALLS: dict[str, Callable[[Make], Any]] = {
 
 
 @pytest.fixture
-def at_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def at_first(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """Nothing is planned, loaded or listened to yet."""
     from baracuda.backends.cuda import index_errors, launch
 
     bc.plan_cache.clear()
     launch.forget_kernels()
-    if "jax" in sys.modules:
-        # A program of JAX has the address of a listener.
-        sys.modules["jax"].clear_caches()
-    monkeypatch.setattr(index_errors, "_listeners", {})
+    if request.node.callspec.params.get("library") != "jax":
+        # A program of JAX has the address of a listener, and lives as long as the process.
+        monkeypatch.setattr(index_errors, "_listeners", {})
     yield
     bc.plan_cache.clear()
     # A new thread begins on the first device, and other tests compare what threads do.
