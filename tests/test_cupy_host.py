@@ -262,26 +262,31 @@ def test_bfloat16_needs_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_was_found_is_raised_when_it_is_there() -> None:
-    from baracuda.backends import cupy as module
+    from baracuda.calls import ranges
 
     problem = stub_device.on_gpu("gather", (2, 4), (2, 3), axis=1)
     waited: list[int] = []
 
     def look(number: int, done: bool, *found: int) -> Any:
-        event = SimpleNamespace(done=done, synchronize=lambda: waited.append(number))
-        return module.Look(event, np.array(found), problem, "index", (2, 3))
+        ended.append(done)
+        return ranges.Look(
+            lambda: ended[number], lambda: waited.append(number), lambda: found, problem, "index",
+            (2, 3),
+        )  # fmt: skip
 
-    module._looks.extend([look(1, True, 0, 0, 3), look(2, True, 1, 4, 9), look(3, False, 1, 0, -1)])
+    ended: list[bool] = []
+    looks = look(0, True, 0, 0, 3), look(1, True, 1, 4, 9), look(2, False, 1, 0, -1)
+    ranges._looks.extend(looks)
     with pytest.raises(IndexError, match=r"gather: index: .* < 4, got 9 at position \(1, 1\)"):
-        module.raise_found()
+        ranges.raise_found()
     # What is still looked for is left alone; who asks for it waits.
-    module.raise_found()
-    assert [len(module._looks), waited] == [1, []]
-    module._looks[0].done.done = True
+    ranges.raise_found()
+    assert [len(ranges._looks), waited] == [1, []]
+    ended[2] = True
     with pytest.raises(IndexError, match=r"got -1 at position \(0, 0\)"):
-        backend().check_errors()
-    assert waited == [3]
-    assert not module._looks
+        bc.check_errors()
+    assert waited == [2]
+    assert not ranges._looks
 
 
 def test_what_cannot_be_loaded_claims_nothing() -> None:

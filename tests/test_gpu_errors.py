@@ -63,6 +63,33 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize("backend", ["cupy", "torch", "array_api"])
+@pytest.mark.parametrize(("bad", "dtype"), BAD)
+def test_a_body_skips_an_index_out_of_range_and_raises_it_later(
+    bad: int, dtype: torch.dtype, backend: str, table: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    src, index = table[0], table[1].to(dtype)
+    want = torch.gather(src, 1, index.long())
+    index[3, 5], want[3, 5] = bad, 0
+    y = bc.gather(src, index, axis=1, backend=backend)
+    with pytest.raises(IndexError, match=rf"gather: index: .* got {bad} at position \(3, 5\)"):
+        bc.check_errors()
+    assert torch.equal(y, want)
+    bc.check_errors()
+
+
+def test_products_without_a_kernel_raise_an_index_out_of_range() -> None:
+    x, src = randn(4), randn(3)
+    index = torch.tensor([0, 7, 1], device="cuda")
+    for call in (
+        lambda: bc.scatter_reduce(x, index, src, axis=0, reduction="prod"),
+        lambda: bc.scatter_reduce_backward(x, x, index, src, x, axis=0, reduction="prod"),
+    ):
+        call()
+        with pytest.raises(IndexError, match=r"index: expected 0 <= i < 4, got 7 at position \(1,"):
+            bc.check_errors()
+
+
 @pytest.mark.parametrize("surfaces", ["next call", "next plan call", "check_errors"])
 @pytest.mark.parametrize(("bad", "dtype"), BAD)
 def test_an_index_out_of_range_is_skipped_and_raised_later(

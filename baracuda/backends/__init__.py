@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import get_ident
 
+from baracuda.calls import ranges
 from baracuda.declaration.backend import Backend, Prepared, Refusal
 from baracuda.declaration.dtypes import named
 from baracuda.declaration.spec import OpSpec, Problem
@@ -268,6 +269,7 @@ def check_errors() -> None:
         backend = getattr(sys.modules.get(entry.module), "BACKEND", None)
         if backend is not None:
             backend.check_errors()
+    ranges.wait()
 
 
 def foreign(name: str, arch: str, library: str, device: str) -> str | None:

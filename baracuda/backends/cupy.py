@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import cupy
-import cupyx
-import numpy as np
 
 from baracuda.calls import body
-from baracuda.calls.check import out_of_range, outside
 from baracuda.declaration.backend import Adds, Prepared, Runner
 from baracuda.declaration.dtypes import numpy_dtype
 from baracuda.declaration.spec import OpSpec, Problem
@@ -34,10 +30,7 @@ class CuPyBackend:
         return True
 
     def check_errors(self) -> None:
-        """Wait for what was looked for; raise the index that was out of range."""
-        for look in tuple(_looks):
-            look.done.synchronize()
-        raise_found()
+        """Indices are searched as the body's are on any device."""
 
     def refuses(self, problem: Problem) -> str | None:
         if problem.mode:
@@ -63,7 +56,7 @@ class CuPyBackend:
             own = replace(own, spec=replace(own.spec, body=_fused(own.spec)))
         foreign = problem.library is not ours
         return Prepared(
-            run=_on_views(problem, _reporting(own)) if foreign else _reporting(own),
+            run=_on_views(problem, body.runner(own)) if foreign else body.runner(own),
             kernel="fused body" if fusable else body.kernel(problem),
             variant="from_dlpack" if foreign else "",
             arch=ours.arch(problem.device),
@@ -164,95 +157,6 @@ def _on_views(problem: Problem, run: Runner) -> Runner:
             return on_views(arrays, outs, accumulate, scalars)
 
     return run_on_their_stream
-
-
-# -- indices out of range ------------------------------------------------------------------------
-
-
-class Look(NamedTuple):
-    """A search for an index out of range, under way on a device.
-
-    Attributes
-    ----------
-    done : cupy.cuda.Event
-        When `found` may be read.
-    found : array of int64
-        In pinned memory: whether there is one, where the first one is, and its value.
-    problem : Problem
-    name : str
-        The argument.
-    shape : tuple of int
-        Its shape.
-    """
-
-    done: Any
-    found: Any
-    problem: Problem
-    name: str
-    shape: tuple[int, ...]
-
-
-_looks: deque[Look] = deque()
-
-
-def _reporting(problem: Problem) -> Runner:
-    """The body, which drops what is out of range; a later call raises it, as kernels report it."""
-    run, spec = body.runner(problem), problem.spec
-    places = [spec.arrays.index(name) for name in problem.raising]
-
-    def run_and_look(
-        arrays: Sequence[Array],
-        outs: tuple[Array, ...] | None,
-        accumulate: Adds,
-        scalars: Mapping[str, Any],
-    ) -> Any:
-        if _looks:
-            raise_found()
-        result = run(arrays, outs, accumulate, scalars)
-        for place in places:
-            with problem.library.running(problem.device):
-                look_at(problem, spec.arrays[place], arrays[place])
-        return result
-
-    return run_and_look
-
-
-def look_at(problem: Problem, name: str, index: Array) -> None:
-    """Start to look for an entry out of range; nothing waits, and nothing is left in a graph."""
-    if index.size == 0 or cupy.cuda.get_current_stream().is_capturing():
-        return
-    flat = index.ravel()
-    bad = outside(problem, name, flat)
-    first = bad.argmax()
-    found = cupy.stack([x.astype(np.int64) for x in (bad.take(first), first, flat.take(first))])
-    host = cupyx.empty_pinned(3, np.int64)
-    found.get(out=host, blocking=False)
-    done = cupy.cuda.Event(disable_timing=True)
-    done.record()
-    _looks.append(Look(done, host, problem, name, index.shape))
-
-
-def raise_found() -> None:
-    """Raise what the searches that have ended found.
-
-    Raises
-    ------
-    IndexError
-        For the first index out of range.
-    """
-    while _looks:
-        try:
-            look = _looks.popleft()
-        except IndexError:  # another thread was first
-            return
-        if not look.done.done:
-            _looks.appendleft(look)
-            return
-        there, place, value = look.found.tolist()
-        if there:
-            where = [[i] for i in np.unravel_index(place, look.shape)]
-            everywhere = np.broadcast_to(value, look.shape)
-            raise out_of_range(look.problem, look.name, everywhere, where)
 
 
 BACKEND = CuPyBackend()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from baracuda.calls.check import indices
+from baracuda.calls import ranges
 from baracuda.declaration.backend import Adds, Runner, each
 from baracuda.declaration.dispatch import unrecorded
 from baracuda.declaration.dtypes import name_of
@@ -123,7 +123,7 @@ def runner(problem: Problem) -> Runner:
         scalars: Mapping[str, Any],
     ) -> Any:
         if checked:
-            indices(problem, arrays)
+            ranges.check(problem, arrays)
         with library.running(problem.device):
             if outs is None:
                 results = rounded(arrays, scalars)

@@ -399,32 +399,6 @@ def _outputs(
     return tuple(out)
 
 
-def indices(problem: Problem, arrays: Sequence[Array]) -> None:
-    """Look for entries out of range that are to raise, where the values can be read at once.
-
-    Raises
-    ------
-    IndexError
-        Naming the first bad value and where it stands.
-    """
-    for name, x in zip(problem.spec.arrays, arrays, strict=False):
-        if name not in problem.raising or not problem.library.readable(x):
-            continue
-        read = problem.library.values(x)
-        x, xp = library_of(read).once(read), library_of(read).xp
-        bad = outside(problem, name, x)
-        if bool(xp.any(bad)):
-            # Namespaces have no `nonzero` of an array without axes.
-            raise out_of_range(problem, name, x, xp.nonzero(bad) if bad.ndim else ())
-
-
-def outside(problem: Problem, name: str, x: Array) -> Array:
-    """Which entries of an index are out of range, but for one that stands for none."""
-    bad = (x < 0) | (x >= problem.extent_of(name))
-    ignored = problem.ignored_by(name)
-    return bad if ignored is None else bad & problem.library.differs(x, ignored)
-
-
 def _refuse_all(problem: Problem, index: Operand) -> None:
     """Raise where an index has entries and nothing to look up, whatever the entries are.
 
@@ -436,13 +410,4 @@ def _refuse_all(problem: Problem, index: Operand) -> None:
     raise IndexOutOfRangeError(
         f"{problem.spec.name}: {name}: expected no entries, as the axis that they point along has "
         f"extent 0, got shape {index.shape}"
-    )
-
-
-def out_of_range(problem: Problem, name: str, x: Array, where: Sequence[Array]) -> IndexError:
-    """The error for the first of the bad entries whose coordinates are `where`."""
-    position = tuple(int(axis[0]) for axis in where)
-    return IndexOutOfRangeError(
-        f"{problem.spec.name}: {name}: expected 0 <= i < {problem.extent_of(name)}, "
-        f"got {int(x[position])} at position {position}"
     )

@@ -31,7 +31,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from baracuda.calls import adjoint, body, check
+from baracuda.calls import adjoint, body, ranges
 from baracuda.calls.op import Op, registry
 from baracuda.calls.plan import Plan
 from baracuda.calls.routes import routes
@@ -185,7 +185,7 @@ class JaxRoute:
         plan = op.plan(*arrays, **options)
         scalars = plan.scalars(options, without=traced)
         # Within the call even a constant index is traced: now its values can be looked at.
-        check.indices(plan.problem, arrays)
+        ranges.check(plan.problem, arrays)
         # A record says how to run this op, not its partner.
         dispatch = {k: v for k, v in options.items() if k in NAMES} | {"sku": None}
         call = program_of(_Call(plan, tuple(traced), scalars, dispatch))

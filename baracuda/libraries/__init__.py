@@ -72,6 +72,7 @@ class Library:
     differentiates: bool = True
     stored_as: Mapping[str, str] = MappingProxyType({})
     combined: Any = None  # of maxima and products a method, where there is an own way
+    search: Any = None  # of a bad entry a method, where a device can do it while nobody waits
 
     def takes(self, x: Array) -> bool:
         """Whether `x`, of a class that derives from one of this library, is an array of it.
@@ -323,8 +324,7 @@ _modules = sys.modules
 _ADAPTERS = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}
 _LOADED: dict[str, Library] = {}
 _BY_TYPE: dict[type, Library] = {}
-# Looked up on every call, so without a step in between: type -> the adapter's own method. The
-# second has only the types whose library has a state at all.
+# By type, the adapter's own method, for every call; the second where a library has a state at all.
 FACTS: dict[type, Callable[[Array], Hashable]] = {type(None): lambda x: None}
 STATES: dict[type, Callable[[Sequence[Array]], State | None]] = {}
 

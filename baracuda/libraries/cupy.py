@@ -11,6 +11,8 @@ from typing import Any
 
 import array_api_compat.cupy
 import cupy
+import cupyx
+import numpy as np
 
 from baracuda.declaration.dtypes import name_of, numpy_dtype
 from baracuda.layouts import Shape, contiguous
@@ -111,6 +113,20 @@ class CuPy(Library):
 
     def arch(self, device: str) -> str:
         return f"sm_{cupy.cuda.Device(int(device.rpartition(':')[2])).compute_capability}"
+
+    def search(self, x: Array, bad: Callable[[Array], Array]) -> Any:
+        """Begin to look for the first bad entry; nothing is left in a graph."""
+        if cupy.cuda.get_current_stream().is_capturing():
+            return None
+        flat = x.ravel()
+        strange = bad(flat)
+        first = strange.argmax()
+        found = [y.astype(np.int64) for y in (strange.take(first), first, flat.take(first))]
+        host = cupyx.empty_pinned(3, np.int64)
+        cupy.stack(found).get(out=host, blocking=False)
+        done = cupy.cuda.Event(disable_timing=True)
+        done.record()
+        return lambda: done.done, done.synchronize, host.tolist
 
     def running(self, device: str) -> AbstractContextManager[Any]:
         """CuPy computes on the current device, wherever the arrays are."""

@@ -145,6 +145,24 @@ class Torch(Library):
             and not torch._C._functorch.is_functorch_wrapped_tensor(x)
         )
 
+    def search(self, x: Array, bad: Callable[[Array], Array]) -> Any:
+        """Begin to look for the first bad entry; nothing is left in a graph."""
+        hidden = _compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x)
+        if hidden or x.device.type != "cuda" or type(x) not in _PLAIN_TYPES:
+            return None
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        with torch.cuda.device(x.device):
+            flat = x.detach().reshape(-1)
+            strange = bad(flat).to(torch.int64)
+            first = strange.argmax()
+            host = torch.empty(3, dtype=torch.int64, pin_memory=True)
+            found = torch.stack([strange.take(first), first, flat.take(first).to(torch.int64)])
+            host.copy_(found, non_blocking=True)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        return done.query, done.synchronize, host.tolist
+
     def _at_hand(self, x: Array) -> bool:
         """Whether `x` is readable, and nothing records or transforms what is done with it."""
         state = self.state((x,))

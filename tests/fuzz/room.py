@@ -243,8 +243,9 @@ def _divergence(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     rows = logits[0][..., 0].size if logits[0].size else 0
     many = 1.0 if options.get("reduction", "mean") == "mean" else max(rows, 1)
     if "teacher_probs" in t:
-        # They need not add up to 1.
-        weight = weight * max(1.0, _finite(np.abs(t["teacher_probs"]).sum(-1)))
+        # They need not add up to 1, and are added one by one.
+        many_probs = math.sqrt(t["teacher_probs"].shape[-1]) / STEPS
+        weight = weight * max(1.0, _finite(np.abs(t["teacher_probs"]).sum(-1)) * max(1, many_probs))
     g = _finite(t["dloss"]) if "dloss" in t else 1.0
     g = g * weight * size / options.get("temperature", 1.0)
     scales: dict[str, Any] = {
@@ -356,7 +357,7 @@ def _heads(drawn: Drawn, t: Any, want: Any) -> list[Any]:
 def _centred(drawn: Drawn, t: Any, want: Any) -> list[Any]:
     """``x`` and the mean that is taken off it, normalised; a mean is as exact as its terms.
 
-    A variance is as exact as the squares of what is left.
+    A variance is as exact as the squares of what is left. Both are added one by one.
     """
     x = t.get("sum", t.get("x"))
     more: list[Any] = [np.zeros(())] * (len(want) - 1)
@@ -371,7 +372,8 @@ def _centred(drawn: Drawn, t: Any, want: Any) -> list[Any]:
         axes = (0, *range(2, x.ndim))
         mean = x.mean(axes, keepdims=True)
         left = 2 * np.abs(x - mean) * (np.abs(x) + np.abs(mean))
-        more[:2] = [np.abs(x).mean(axes), left.mean(axes)][: len(more)]
+        terms = max(1.0, math.sqrt(x.size / max(x.shape[1], 1)) / STEPS)
+        more[:2] = [np.abs(x).mean(axes) * terms, left.mean(axes) * terms][: len(more)]
     size = np.abs(x) + np.abs(x).mean(axes, keepdims=True)
     terms = size / np.sqrt(x.var(axes, keepdims=True) + eps)
     terms = terms.reshape(shape) * weight

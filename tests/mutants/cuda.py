@@ -661,7 +661,7 @@ _CUPY = (
         "test_cupy_host.py::test_every_difference_is_another_alias",
     ),
     mutant(
-        "CuPy raises what a search found", "backends/cupy.py",
+        "what a search found is raised", "calls/ranges.py",
         "        if there:\n", "        if False:\n",
         "test_cupy_host.py::test_what_was_found_is_raised_when_it_is_there",
     ),

@@ -447,17 +447,17 @@ _CHECKS = (
         "test_pairing.py::test_a_result_that_was_not_used_has_no_cotangent",
     ),
     mutant(
-        "a negative index is out of range", "calls/check.py",
+        "a negative index is out of range", "calls/ranges.py",
         "bad = (x < 0) | (x >= problem.extent_of(name))", "bad = x >= problem.extent_of(name)",
         "test_errors.py::test_an_index_out_of_range_is_named_with_its_position[torch--1]",
     ),
     mutant(
-        "the extent itself is out of range", "calls/check.py",
+        "the extent itself is out of range", "calls/ranges.py",
         "(x >= problem.extent_of(name))", "(x > problem.extent_of(name))",
         "test_errors.py::test_an_index_out_of_range_is_named_with_its_position[torch-8]",
     ),
     mutant(
-        "a target to ignore is no error", "calls/check.py",
+        "a target to ignore is no error", "calls/ranges.py",
         "return bad if ignored is None else bad &", "return bad if True else bad &",
         "test_extents.py::test_losses_of_no_classes_are_those_of_rows_that_do_not_count",
     ),

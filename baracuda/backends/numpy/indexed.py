@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from baracuda.calls import body
-from baracuda.calls.check import out_of_range, outside
+from baracuda.calls.ranges import out_of_range, outside
 from baracuda.declaration.backend import Adds, Prepared
 from baracuda.declaration.indexed import indexed
 from baracuda.declaration.sku import PrecisionGuarantee

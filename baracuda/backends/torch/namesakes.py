@@ -41,7 +41,7 @@ from baracuda.backends.torch.rows import (
     unmasked,
     unmeasured,
 )  # fmt: skip
-from baracuda.calls.check import indices
+from baracuda.calls import ranges
 from baracuda.declaration.backend import Adds, Runner, each
 from baracuda.declaration.spec import Problem
 from baracuda.layouts import Shape
@@ -273,7 +273,7 @@ def runner(problem: Problem, found: Namesake, otherwise: Runner) -> Runner:
         scalars: Mapping[str, Any],
     ) -> Any:
         if checked:
-            indices(problem, arrays)
+            ranges.check(problem, arrays)
         # Where products of such a value overflow, torch's functions differ from each other.
         if scalars and any(abs(x) > _LARGEST for x in scalars.values()):
             return otherwise(arrays, outs, accumulate, scalars)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from baracuda.calls import adjoint, check
+from baracuda.calls import adjoint, check, ranges
 from baracuda.calls.op import Op
 from baracuda.calls.partitioning import Shares, joined, placed
 from baracuda.declaration.collective import Collective, Part
@@ -239,7 +239,7 @@ def _on_shards(
 def _join(how: Spread, mesh: Any, *arrays: Array, **keywords: Any) -> Any:
     """The op on the parts of its own that are joined; what is not cut is checked as a whole."""
     problem, spec = how.problem, how.problem.spec
-    check.indices(problem, arrays)
+    ranges.check(problem, arrays)
     scalars = {k: v for k, v in keywords.items() if k in spec.scalars}
     keywords |= check.scalars(spec, problem.compute_dtype, scalars)
     joint = cast(Collective, spec.collective)
