@@ -956,7 +956,7 @@ _FRAMEWORKS = (
     ),
     mutant(
         "JAX finds constant indices out of range", "frameworks/jax.py",
-        "check.indices(plan.problem, arrays)", "pass",
+        "ranges.check(plan.problem, arrays)", "pass",
         "test_jax.py::test_a_constant_index_out_of_range_is_found_while_tracing",
     ),
     mutant(
