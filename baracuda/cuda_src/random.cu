@@ -50,7 +50,8 @@ template <class A> struct Uniform : WholeWords {
   }
 };
 
-// The quantile by Wichura's AS 241, PPND7; `families/philox.py` has the formula in words.
+// The quantile by Wichura's AS 241, PPND7; `families/philox.py` has the formula in words. No word is
+// so near an end that its third range is reached.
 template <class A> struct Normal : WholeWords {
   static constexpr int inputs = 1, outputs = 1;
   static constexpr bool blind = true;
@@ -66,20 +67,12 @@ template <class A> struct Normal : WholeWords {
       const A x = A(0.180625) - q * q;
       const A above0 = ((A(59.109374720) * x + A(159.29113202)) * x + A(50.434271938)) * x;
       const A below0 = ((A(67.187563600) * x + A(78.757757664)) * x + A(17.895169469)) * x;
-      z = q * ((above0 + A(3.3871327179)) / (below0 + A(1)));
+      z = q * ((above0 + A(3.3871327179)) * reciprocal(below0 + A(1)));
     } else {
-      const A root = sqrt(-log(p));
-      if (root <= A(5)) {
-        const A x = root - A(1.6);
-        const A over = ((A(0.17023821103) * x + A(1.3067284816)) * x + A(2.7568153900)) * x;
-        const A under = (A(0.12021132975) * x + A(0.73700164250)) * x;
-        z = (over + A(1.4234372777)) / (under + A(1));
-      } else {
-        const A x = root - A(5);
-        const A over = ((A(0.017337203997) * x + A(0.42868294337)) * x + A(3.0812263860)) * x;
-        const A under = (A(0.012258202635) * x + A(0.24197894225)) * x;
-        z = (over + A(6.6579051150)) / (under + A(1));
-      }
+      const A x = root2(logarithm2(p) * A(-0.69314718055994531)) - A(1.6);
+      const A over = ((A(0.17023821103) * x + A(1.3067284816)) * x + A(2.7568153900)) * x;
+      const A under = (A(0.12021132975) * x + A(0.73700164250)) * x;
+      z = (over + A(1.4234372777)) * reciprocal(under + A(1));
     }
     y[0] = A(mean) + A(std) * (above ? z : -z);
   }
