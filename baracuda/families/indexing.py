@@ -8,7 +8,7 @@ from typing import Any
 
 from baracuda.declaration.shapes import Axes
 from baracuda.errors import value_error
-from baracuda.families.numerics import joined, scatter_add
+from baracuda.families.numerics import joined, scatter_add, surely
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
 
@@ -40,7 +40,9 @@ def taken(x: Array, index: Array, axis: int, in_range: bool = False) -> Array:
     shape = (*lead, *index.shape, *rest)
     if n == 0:
         return xp.zeros(shape, dtype=x.dtype, device=library.device_of(x))
-    valid = inside(index, n)
+    valid = None if in_range else inside(index, n)
+    # A pass over the index is short beside one over the rows.
+    in_range = in_range or surely(valid)
     at = index if in_range else xp.where(valid, index, 0)
     rows = library.lookup(x, at, axis)
     if rows is None:

@@ -76,6 +76,17 @@ def has_slopes(x: Array) -> bool:
     return library_of(x).differentiates and not _of_values.get()
 
 
+def scaled(x: Array, factor: Any) -> Array:
+    """`x` times a run-time value; `x` itself where that is a number, and 1."""
+    return x if isinstance(factor, (int, float)) and factor == 1 else x * factor
+
+
+def surely(mask: Array) -> bool:
+    """Whether a mask can be read, and all of it holds."""
+    library = library_of(mask)
+    return library.readable(mask) and bool(library.xp.all(mask))
+
+
 def sides(b: Array) -> tuple[Array, Array]:
     """1 where `b` is at or above 0, and 1 where it is below or NaN; else 0."""
     # What follows selects by products with these: NumPy's `where` stalls on masks that no branch
@@ -232,7 +243,7 @@ def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:
     once = library.once(index)
     valid = (once >= 0) & (once < n)
     # A pass over the index is short beside one over the values.
-    if not (library.readable(index) and bool(xp.all(valid))):
+    if not surely(valid):
         values, once = xp.where(valid, values, 0), xp.where(valid, once, 0)
     if n == 0 or values.shape[axis] == 0:
         return xp.zeros(shape, dtype=values.dtype, device=library.device_of(values))

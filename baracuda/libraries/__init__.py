@@ -189,10 +189,7 @@ class Library:
         return x - self.xp.where(most == -self.xp.inf, 0, most)
 
     def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:
-        """Exponentials of `x` as parts of their sum, 0 where they are not kept.
-
-        `x` is no longer needed.
-        """
+        """Exponentials of `x` as parts of their sum, 0 where they are not kept."""
         xp = self.xp
         x = x if keep is None else xp.where(keep, x, -xp.inf)
         powers = xp.exp(self.less_largest(x, axis))

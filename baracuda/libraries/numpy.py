@@ -92,9 +92,9 @@ class NumPy(Library):
         return np.clip(x, low, high)
 
     def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:
-        if keep is not None:
-            np.copyto(x, -np.inf, where=~keep)
-        x = self.less_largest(x, axis)
+        if not x.shape[axis]:
+            return x.copy()
+        x = self.less_largest(x if keep is None else np.where(keep, x, -np.inf), axis)
         np.exp(x, out=x)
         total = np.sum(x, axis=axis, keepdims=True)
         x /= np.where(total == 0, 1, total)
