@@ -62,6 +62,8 @@ class Library:
         Whether `out=` arrays are possible.
     differentiates : bool
         Whether gradients may be taken through its functions.
+    fuses : bool
+        Whether it joins elementwise functions, so that none is a pass of its own.
     stored_as : mapping
         For each dtype that the library can only store, one of its size that it can move.
     """
@@ -70,6 +72,7 @@ class Library:
     xp: Any
     writable: bool = True
     differentiates: bool = True
+    fuses: bool = False
     stored_as: Mapping[str, str] = MappingProxyType({})
     combined: Any = None  # of maxima and products a method, where there is an own way
 
