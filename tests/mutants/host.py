@@ -654,6 +654,16 @@ _BODIES = (
         "test_plans.py::test_blocks_neither_warn_nor_raise",
     ),
     mutant(
+        "a record is of the numbers that it was made with", "backends/numpy/programs.py",
+        "key = tuple(map(repr, scalars.values()))", "key = ()",
+        "test_programs.py::test_other_numbers_have_a_record_of_their_own",
+    ),
+    mutant(
+        "a record writes over what nobody needs alone", "backends/numpy/programs.py",
+        "if last[number] == i]", "]",
+        "test_programs.py::test_a_record_gives_the_bits_of_the_body[silu_backward-float32]",
+    ),
+    mutant(
         "blocks are computed while the interpreter shuts down", "backends/numpy/blocks.py",
         "with suppress(RuntimeError):", "if True:",
         "test_plans.py::test_arrays_in_blocks_are_computed_while_the_interpreter_shuts_down",

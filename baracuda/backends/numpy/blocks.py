@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from baracuda.backends.numpy import programs
 from baracuda.calls import body
 from baracuda.calls.partitioning import added_up, independent, located
 from baracuda.declaration.backend import Adds, Prepared, Runner, each
@@ -43,6 +44,11 @@ def prepare(problem: Problem) -> Prepared:
         run, variant = body.runner(problem), ""
     else:
         run, variant = _runner(problem, form, steps), f"blocks of {BLOCK}"
+        if form.records:
+            run, variant = (
+                programs.runner(problem, form.arrays, form.outs, on_threads, run),
+                "blocks",
+            )
     return Prepared(
         run=run,
         kernel=body.kernel(problem),
@@ -101,6 +107,16 @@ class _Form:
         if len(outs) == len(self.signature.outputs):
             return list(outs)
         return [self.halves[p.name.removeprefix("d")](outs[0]) for p in self.signature.outputs]
+
+    @property
+    def records(self) -> bool:
+        """Whether elements depend on those in their places, all in rows of C order."""
+        problem = self.problem
+        every = {p.names for p in (*self.signature.inputs, *self.signature.outputs)}
+        plain = problem.spec.elementwise and len(every) == 1 and not self.counts
+        dtypes = {x.dtype for x in (*problem.given, *problem.outputs)}
+        in_order = all(x.strides is None for x in problem.outputs)
+        return plain and in_order and dtypes == {problem.compute_dtype}
 
     def labels(self, pattern: Pattern) -> tuple[Label, ...]:
         return pattern.labels(self.problem.axes)
