@@ -1284,7 +1284,7 @@ _EXAMPLES = (
     ),
     mutant(
         "a share that is dropped has a gradient", "ops/softmax_dropout.py",
-        "return s * (g - library", "return dropped(s, p, seed, offset) * (g - library",
+        "return scaled(s * (g - library", "return scaled(dropped(s, p, seed, offset) * (g - library",
         "test_softmax_dropout.py::test_a_dropped_share_has_a_gradient",
     ),
     mutant(
