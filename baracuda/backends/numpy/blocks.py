@@ -31,6 +31,8 @@ from baracuda.libraries import Array
 # Elements per block. Temporaries of 512 KiB fit a core's own cache, and the interpreter's cost per
 # block (some 50 us) stays small: a quarter of it costs 10% on swiglu_backward, 80% on pooling.
 BLOCK = 1 << 17
+# Elements of a run along the last axis: functions begin anew with each.
+_RUN = 512
 
 Cut: TypeAlias = Mapping[str, slice]
 """A block, as a slice of each label."""
@@ -153,7 +155,8 @@ class _Form:
             if total <= BLOCK:
                 break
             each = total // max(extents[name], 1)
-            step = max(1, BLOCK // max(each, 1))
+            least = _RUN if name == self.labels(first)[-1].name else 1
+            step = min(max(least, BLOCK // max(each, 1)), max(extents[name], 1))
             out[name] = (extents[name], step)
             total = each * step
         return out
