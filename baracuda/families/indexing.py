@@ -8,7 +8,7 @@ from typing import Any
 
 from baracuda.declaration.shapes import Axes
 from baracuda.errors import value_error
-from baracuda.families.numerics import joined, scatter_add, surely
+from baracuda.families.numerics import joined, scatter_add
 from baracuda.layouts import Shape
 from baracuda.libraries import Array, library_of
 
@@ -29,10 +29,10 @@ def looked_up(x: Array, index: Array, axis: int, checked: bool) -> Array:
     return xp.where(valid, out, xp.zeros_like(out))
 
 
-def taken(x: Array, index: Array, axis: int, in_range: bool = False) -> Array:
+def taken(x: Array, index: Array, axis: int, checked: bool = False) -> Array:
     """`x` with the axes of `index` in the place of `axis`; zeros for an entry out of range.
 
-    `in_range`: it is known that there is none.
+    `checked`: where the index can be read, its range was looked at before.
     """
     library = library_of(x)
     xp, n = library.xp, x.shape[axis]
@@ -40,9 +40,9 @@ def taken(x: Array, index: Array, axis: int, in_range: bool = False) -> Array:
     shape = (*lead, *index.shape, *rest)
     if n == 0:
         return xp.zeros(shape, dtype=x.dtype, device=library.device_of(x))
-    valid = None if in_range else inside(index, n)
     # A pass over the index is short beside one over the rows.
-    in_range = in_range or surely(valid)
+    in_range = library.readable(index) and (checked or library.spans(index, n))
+    valid = None if in_range else inside(index, n)
     at = index if in_range else xp.where(valid, index, 0)
     rows = library.lookup(x, at, axis)
     if rows is None:

@@ -251,9 +251,9 @@ def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:
     library = library_of(values)
     xp, n = library.xp, shape[axis]
     once = library.once(index)
-    valid = (once >= 0) & (once < n)
     # A pass over the index is short beside one over the values.
-    if not surely(valid):
+    if not (library.readable(once) and library.spans(once, n)):
+        valid = (once >= 0) & (once < n)
         values, once = xp.where(valid, values, 0), xp.where(valid, once, 0)
     if n == 0 or values.shape[axis] == 0:
         return xp.zeros(shape, dtype=values.dtype, device=library.device_of(values))

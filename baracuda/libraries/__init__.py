@@ -62,8 +62,6 @@ class Library:
         Whether `out=` arrays are possible.
     differentiates : bool
         Whether gradients may be taken through its functions.
-    fuses : bool
-        Whether it joins elementwise functions, so that none is a pass of its own.
     stored_as : mapping
         For each dtype that the library can only store, one of its size that it can move.
     """
@@ -72,7 +70,7 @@ class Library:
     xp: Any
     writable: bool = True
     differentiates: bool = True
-    fuses: bool = False
+    fuses: bool = False  # elementwise functions, so that none is a pass of its own
     stored_as: Mapping[str, str] = MappingProxyType({})
     combined: Any = None  # of maxima and products a method, where there is an own way
 
@@ -218,6 +216,10 @@ class Library:
             return x
         return x[tuple(slice(1) if step == 0 else slice(None) for step in strides)]
 
+    def spans(self, index: Array, n: int) -> bool:
+        """Whether all entries of an index, which can be read, are from 0 to n - 1."""
+        return bool(self.xp.all((index >= 0) & (index < n)))
+
     def take(self, x: Array, index: Array, axis: int) -> Array:
         """The elements of `x` that `index` points to along an axis, all in range."""
         # What the namespace itself indexes with: libraries differ in which integers they take.
@@ -262,10 +264,7 @@ class Library:
         return self.xp.astype(self.xp.astype(x, self.dtype(dtype)), x.dtype)
 
     def product(self, a: Array, b: Array, bias: Array | None = None) -> Array:
-        """The matrix product, with `bias` added to each row, in the dtype of all of them.
-
-        Sums are in the accumulate dtype, and are rounded once.
-        """
+        """The matrix product, `bias` added to each row, in their dtype: wide sums, rounded once."""
         product = self._widely(a, b)
         if bias is not None:
             product = product + self.xp.astype(bias, product.dtype, copy=False)

@@ -111,12 +111,20 @@ class NumPy(Library):
     def dot(self, x: Array, y: Array) -> Array:
         return np.vecdot(x, y)[..., None]
 
+    def spans(self, index: Array, n: int) -> bool:
+        # A negative entry is a huge unsigned one.
+        unsigned = index.dtype.str.replace("i", "u")
+        return not index.size or bool(index.view(unsigned).max() < n)
+
+    def lookup(self, x: Array, index: Array, axis: int) -> Array:
+        # Every entry is in range; NumPy's own check would copy the result.
+        return np.take(x, index, axis=axis, mode="clip")
+
     def take(self, x: Array, index: Array, axis: int) -> Array:
         line = self._line(index, axis)
         if line is None:
             return super().take(x, index, axis)
-        # Every entry is in range; NumPy's own check would copy the result.
-        return np.take(x[near(index.shape, axis)], line, axis=axis, mode="clip")
+        return self.lookup(x[near(index.shape, axis)], line, axis)
 
     def put(self, x: Array, index: Array, values: Array, axis: int) -> Array:
         np.put_along_axis(x, index, values, axis)

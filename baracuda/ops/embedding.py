@@ -100,7 +100,7 @@ def embedding(
     array([[40., 50.],
            [ 0., 10.]])
     """
-    rows = taken(weight, ids, 0)
+    rows = taken(weight, ids, 0, mode == "raise")
     if padding_idx is not None:
         library = library_of(weight)
         still = library.xp.expand_dims(ids == padding_idx, axis=-1)

@@ -172,7 +172,7 @@ def index_add_backward(
            [2., 4.],
            [6., 8.]])
     """
-    return scaled(taken(dout, index, axis), alpha)
+    return scaled(taken(dout, index, axis, mode == "raise"), alpha)
 
 
 @_elements(

@@ -462,8 +462,8 @@ _CHECKS = (
         "test_extents.py::test_losses_of_no_classes_are_those_of_rows_that_do_not_count",
     ),
     mutant(
-        "NumPy's own look sees an index at the extent", "backends/numpy/indexed.py",
-        ".max() >= _bins(problem):", ".max() > _bins(problem):",
+        "NumPy's own look sees an index at the extent", "libraries/numpy.py",
+        ".max() < n)", ".max() <= n)",
         "test_errors.py::test_an_index_out_of_range_is_named_with_its_position[numpy-8]",
     ),
     mutant(
