@@ -81,10 +81,12 @@ def scaled(x: Array, factor: Any) -> Array:
     return x if isinstance(factor, (int, float)) and factor == 1 else x * factor
 
 
-def surely(mask: Array) -> bool:
-    """Whether a mask can be read, and all of it holds."""
+def masked(x: Array, mask: Array, none: float = 0) -> Array:
+    """`x` where a mask holds, else `none`; `x` itself where the mask is known to hold."""
     library = library_of(mask)
-    return library.readable(mask) and bool(library.xp.all(mask))
+    if library.readable(mask) and bool(library.xp.all(mask)):
+        return x
+    return library.xp.where(mask, x, none)
 
 
 def sides(b: Array) -> tuple[Array, Array]:

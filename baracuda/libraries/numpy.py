@@ -182,8 +182,10 @@ def row_sums(ids: Array, rows: Array, dtype: Any, join: np.ufunc = np.add) -> tu
     `reduceat` along an outer axis. The last few ids, which may be frequent, are summed one by one.
     """
     order = np.argsort(ids, kind="stable")
-    ids = ids[order]
+    given, ids = ids, ids[order]
     starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
+    if len(starts) == len(ids):
+        return given, rows.astype(dtype, copy=False)
     counts = np.diff(starts, append=len(ids))
     frequent = np.argsort(-counts, kind="stable")
     starts, counts = starts[frequent], counts[frequent]
