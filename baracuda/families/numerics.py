@@ -111,6 +111,19 @@ def sigmoid(b: Array) -> Array:
     return library_of(b).sigmoid(b)
 
 
+def sigmoids(b: Array) -> tuple[Array, Array]:
+    """The logistic function at `b` and at ``-b``."""
+    library = library_of(b)
+    if not library.fuses:
+        return library.sigmoid(b), library.sigmoid(-b)
+    # One exponential for both, and one quotient.
+    xp, up = library.xp, b >= 0
+    power = xp.exp(xp.where(up, -b, b))
+    near = 1 / (1 + power)
+    far = power * near
+    return xp.where(up, near, far), xp.where(up, far, near)
+
+
 def sign(x: Array) -> Array:
     """-1, 0 or 1, without a slope; NaN at NaN. Not every library's own can be batched."""
     xp = library_of(x).xp
@@ -199,7 +212,7 @@ def gelu_weight(b: Array, approximate: str) -> tuple[Array, Array]:
     square = b * b
     # (1 + tanh(v))/2 as the sigmoid of 2v does not cancel below 0.
     v = _TANH_SCALE * (b + _TANH_CUBE * (square * b))
-    on, off = sigmoid(v), sigmoid(-v)
+    on, off = sigmoids(v)
     return on, on * off * (_TANH_SCALE * (1 + 3 * _TANH_CUBE * square))
 
 
