@@ -206,9 +206,8 @@ def gelu_weight(b: Array, approximate: str) -> tuple[Array, Array]:
     """The weight of `b` in ``gelu(b)``, and the slope of that weight."""
     if approximate == "none":
         return normal(b)
-    xp = library_of(b).xp
     # Past 40 the weight is 0 or 1 in any dtype, while the cube would go on to infinity.
-    b = xp.where(b > 40, 40, xp.where(b < -40, -40, b))
+    b = library_of(b).clip(b, -40, 40)
     square = b * b
     # (1 + tanh(v))/2 as the sigmoid of 2v does not cancel below 0.
     v = _TANH_SCALE * (b + _TANH_CUBE * (square * b))

@@ -148,13 +148,20 @@ def _program(
         if x.number not in direct or x.number in ends:
             x = recorder.result(_cast, (x.number,), x.sample.copy(), True)
         ends.append(x.number)
-    last = {number: i for i, call in enumerate(recorder.calls) for number in call.takes}
-    last |= dict.fromkeys(ends, len(recorder.calls))
+    # What no result needs is not computed.
+    calls: list[_Call] = []
+    needed = {*ends}
+    for call in reversed(recorder.calls):
+        if call.gives in needed:
+            calls.insert(0, call)
+            needed.update(call.takes)
+    last = {number: i for i, call in enumerate(calls) for number in call.takes}
+    last |= dict.fromkeys(ends, len(calls))
     dtypes: list[Any] = []
     held: dict[int, int] = {}
     free: list[int] = []
     loose: list[int] = []
-    for i, call in enumerate(recorder.calls):
+    for i, call in enumerate(calls):
         free += [held[number] for number in {*call.takes} & {*held} if last[number] == i]
         if not call.takes_out:
             loose.append(call.gives)
@@ -168,8 +175,6 @@ def _program(
         else:
             dtypes.append(call.dtype)
         held[call.gives] = fit
-        if call.gives not in last:
-            free.append(fit)
     # What holds a result at the end is its memory from the beginning.
     own = [held[number] for number in ends]
     others = [k for k in range(len(dtypes)) if k not in own]
@@ -181,7 +186,7 @@ def _program(
     places |= {number: first + len(others) + k for k, number in enumerate(loose)}
     steps = [
         (call.function, tuple([places[n] for n in call.takes]), places[call.gives], call.takes_out)
-        for call in recorder.calls
+        for call in calls
     ]
     registers = [dtypes[k] for k in others]
     return _Program(steps, [*recorder.constants.values()], registers, len(loose))
