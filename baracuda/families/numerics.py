@@ -229,14 +229,25 @@ def square_unit(largest: Array) -> Array:
     Nor does one underflow as far as it counts beside the square of `largest`.
     """
     xp = library_of(largest).xp
-    middle, high, low = (40, 80, -100) if largest.dtype == xp.float32 else (320, 640, -800)
-    small = xp.where(largest < 2.0**-middle, 2.0**low, xp.ones_like(largest))
-    return xp.where(largest > 2.0**middle, 2.0**high, small)
+    end, high, low = (40, 80, -100) if largest.dtype == xp.float32 else (320, 640, -800)
+    small = xp.where(largest < 2.0**-end, 2.0**low, xp.ones_like(largest))
+    return xp.where(largest > 2.0**end, 2.0**high, small)
+
+
+def usual(size: Array) -> bool:
+    """Whether all sizes are known to be 0, or such that the `square_unit` of each is 1."""
+    library = library_of(size)
+    if library.differentiates or not library.readable(size):
+        return False
+    end = 2.0 ** (40 if size.dtype == library.xp.float32 else 320)
+    return bool(library.xp.all(((size <= end) & (size >= 1 / end)) | (size == 0)))
 
 
 def root(total: Array, p: float) -> Array:
     """The p-th root, with slope 0 at 0."""
-    xp = library_of(total).xp
+    library, xp = library_of(total), library_of(total).xp
+    if not library.differentiates:
+        return xp.sqrt(total) if p == 2 else total ** (1 / p)
     zero = total == 0
     safe = xp.where(zero, 1, total)
     return xp.where(zero, 0, xp.sqrt(safe) if p == 2 else safe ** (1 / p))
