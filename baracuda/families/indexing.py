@@ -157,11 +157,12 @@ def highest(values: Array, index: Array, extent: int) -> Array:
     if 0 in shape or not index.shape[0]:
         return xp.full(shape, -inf, dtype=values.dtype, **there)
     valid = inside(index, extent)
-    values = xp.where(of_rows(valid, values), values, -inf)
-    at = xp.where(valid, index, 0)
-    if (found := library.highest(values, at, extent)) is not None:
+    found = library.highest(values, xp.where(valid, index, extent), extent)
+    if found is not None:
         return found
-    return joined(values, _beside(at, (), shape[1:]), 0, shape, xp.maximum, -inf)
+    values = xp.where(of_rows(valid, values), values, -inf)
+    at = _beside(xp.where(valid, index, 0), (), shape[1:])
+    return joined(values, at, 0, shape, xp.maximum, -inf)
 
 
 def combined(

@@ -236,7 +236,7 @@ class Library:
         return None
 
     def highest(self, values: Array, index: Array, extent: int) -> Array | None:
-        """The largest row of each entry, all in range; ties share a gradient. None: no own way."""
+        """The largest row of each entry but `extent`; ties share a gradient. None: no own way."""
         return None
 
     def dot(self, x: Array, y: Array) -> Array:

@@ -143,10 +143,10 @@ class NumPy(Library):
         return out
 
     def highest(self, values: Array, index: Array, extent: int) -> Array:
-        out = np.full((extent, *values.shape[1:]), -np.inf, values.dtype)
+        out = np.full((extent + 1, *values.shape[1:]), -np.inf, values.dtype)
         ids, rows = row_sums(index, values, values.dtype, np.maximum)
         out[ids] = rows
-        return out
+        return out[:extent]
 
     def combined(
         self, values: Array, index: Array, axis: int, shape: Shape, how: str, none: float
