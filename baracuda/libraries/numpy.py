@@ -132,7 +132,7 @@ class NumPy(Library):
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         line = self._line(index, axis)
-        if line is None:
+        if line is None or line.size == values.size:
             # In float64, entry by entry.
             sums = np.bincount(_places(index, axis, shape), np.ravel(values), math.prod(shape))
             return sums.astype(values.dtype).reshape(shape)
@@ -186,12 +186,16 @@ def row_sums(ids: Array, rows: Array, dtype: Any, join: np.ufunc = np.add) -> tu
     starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
     if len(starts) == len(ids):
         return given, rows.astype(dtype, copy=False)
-    counts = np.diff(starts, append=len(ids))
+    counts = np.concatenate([starts[1:], [len(ids)]]) - starts
     frequent = np.argsort(-counts, kind="stable")
     starts, counts = starts[frequent], counts[frequent]
     sums = rows[order[starts]].astype(dtype, copy=False)
     done, live = 1, len(starts)
-    while (live := int(np.searchsorted(-counts[:live], -done))) > _FEW_IDS:
+    while True:
+        live = int(np.searchsorted(-counts[:live], -done))
+        # One by one where that is fewer calls than as many passes as are left.
+        if live <= min(_FEW_IDS, counts[0] - done):
+            break
         join(sums[:live], rows[order[starts[:live] + done]], out=sums[:live])
         done += 1
     for i in range(live):
