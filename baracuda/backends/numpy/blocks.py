@@ -2,8 +2,8 @@
 
 Along an axis that every output has, no element depends on another: such axes are cut. So are those
 that some output lacks because it is a sum over them; sums of blocks are added in the blocks' order.
-Axes that an input lacks are cut last, so that what broadcasts (a table of angles) is computed once
-a block.
+Axes that an input lacks are cut late, so that what broadcasts (a table of angles) is computed once
+a block. The last axis comes after all others, as its elements lie side by side.
 """
 
 from __future__ import annotations
@@ -151,11 +151,12 @@ class _Form:
             for name in lacking:
                 lacking[name] |= name not in have
         out: dict[str, tuple[int, int]] = {}
-        for name in sorted(extents, key=lambda n: lacking[n]):
+        last = self.labels(first)[-1].name if extents else ""
+        for name in sorted(extents, key=lambda n: (n == last, lacking[n])):
             if total <= BLOCK:
                 break
             each = total // max(extents[name], 1)
-            least = _RUN if name == self.labels(first)[-1].name else 1
+            least = _RUN if name == last else 1
             step = min(max(least, BLOCK // max(each, 1)), max(extents[name], 1))
             out[name] = (extents[name], step)
             total = each * step
