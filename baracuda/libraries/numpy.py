@@ -169,10 +169,12 @@ class NumPy(Library):
 
 def _places(index: Array, axis: int, shape: Shape) -> Array:
     """The number of the place in `shape`, in C order, that each entry along an axis points to."""
-    grid = list(np.ogrid[tuple(map(slice, index.shape))])
-    grid[axis] = index.astype(np.intp, copy=False)
-    steps = contiguous(shape)
-    return np.ravel(sum([at * step for at, step in zip(grid, steps, strict=True)], np.intp(0)))
+    steps, places = contiguous(shape), index.astype(np.intp, order="C")
+    places *= steps[axis]
+    for other, along in enumerate(np.ogrid[tuple(map(slice, index.shape))]):
+        if other != axis:
+            places += along * steps[other]
+    return places.reshape(-1)
 
 
 def row_sums(ids: Array, rows: Array, dtype: Any, join: np.ufunc = np.add) -> tuple[Array, Array]:
