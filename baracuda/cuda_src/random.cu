@@ -50,8 +50,8 @@ template <class A> struct Uniform : WholeWords {
   }
 };
 
-// The quantile by Wichura's AS 241, PPND7; `families/philox.py` has the formula in words. No word is
-// so near an end that its third range is reached.
+// The quantile by Wichura's AS 241, PPND7; `families/philox.py` has the formula in words. No word
+// is so near an end that its third range is reached.
 template <class A> struct Normal : WholeWords {
   static constexpr int inputs = 1, outputs = 1;
   static constexpr bool blind = true;

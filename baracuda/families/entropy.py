@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from baracuda.families.numerics import has_slopes, traced
+from baracuda.families.numerics import has_slopes, masked, scaled, traced
 from baracuda.families.reductions import classes, hits, largest, picked, shares
 from baracuda.libraries import Array, library_of
 
@@ -202,10 +202,10 @@ def gradient(
     xp, n = library_of(rows.total).xp, rows.classes
     rows, dloss = rows.averaged(dloss, reduction)
     scale = dloss / rows.total
-    pull = xp.astype(hits(rows.at, axis, n), logits.shifted.dtype) * (1 - label_smoothing)
-    pull = pull * rows.share
+    pull = xp.astype(hits(rows.at, axis, n), logits.shifted.dtype)
+    pull = scaled(scaled(pull, 1 - label_smoothing), rows.share)
     if traced(label_smoothing) or label_smoothing:
         spread = label_smoothing / max(n, 1)
         pull = pull + (spread if rows.weights is None else rows.weights * spread)
     push = logits.powers * (scale * rows.push(label_smoothing, z_loss))
-    return xp.where(rows.counts, (push - pull * dloss) * logits.slope, 0)
+    return masked(scaled(push - scaled(pull, dloss), logits.slope), rows.counts)

@@ -29,10 +29,10 @@ def looked_up(x: Array, index: Array, axis: int, checked: bool) -> Array:
     return xp.where(valid, out, xp.zeros_like(out))
 
 
-def taken(x: Array, index: Array, axis: int, in_range: bool = False) -> Array:
+def taken(x: Array, index: Array, axis: int, checked: bool = False) -> Array:
     """`x` with the axes of `index` in the place of `axis`; zeros for an entry out of range.
 
-    `in_range`: it is known that there is none.
+    `checked`: where the index can be read, its range was looked at before.
     """
     library = library_of(x)
     xp, n = library.xp, x.shape[axis]
@@ -40,7 +40,9 @@ def taken(x: Array, index: Array, axis: int, in_range: bool = False) -> Array:
     shape = (*lead, *index.shape, *rest)
     if n == 0:
         return xp.zeros(shape, dtype=x.dtype, device=library.device_of(x))
-    valid = inside(index, n)
+    # A pass over the index is short beside one over the rows.
+    in_range = library.readable(index) and (checked or library.spans(index, n))
+    valid = None if in_range else inside(index, n)
     at = index if in_range else xp.where(valid, index, 0)
     rows = library.lookup(x, at, axis)
     if rows is None:
@@ -155,11 +157,12 @@ def highest(values: Array, index: Array, extent: int) -> Array:
     if 0 in shape or not index.shape[0]:
         return xp.full(shape, -inf, dtype=values.dtype, **there)
     valid = inside(index, extent)
-    values = xp.where(of_rows(valid, values), values, -inf)
-    at = xp.where(valid, index, 0)
-    if (found := library.highest(values, at, extent)) is not None:
+    found = library.highest(values, xp.where(valid, index, extent), extent)
+    if found is not None:
         return found
-    return joined(values, _beside(at, (), shape[1:]), 0, shape, xp.maximum, -inf)
+    values = xp.where(of_rows(valid, values), values, -inf)
+    at = _beside(xp.where(valid, index, 0), (), shape[1:])
+    return joined(values, at, 0, shape, xp.maximum, -inf)
 
 
 def combined(

@@ -76,6 +76,19 @@ def has_slopes(x: Array) -> bool:
     return library_of(x).differentiates and not _of_values.get()
 
 
+def scaled(x: Array, factor: Any) -> Array:
+    """`x` times a run-time value; `x` itself where that is a number, and 1."""
+    return x if isinstance(factor, (int, float)) and factor == 1 else x * factor
+
+
+def masked(x: Array, mask: Array, none: float = 0) -> Array:
+    """`x` where a mask holds, else `none`; `x` itself where the mask is known to hold."""
+    library = library_of(mask)
+    if library.readable(mask) and bool(library.xp.all(mask)):
+        return x
+    return library.xp.where(mask, x, none)
+
+
 def sides(b: Array) -> tuple[Array, Array]:
     """1 where `b` is at or above 0, and 1 where it is below or NaN; else 0."""
     # What follows selects by products with these: NumPy's `where` stalls on masks that no branch
@@ -96,6 +109,19 @@ def relu(b: Array) -> Array:
 def sigmoid(b: Array) -> Array:
     """The logistic function; ``sigmoid(-b)`` is its complement without cancellation."""
     return library_of(b).sigmoid(b)
+
+
+def sigmoids(b: Array) -> tuple[Array, Array]:
+    """The logistic function at `b` and at ``-b``."""
+    library = library_of(b)
+    if not library.fuses:
+        return library.sigmoid(b), library.sigmoid(-b)
+    # One exponential for both, and one quotient.
+    xp, up = library.xp, b >= 0
+    power = xp.exp(xp.where(up, -b, b))
+    near = 1 / (1 + power)
+    far = power * near
+    return xp.where(up, near, far), xp.where(up, far, near)
 
 
 def sign(x: Array) -> Array:
@@ -145,22 +171,32 @@ def normal(b: Array) -> tuple[Array, Array]:
 
     Far below 0 both keep their relative accuracy; 0, 1 and 0, 0 at -inf and inf, NaN at NaN.
     """
-    xp = library_of(b).xp
-    end, k, coefficients = _TAIL_F64 if b.dtype == xp.float64 else _TAIL_F32
-    above, below = sides(b)
-    side = above - below
-    z = library_of(b).clip(b * side, None, end)
+    library, xp = library_of(b), library_of(b).xp
+    wide = b.dtype == xp.float64
+    end, k, coefficients = _TAIL_F64 if wide else _TAIL_F32
+    if selects := library.differentiates:
+        up = b >= 0
+        z = xp.where(up, b, -b)
+    else:
+        above, below = sides(b)
+        side = above - below
+        z = b * side
+    z = library.clip(z, None, end)
     # z*z rounded once would cost z*z/4 eps: the head squares exactly, the rest is small. Their
     # powers never meet as factors, which XLA would make the power of a sum.
-    head = xp.round(z * 16) * 0.0625
-    power, rest = xp.exp(head * head * -0.5), xp.exp((head - z) * (head + z) * 0.5)
+    steps = 16 if not library.fuses else 1 << 20 if wide else 256
+    head = xp.round(z * steps) * (1 / steps)
+    power, rest = xp.exp(head * head * -0.5), (head - z) * (head + z) * 0.5
+    # Of so small a rest the series needs no more terms, and is shorter where it is no pass each.
+    rest = 1 + rest * (1 + rest * (0.5 + rest * (1 / 6))) if library.fuses else xp.exp(rest)
     r = 1 / (z + k)
     u = (z - k) * r
     tail = u * coefficients[0] + coefficients[1]
     for c in coefficients[2:]:
         tail = tail * u + c
     density = power * (1 / math.sqrt(2 * math.pi)) * rest
-    return above - side * (power * (tail * r) * rest), density
+    tail = power * (tail * r) * rest
+    return xp.where(up, 1 - tail, tail) if selects else above - side * tail, density
 
 
 _TANH_SCALE, _TANH_CUBE = math.sqrt(8 / math.pi), 0.044715
@@ -170,13 +206,12 @@ def gelu_weight(b: Array, approximate: str) -> tuple[Array, Array]:
     """The weight of `b` in ``gelu(b)``, and the slope of that weight."""
     if approximate == "none":
         return normal(b)
-    xp = library_of(b).xp
     # Past 40 the weight is 0 or 1 in any dtype, while the cube would go on to infinity.
-    b = xp.where(b > 40, 40, xp.where(b < -40, -40, b))
+    b = library_of(b).clip(b, -40, 40)
     square = b * b
     # (1 + tanh(v))/2 as the sigmoid of 2v does not cancel below 0.
     v = _TANH_SCALE * (b + _TANH_CUBE * (square * b))
-    on, off = sigmoid(v), sigmoid(-v)
+    on, off = sigmoids(v)
     return on, on * off * (_TANH_SCALE * (1 + 3 * _TANH_CUBE * square))
 
 
@@ -194,14 +229,25 @@ def square_unit(largest: Array) -> Array:
     Nor does one underflow as far as it counts beside the square of `largest`.
     """
     xp = library_of(largest).xp
-    middle, high, low = (40, 80, -100) if largest.dtype == xp.float32 else (320, 640, -800)
-    small = xp.where(largest < 2.0**-middle, 2.0**low, xp.ones_like(largest))
-    return xp.where(largest > 2.0**middle, 2.0**high, small)
+    end, high, low = (40, 80, -100) if largest.dtype == xp.float32 else (320, 640, -800)
+    small = xp.where(largest < 2.0**-end, 2.0**low, xp.ones_like(largest))
+    return xp.where(largest > 2.0**end, 2.0**high, small)
+
+
+def usual(size: Array) -> bool:
+    """Whether all sizes are known to be 0, or such that the `square_unit` of each is 1."""
+    library = library_of(size)
+    if library.differentiates or not library.readable(size):
+        return False
+    end = 2.0 ** (40 if size.dtype == library.xp.float32 else 320)
+    return bool(library.xp.all(((size <= end) & (size >= 1 / end)) | (size == 0)))
 
 
 def root(total: Array, p: float) -> Array:
     """The p-th root, with slope 0 at 0."""
-    xp = library_of(total).xp
+    library, xp = library_of(total), library_of(total).xp
+    if not library.differentiates:
+        return xp.sqrt(total) if p == 2 else total ** (1 / p)
     zero = total == 0
     safe = xp.where(zero, 1, total)
     return xp.where(zero, 0, xp.sqrt(safe) if p == 2 else safe ** (1 / p))
@@ -230,9 +276,9 @@ def scatter_add(values: Array, index: Array, axis: int, shape: Shape) -> Array:
     library = library_of(values)
     xp, n = library.xp, shape[axis]
     once = library.once(index)
-    valid = (once >= 0) & (once < n)
     # A pass over the index is short beside one over the values.
-    if not (library.readable(index) and bool(xp.all(valid))):
+    if not (library.readable(once) and library.spans(once, n)):
+        valid = (once >= 0) & (once < n)
         values, once = xp.where(valid, values, 0), xp.where(valid, once, 0)
     if n == 0 or values.shape[axis] == 0:
         return xp.zeros(shape, dtype=values.dtype, device=library.device_of(values))

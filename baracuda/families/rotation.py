@@ -205,8 +205,7 @@ def read(
         if table.shape[-1] != size // 2:
             table = table[..., ::2] if interleaved else table[..., : size // 2]
         if positions is not None:
-            in_range = checked and library.readable(positions)
-            table = taken(table, positions, 0, in_range=in_range)
+            table = taken(table, positions, 0, checked)
         if table.ndim == 2 < x.ndim:
             inner = (1,) * (x.ndim - 2 - axis)
             table = xp.reshape(table, (table.shape[0], *inner, size // 2))

@@ -13,6 +13,7 @@ from baracuda.declaration.shapes import Axes
 from baracuda.declaration.spec import Normaliser
 from baracuda.declaration.values import between
 from baracuda.errors import value_error
+from baracuda.families.numerics import scaled
 from baracuda.libraries import Array, library_of
 
 SCALE: dict[str, Normaliser] = {"scale": between(-1e30, 1e30)}
@@ -31,8 +32,8 @@ def diagonal(name: str, axes: Axes, options: dict[str, Any]) -> Mapping[str, int
 def exponents(
     x: Array, mask: Array | None, bias: Array | None, scale: float, causal: bool
 ) -> tuple[Array, Array | None]:
-    """What exponentials are of, in new memory, and where it counts: None where all of it does."""
-    library, z, hides = library_of(x), x * scale, []
+    """What exponentials are of, at times `x` itself, and where it counts: None for everywhere."""
+    library, z, hides = library_of(x), scaled(x, scale), []
     if mask is not None:
         hides.append(mask)
     if bias is not None:

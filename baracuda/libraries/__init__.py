@@ -70,6 +70,7 @@ class Library:
     xp: Any
     writable: bool = True
     differentiates: bool = True
+    fuses: bool = False  # elementwise functions, so that none is a pass of its own
     stored_as: Mapping[str, str] = MappingProxyType({})
     combined: Any = None  # of maxima and products a method, where there is an own way
     search: Any = None  # of a bad entry a method, where a device can do it while nobody waits
@@ -190,10 +191,7 @@ class Library:
         return x - self.xp.where(most == -self.xp.inf, 0, most)
 
     def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:
-        """Exponentials of `x` as parts of their sum, 0 where they are not kept.
-
-        `x` is no longer needed.
-        """
+        """Exponentials of `x` as parts of their sum, 0 where they are not kept."""
         xp = self.xp
         x = x if keep is None else xp.where(keep, x, -xp.inf)
         powers = xp.exp(self.less_largest(x, axis))
@@ -219,6 +217,10 @@ class Library:
             return x
         return x[tuple(slice(1) if step == 0 else slice(None) for step in strides)]
 
+    def spans(self, index: Array, n: int) -> bool:
+        """Whether all entries of an index, which can be read, are from 0 to n - 1."""
+        return bool(self.xp.all((index >= 0) & (index < n)))
+
     def take(self, x: Array, index: Array, axis: int) -> Array:
         """The elements of `x` that `index` points to along an axis, all in range."""
         # What the namespace itself indexes with: libraries differ in which integers they take.
@@ -235,7 +237,7 @@ class Library:
         return None
 
     def highest(self, values: Array, index: Array, extent: int) -> Array | None:
-        """The largest row of each entry, all in range; ties share a gradient. None: no own way."""
+        """The largest row of each entry but `extent`; ties share a gradient. None: no own way."""
         return None
 
     def dot(self, x: Array, y: Array) -> Array:
@@ -263,10 +265,7 @@ class Library:
         return self.xp.astype(self.xp.astype(x, self.dtype(dtype)), x.dtype)
 
     def product(self, a: Array, b: Array, bias: Array | None = None) -> Array:
-        """The matrix product, with `bias` added to each row, in the dtype of all of them.
-
-        Sums are in the accumulate dtype, and are rounded once.
-        """
+        """The matrix product, `bias` added to each row, in their dtype: wide sums, rounded once."""
         product = self._widely(a, b)
         if bias is not None:
             product = product + self.xp.astype(bias, product.dtype, copy=False)

@@ -21,6 +21,7 @@ class Jax(Library):
 
     name = "jax"
     xp = jnp
+    fuses = True
     writable = False
 
     def takes(self, x: Array) -> bool:

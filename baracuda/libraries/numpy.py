@@ -92,9 +92,9 @@ class NumPy(Library):
         return np.clip(x, low, high)
 
     def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:
-        if keep is not None:
-            np.copyto(x, -np.inf, where=~keep)
-        x = self.less_largest(x, axis)
+        if not x.shape[axis]:
+            return x.copy()
+        x = self.less_largest(x if keep is None else np.where(keep, x, -np.inf), axis)
         np.exp(x, out=x)
         total = np.sum(x, axis=axis, keepdims=True)
         x /= np.where(total == 0, 1, total)
@@ -111,12 +111,20 @@ class NumPy(Library):
     def dot(self, x: Array, y: Array) -> Array:
         return np.vecdot(x, y)[..., None]
 
+    def spans(self, index: Array, n: int) -> bool:
+        # A negative entry is a huge unsigned one.
+        unsigned = index.dtype.str.replace("i", "u")
+        return not index.size or bool(index.view(unsigned).max() < n)
+
+    def lookup(self, x: Array, index: Array, axis: int) -> Array:
+        # Every entry is in range; NumPy's own check would copy the result.
+        return np.take(x, index, axis=axis, mode="clip")
+
     def take(self, x: Array, index: Array, axis: int) -> Array:
         line = self._line(index, axis)
         if line is None:
             return super().take(x, index, axis)
-        # Every entry is in range; NumPy's own check would copy the result.
-        return np.take(x[near(index.shape, axis)], line, axis=axis, mode="clip")
+        return self.lookup(x[near(index.shape, axis)], line, axis)
 
     def put(self, x: Array, index: Array, values: Array, axis: int) -> Array:
         np.put_along_axis(x, index, values, axis)
@@ -124,7 +132,7 @@ class NumPy(Library):
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:
         line = self._line(index, axis)
-        if line is None:
+        if line is None or line.size == values.size:
             # In float64, entry by entry.
             sums = np.bincount(_places(index, axis, shape), np.ravel(values), math.prod(shape))
             return sums.astype(values.dtype).reshape(shape)
@@ -135,10 +143,10 @@ class NumPy(Library):
         return out
 
     def highest(self, values: Array, index: Array, extent: int) -> Array:
-        out = np.full((extent, *values.shape[1:]), -np.inf, values.dtype)
+        out = np.full((extent + 1, *values.shape[1:]), -np.inf, values.dtype)
         ids, rows = row_sums(index, values, values.dtype, np.maximum)
         out[ids] = rows
-        return out
+        return out[:extent]
 
     def combined(
         self, values: Array, index: Array, axis: int, shape: Shape, how: str, none: float
@@ -161,10 +169,12 @@ class NumPy(Library):
 
 def _places(index: Array, axis: int, shape: Shape) -> Array:
     """The number of the place in `shape`, in C order, that each entry along an axis points to."""
-    grid = list(np.ogrid[tuple(map(slice, index.shape))])
-    grid[axis] = index.astype(np.intp, copy=False)
-    steps = contiguous(shape)
-    return np.ravel(sum([at * step for at, step in zip(grid, steps, strict=True)], np.intp(0)))
+    steps, places = contiguous(shape), index.astype(np.intp, order="C")
+    places *= steps[axis]
+    for other, along in enumerate(np.ogrid[tuple(map(slice, index.shape))]):
+        if other != axis:
+            places += along * steps[other]
+    return places.reshape(-1)
 
 
 def row_sums(ids: Array, rows: Array, dtype: Any, join: np.ufunc = np.add) -> tuple[Array, Array]:
@@ -174,14 +184,20 @@ def row_sums(ids: Array, rows: Array, dtype: Any, join: np.ufunc = np.add) -> tu
     `reduceat` along an outer axis. The last few ids, which may be frequent, are summed one by one.
     """
     order = np.argsort(ids, kind="stable")
-    ids = ids[order]
+    given, ids = ids, ids[order]
     starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
-    counts = np.diff(starts, append=len(ids))
+    if len(starts) == len(ids):
+        return given, rows.astype(dtype, copy=False)
+    counts = np.concatenate([starts[1:], [len(ids)]]) - starts
     frequent = np.argsort(-counts, kind="stable")
     starts, counts = starts[frequent], counts[frequent]
     sums = rows[order[starts]].astype(dtype, copy=False)
     done, live = 1, len(starts)
-    while (live := int(np.searchsorted(-counts[:live], -done))) > _FEW_IDS:
+    while True:
+        live = int(np.searchsorted(-counts[:live], -done))
+        # One by one where that is fewer calls than as many passes as are left.
+        if live <= min(_FEW_IDS, counts[0] - done):
+            break
         join(sums[:live], rows[order[starts[:live] + done]], out=sums[:live])
         done += 1
     for i in range(live):

@@ -300,9 +300,9 @@ class Torch(Library):
         return x.scatter_(axis, index.long(), values)
 
     def highest(self, values: Array, index: Array, extent: int) -> Array:
-        none = values.new_full((extent, *values.shape[1:]), -math.inf)
+        none = values.new_full((extent + 1, *values.shape[1:]), -math.inf)
         at = index.long().reshape(-1, *[1] * (values.ndim - 1)).expand_as(values)
-        return none.scatter_reduce(0, at, values, "amax", include_self=False)
+        return none.scatter_reduce(0, at, values, "amax", include_self=False)[:extent]
 
     def combined(
         self, values: Array, index: Array, axis: int, shape: Shape, how: str, none: float

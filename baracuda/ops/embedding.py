@@ -14,6 +14,7 @@ from baracuda.declaration.shapes import Axes
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import choice, finite, integer, optional, shape
 from baracuda.families.indexing import added, distinct, extent_given, padding, taken
+from baracuda.families.numerics import scaled
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["embedding", "embedding_backward", "embedding_backward_rows"]
@@ -99,12 +100,12 @@ def embedding(
     array([[40., 50.],
            [ 0., 10.]])
     """
-    rows = taken(weight, ids, 0)
+    rows = taken(weight, ids, 0, mode == "raise")
     if padding_idx is not None:
         library = library_of(weight)
         still = library.xp.expand_dims(ids == padding_idx, axis=-1)
         rows = library.xp.where(still, library.constant(rows), rows)
-    return rows * scale
+    return scaled(rows, scale)
 
 
 @_embedding(
@@ -180,7 +181,7 @@ def embedding_backward(
     if padding_idx is not None:
         xp = library_of(ids).xp
         ids = xp.where(ids == padding_idx, -1, ids)
-    return added(dy, ids, 0, weight_shape[0]) * scale
+    return scaled(added(dy, ids, 0, weight_shape[0]), scale)
 
 
 def _few(op: str, axes: Axes, options: Mapping[str, Any]) -> dict[str, int]:
@@ -284,4 +285,4 @@ def embedding_backward_rows(
         ids = xp.where(ids == padding_idx, -1, ids)
     rows, place = distinct(ids, num_embeddings)
     flat = library_of(dy).xp.reshape(dy, (prod(ids.shape), dy.shape[-1]))
-    return rows, added(flat, place, 0, prod(ids.shape)) * scale
+    return rows, scaled(added(flat, place, 0, prod(ids.shape)), scale)

@@ -13,6 +13,7 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import choice, integer, optional
 from baracuda.families.indexing import added, highest, inside, of_rows, padding, taken
+from baracuda.families.numerics import masked
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["embedding_bag", "embedding_bag_backward"]
@@ -154,11 +155,11 @@ def embedding_bag(
     if per_sample_weight is not None:
         rows = rows * of_rows(per_sample_weight, rows)
     if reduction == "sum":
-        return join(xp.where(mask, rows, 0))
+        return join(masked(rows, mask))
     many = of_rows(join(xp.astype(here, rows.dtype)), weight)
     if reduction == "max":
-        return xp.where(many > 0, join(xp.where(mask, rows, -inf), True), 0)
-    return join(xp.where(mask, rows, 0)) / xp.where(many > 0, many, 1)
+        return xp.where(many > 0, join(masked(rows, mask, -inf), True), 0)
+    return join(masked(rows, mask)) / xp.where(many > 0, many, 1)
 
 
 @_bags(

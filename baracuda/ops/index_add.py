@@ -12,6 +12,7 @@ from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import choice, finite, integer
 from baracuda.families import numerics
 from baracuda.families.indexing import added, looked_up, taken
+from baracuda.families.numerics import scaled
 from baracuda.libraries import A, Array
 
 __all__ = ["index_add", "index_add_backward", "scatter_add", "scatter_add_backward"]
@@ -108,7 +109,7 @@ def index_add(
            [1., 1.],
            [7., 9.]])
     """
-    return x + alpha * added(source, index, axis, x.shape[axis])
+    return x + scaled(added(source, index, axis, x.shape[axis]), alpha)
 
 
 @_slices(
@@ -171,7 +172,7 @@ def index_add_backward(
            [2., 4.],
            [6., 8.]])
     """
-    return alpha * taken(dout, index, axis)
+    return scaled(taken(dout, index, axis, mode == "raise"), alpha)
 
 
 @_elements(

@@ -15,7 +15,7 @@ from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import flag
 from baracuda.families.entropy import capped
 from baracuda.families.log_probs import COTANGENTS, OPTIONS, RESULTS, SCALARS, TARGET
-from baracuda.families.numerics import has_slopes
+from baracuda.families.numerics import has_slopes, masked, scaled
 from baracuda.families.reductions import classes, hits, largest, picked
 from baracuda.libraries import A, Array, library_of
 
@@ -232,5 +232,5 @@ def log_prob_backward(
     if spread is not None:
         pull = along + spread * (rows.below - rows.mean)
     hit = xp.where(hits(rows.at, logits.ndim - 1, logits.shape[-1]), along, 0)
-    slopes = (hit - rows.powers / rows.total * pull) * rows.slope / temperature
-    return xp.where(rows.counts, slopes, 0)
+    slopes = scaled(hit - rows.powers / rows.total * pull, rows.slope) / temperature
+    return masked(slopes, rows.counts)

@@ -178,11 +178,18 @@ def nll_loss_backward(
     array([[-0.5,  0. ],
            [ 0. , -0.5]])
     """
-    xp = library_of(dloss).xp
-    counts, at = classes(target, x_shape[axis], ignore_index)
+    library, v = library_of(dloss), x_shape[axis]
+    xp = library.xp
+    counts, at = classes(target, v, ignore_index)
     each, number = shares(weight, counts, at, dloss.dtype)
     if reduction == "mean":
         # A weight by the sum: a quotient by a sum that is tiny, as weights may be, overflows.
         each, dloss = (each, dloss / number) if weight is None else (each / number, dloss)
     slopes = xp.expand_dims(xp.where(counts, -dloss * each, 0), axis=axis)
-    return xp.where(hits(xp.expand_dims(at, axis=axis), axis, x_shape[axis]), slopes, 0)
+    at = xp.expand_dims(at, axis=axis)
+    # In place, which what is transformed does not allow.
+    if v and library.readable(at):
+        shape = (*at.shape[:axis], v, *at.shape[axis + 1 :])
+        zeros = xp.zeros(shape, dtype=slopes.dtype, device=library.device_of(dloss))
+        return library.put(zeros, at, slopes, axis)
+    return xp.where(hits(at, axis, v), slopes, 0)

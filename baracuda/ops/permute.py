@@ -11,6 +11,7 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import choice, integer, optional
 from baracuda.families.indexing import added, destinations, inside, of_rows, taken
+from baracuda.families.numerics import masked
 from baracuda.libraries import A, Array, library_of
 
 __all__ = [
@@ -248,7 +249,7 @@ def unpermute_rows(
     """
     xp, rows = library_of(y).xp, taken(y, row_map, 0)
     there = of_rows(inside(row_map, y.shape[0]), rows)
-    return xp.sum(xp.where(there, rows * of_rows(probs, rows), 0), axis=1)
+    return xp.sum(masked(rows * of_rows(probs, rows), there), axis=1)
 
 
 @_unpermute(
@@ -319,7 +320,7 @@ def unpermute_rows_backward(
     """
     xp, rows = library_of(y).xp, taken(y, row_map, 0)
     there, copies = of_rows(inside(row_map, y.shape[0]), rows), xp.expand_dims(dout, axis=1)
-    shares = xp.where(there, copies * of_rows(probs, rows), 0)
-    products, rest = xp.where(there, copies * rows, 0), tuple(range(2, rows.ndim))
+    shares = masked(copies * of_rows(probs, rows), there)
+    products, rest = masked(copies * rows, there), tuple(range(2, rows.ndim))
     dprobs = xp.sum(products, axis=rest) if rest else products
     return added(shares, row_map, 0, y.shape[0]), dprobs

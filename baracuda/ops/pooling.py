@@ -15,7 +15,7 @@ from baracuda.declaration.shapes import Axes
 from baracuda.declaration.spec import Case, Kernel, Normaliser
 from baracuda.declaration.values import exponent, flag, optional, sizes
 from baracuda.errors import value_error
-from baracuda.families.numerics import coverings, root, square_unit, unit, windows
+from baracuda.families.numerics import coverings, root, square_unit, unit, usual, windows
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["lp_pool1d", "lp_pool1d_backward", "lp_pool2d", "lp_pool2d_backward"]
@@ -82,6 +82,9 @@ def _pool(x: Array, p: float, kernel: Any, stride: Any, ceil_mode: bool) -> Arra
     if p == 1:
         return reduce(add, slide(x * _sign(x)))
     size = xp.abs(x)
+    if p == 2 and usual(size):
+        # To multiply by a unit of 1 would change nothing.
+        return root(reduce(add, (xp.square(cells) for cells in slide(x))), p)
     largest = reduce(xp.maximum, slide(size))
     if p == 2:
         scale = square_unit(largest)

@@ -165,7 +165,7 @@ def segment_sum_backward(
     >>> bc.segment_sum_backward(np.asarray([1.0, 2.0]), np.asarray([1, 0, 1]), num_segments=2)
     array([2., 1., 2.])
     """
-    return taken(dout, segment_ids, 0)
+    return taken(dout, segment_ids, 0, mode == "raise")
 
 
 @_forward(roles=IDS, kernel=Kernel("indexing.cu", "Averaged", schedule="add_rows"))

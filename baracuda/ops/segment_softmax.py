@@ -12,6 +12,7 @@ from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import choice, flag, integer
 from baracuda.families import indexing
 from baracuda.families.indexing import added, of_rows, taken
+from baracuda.families.numerics import masked
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["segment_softmax", "segment_softmax_backward"]
@@ -98,7 +99,7 @@ def segment_softmax(
     powers = xp.exp(data - taken(top, segment_ids, 0))
     sums = taken(added(powers, segment_ids, 0, num_segments), segment_ids, 0)
     valid = of_rows(indexing.inside(segment_ids, num_segments), data)
-    return xp.where(valid, powers / xp.where(valid, sums, 1), 0)
+    return masked(powers / masked(sums, valid, 1), valid)
 
 
 @_softmax(

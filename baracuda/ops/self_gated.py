@@ -9,7 +9,7 @@ from baracuda.calls.op import op
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import choice
-from baracuda.families.numerics import gelu_weight, sides, sigmoid
+from baracuda.families.numerics import gelu_weight, sides, sigmoid, sigmoids
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["gelu", "gelu_backward", "mish", "mish_backward", "silu", "silu_backward"]
@@ -99,7 +99,7 @@ def silu_backward(dy: Array, x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     >>> bc.silu_backward(np.ones(1), np.asarray([0.0]))
     array([0.5])
     """
-    on, off = sigmoid(x), sigmoid(-x)
+    on, off = sigmoids(x)
     return dy * (on * (1 + x * off))
 
 

@@ -12,6 +12,7 @@ from baracuda.declaration.dtypes import DTypeLike
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import dtype, flag, integer, optional
 from baracuda.families import scores
+from baracuda.families.numerics import masked, scaled
 from baracuda.families.scores import exponents
 from baracuda.libraries import A, Array, library_of
 
@@ -174,7 +175,7 @@ def softmax_backward(
     array([ 0.25, -0.25])
     """
     along = library_of(dy).xp.sum(dy * y, axis=axis, keepdims=True)
-    return (y * (dy - along)) * scale
+    return scaled(y * (dy - along), scale)
 
 
 @_forward(kernel=_kernel("LogSoftmax"))
@@ -277,7 +278,6 @@ def log_softmax_backward(
     array([ 0.5, -0.5])
     """
     xp = library_of(dy).xp
-    counts = y != -xp.inf
-    dy = xp.where(counts, dy, 0)
+    dy = masked(dy, y != -xp.inf)
     along = xp.sum(dy, axis=axis, keepdims=True)
-    return (dy - xp.exp(y) * along) * scale
+    return scaled(dy - xp.exp(y) * along, scale)

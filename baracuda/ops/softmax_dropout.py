@@ -16,6 +16,7 @@ from baracuda.declaration.values import dtype, flag, optional, probability
 from baracuda.declaration.values import seed as bits
 from baracuda.errors import value_error
 from baracuda.families import scores
+from baracuda.families.numerics import scaled
 from baracuda.families.philox import PART, dropped, within
 from baracuda.families.scores import exponents
 from baracuda.libraries import A, Array, library_of
@@ -213,4 +214,4 @@ def softmax_dropout_backward(
     z, keep = exponents(x, mask, bias, scale, causal)
     library = library_of(x)
     s, g = library.softmax(z, -1, keep), dropped(dy, p, seed, offset, part=part)
-    return s * (g - library.xp.sum(s * g, axis=-1, keepdims=True)) * scale
+    return scaled(s * (g - library.xp.sum(s * g, axis=-1, keepdims=True)), scale)

@@ -462,8 +462,8 @@ _CHECKS = (
         "test_extents.py::test_losses_of_no_classes_are_those_of_rows_that_do_not_count",
     ),
     mutant(
-        "NumPy's own look sees an index at the extent", "backends/numpy/indexed.py",
-        ".max() >= _bins(problem):", ".max() > _bins(problem):",
+        "NumPy's own look sees an index at the extent", "libraries/numpy.py",
+        ".max() < n)", ".max() <= n)",
         "test_errors.py::test_an_index_out_of_range_is_named_with_its_position[numpy-8]",
     ),
     mutant(
@@ -652,6 +652,16 @@ _BODIES = (
         "        with np.errstate(all=\"ignore\"):\n            while True:",
         "        if True:\n            while True:",
         "test_plans.py::test_blocks_neither_warn_nor_raise",
+    ),
+    mutant(
+        "a record is of the numbers that it was made with", "backends/numpy/programs.py",
+        "key = tuple(map(repr, scalars.values()))", "key = ()",
+        "test_programs.py::test_other_numbers_have_a_record_of_their_own",
+    ),
+    mutant(
+        "a record writes over what nobody needs alone", "backends/numpy/programs.py",
+        "if last[number] == i]", "]",
+        "test_programs.py::test_a_record_gives_the_bits_of_the_body[gelu-float32]",
     ),
     mutant(
         "blocks are computed while the interpreter shuts down", "backends/numpy/blocks.py",
@@ -1274,7 +1284,7 @@ _EXAMPLES = (
     ),
     mutant(
         "a share that is dropped has a gradient", "ops/softmax_dropout.py",
-        "return s * (g - library", "return dropped(s, p, seed, offset) * (g - library",
+        "return scaled(s * (g - lib", "return scaled(dropped(s, p, seed, offset) * (g - lib",
         "test_softmax_dropout.py::test_a_dropped_share_has_a_gradient",
     ),
     mutant(

@@ -2,8 +2,8 @@
 
 Along an axis that every output has, no element depends on another: such axes are cut. So are those
 that some output lacks because it is a sum over them; sums of blocks are added in the blocks' order.
-Axes that an input lacks are cut last, so that what broadcasts (a table of angles) is computed once
-a block.
+Axes that an input lacks are cut late, so that what broadcasts (a table of angles) is computed once
+a block. The last axis comes after all others, as its elements lie side by side.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from baracuda.backends.numpy import programs
 from baracuda.calls import body
 from baracuda.calls.partitioning import added_up, independent, located
 from baracuda.declaration.backend import Adds, Prepared, Runner, each
@@ -30,6 +31,8 @@ from baracuda.libraries import Array
 # Elements per block. Temporaries of 512 KiB fit a core's own cache, and the interpreter's cost per
 # block (some 50 us) stays small: a quarter of it costs 10% on swiglu_backward, 80% on pooling.
 BLOCK = 1 << 17
+# Elements of a run along the last axis: functions begin anew with each.
+_RUN = 512
 
 Cut: TypeAlias = Mapping[str, slice]
 """A block, as a slice of each label."""
@@ -43,6 +46,11 @@ def prepare(problem: Problem) -> Prepared:
         run, variant = body.runner(problem), ""
     else:
         run, variant = _runner(problem, form, steps), f"blocks of {BLOCK}"
+        if form.records:
+            run, variant = (
+                programs.runner(problem, form.arrays, form.outs, on_threads, run),
+                "blocks",
+            )
     return Prepared(
         run=run,
         kernel=body.kernel(problem),
@@ -102,6 +110,16 @@ class _Form:
             return list(outs)
         return [self.halves[p.name.removeprefix("d")](outs[0]) for p in self.signature.outputs]
 
+    @property
+    def records(self) -> bool:
+        """Whether elements depend on those in their places, all in rows of C order."""
+        problem = self.problem
+        every = {p.names for p in (*self.signature.inputs, *self.signature.outputs)}
+        plain = problem.spec.elementwise and len(every) == 1 and not self.counts
+        dtypes = {x.dtype for x in (*problem.given, *problem.outputs)}
+        in_order = all(x.strides is None for x in problem.outputs)
+        return plain and in_order and dtypes == {problem.compute_dtype}
+
     def labels(self, pattern: Pattern) -> tuple[Label, ...]:
         return pattern.labels(self.problem.axes)
 
@@ -133,11 +151,13 @@ class _Form:
             for name in lacking:
                 lacking[name] |= name not in have
         out: dict[str, tuple[int, int]] = {}
-        for name in sorted(extents, key=lambda n: lacking[n]):
+        last = self.labels(first)[-1].name if extents else ""
+        for name in sorted(extents, key=lambda n: (n == last, lacking[n])):
             if total <= BLOCK:
                 break
             each = total // max(extents[name], 1)
-            step = max(1, BLOCK // max(each, 1))
+            least = _RUN if name == last else 1
+            step = min(max(least, BLOCK // max(each, 1)), max(extents[name], 1))
             out[name] = (extents[name], step)
             total = each * step
         return out

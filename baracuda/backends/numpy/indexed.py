@@ -23,11 +23,10 @@ _SPARSE = 8
 
 
 def _check(problem: Problem, index: Array) -> None:
-    """IndexError for an entry out of range, in one pass: a negative one is a huge unsigned one."""
+    """IndexError for an entry out of range."""
     if not problem.raising or not index.size:
         return
-    once = problem.library.once(index)
-    if once.view(f"u{index.itemsize}").max() >= _bins(problem):
+    if not problem.library.spans(problem.library.once(index), _bins(problem)):
         (name,) = problem.raising
         raise out_of_range(problem, name, index, np.nonzero(outside(problem, name, index)))
 
