@@ -48,6 +48,8 @@ class Namesake:
         Whether values decide that the body computes some elements, or the whole.
     suits : callable
         Whether it takes a problem.
+    checks : bool
+        Whether it raises an error itself for an entry of an index that is out of range.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Namesake:
     writes: bool = False
     corrected: bool = False
     suits: Callable[[Problem], bool] = lambda problem: True
+    checks: bool = False
 
 
 def function(name: str) -> Any:
@@ -207,9 +210,12 @@ def rows(
     dtypes: tuple[str, ...] = FLOATS,
     suits: Callable[[Problem], bool] = whole,
     corrected: bool = False,
+    checks: bool = False,
 ) -> Namesake:
     """What `serve` makes of arrays that are not empty, by the function called `name`."""
-    return Namesake(name, lambda problem: serve, dtypes, corrected=corrected, suits=suits)
+    return Namesake(
+        name, lambda problem: serve, dtypes, corrected=corrected, suits=suits, checks=checks
+    )
 
 
 def wide(x: Any) -> Any:

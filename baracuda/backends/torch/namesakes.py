@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from baracuda.backends.torch import indexed as ix
 from baracuda.backends.torch.adapters import (
     WIDE,
     Namesake,
+    Serve,
     function,
     pairs,
     pointwise,
@@ -20,11 +22,9 @@ from baracuda.backends.torch.adapters import (
 from baracuda.backends.torch.rows import (
     batch_norm_inference,
     binary_cross_entropy_backward,
-    checked,
     cross_entropy,
     cross_entropy_backward,
     cross_entropy_with_gradient,
-    embedding,
     glu,
     group_norm,
     group_norm_backward,
@@ -166,8 +166,7 @@ NAMESAKES: Mapping[str, Namesake] = {
     "binary_cross_entropy_backward": rows(
         "binary_cross_entropy_backward", binary_cross_entropy_backward, WIDE
     ),
-    "embedding": rows("embedding", embedding, suits=checked),
-    "nll_loss": rows("nll_loss_forward", nll_loss, WIDE),
+    "nll_loss": rows("nll_loss_forward", nll_loss, WIDE, checks=True),
     "mse_loss": pairs("mse_loss"),
     "mse_loss_backward": pairs("mse_loss_backward"),
     "smooth_l1_loss": pairs("smooth_l1_loss", "beta"),
@@ -205,6 +204,33 @@ NAMESAKES: Mapping[str, Namesake] = {
     "cross_entropy_with_gradient": rows(
         "_log_softmax", cross_entropy_with_gradient, WIDE, suits=unmeasured, corrected=True
     ),
+    "gather": ix.indexed("gather", ix.take, ix.MOVED),
+    "gather_backward": ix.indexed("scatter_add", ix.sums, WIDE),
+    "scatter_add": ix.indexed("scatter_add", ix.scatter_add, WIDE),
+    "scatter_add_backward": ix.indexed("gather", ix.take),
+    "scatter": ix.indexed("scatter", ix.scatter),
+    "scatter_backward": ix.indexed("scatter", ix.scatter_backward),
+    "scatter_reduce": ix.indexed("scatter_reduce", ix.scatter_reduce, WIDE, ix.reduced),
+    "scatter_reduce_backward": ix.indexed(
+        "scatter_reduce", ix.scatter_reduce_backward, WIDE, ix.reduced
+    ),
+    "index_select": ix.indexed("index_select", ix.select, ix.MOVED),
+    "index_select_backward": ix.indexed("index_add", ix.sums_of_slices, WIDE),
+    "index_add": ix.indexed("index_add", ix.index_add, WIDE),
+    "index_add_backward": ix.indexed("index_select", ix.select, WIDE),
+    "embedding": ix.indexed("embedding", ix.embedding),
+    "embedding_backward": ix.indexed("index_add", ix.embedding_backward, WIDE, checks=False),
+    "embedding_bag": ix.indexed(
+        "_embedding_bag", ix.embedding_bag, WIDE, ix.side_by_side, checks=False
+    ),
+    "segment_sum": ix.indexed("index_add", ix.segment_sum, WIDE),
+    "segment_sum_backward": ix.indexed("index_select", ix.segment_sum_backward),
+    "segment_mean": ix.indexed("index_add", ix.segment_mean, WIDE),
+    "segment_mean_backward": ix.indexed("index_select", ix.segment_mean_backward, WIDE),
+    "segment_max": ix.indexed("scatter_reduce", ix.segment_max),
+    "segment_max_backward": ix.indexed("index_select", ix.segment_max_backward, WIDE),
+    "segment_softmax": ix.indexed("scatter_reduce", ix.segment_softmax, WIDE),
+    "segment_softmax_backward": ix.indexed("index_add", ix.segment_softmax_backward, WIDE),
 }
 """The function that serves each op."""
 
@@ -229,16 +255,32 @@ def _lies(x: Array, strides: Shape | None) -> bool:
     return bool(x.is_contiguous() if strides is None else x.stride() == strides)
 
 
+def _refusing(problem: Problem, serve: Serve) -> Serve:
+    """`serve`, and the library's own error where torch raises one for an index."""
+
+    def served(*arrays: Array, **options: Any) -> Any:
+        try:
+            return serve(*arrays, **options)
+        except (IndexError, RuntimeError):
+            indices(problem, arrays)
+            raise
+
+    return served
+
+
 def runner(problem: Problem, found: Namesake, otherwise: Runner) -> Runner:
     """The runner of a function of torch; `otherwise` runs what it does not compute."""
     serve, library, roles = found.serving(problem), problem.library, problem.spec.roles.values()
+    if problem.raising and found.checks:
+        serve = _refusing(problem, serve)
     dtypes = {role.chosen for role in roles}
     options = {name: value for name, value in problem.options.items() if name not in dtypes}
     outputs = [(library.dtype(x.dtype), x.strides) for x in problem.outputs]
     dtype, strides = outputs[0]
     # A result that is wider than the arrays was never rounded to their dtype.
     wider = any(x.dtype == problem.compute_dtype != problem.dtype for x in problem.outputs)
-    checked, widened = bool(problem.raising), problem.dtype not in found.dtypes
+    checked = bool(problem.raising) and not found.checks
+    widened = problem.dtype not in found.dtypes
     widened |= wider
     running, device = library.running, problem.device
     # Between two layouts torch's loops are others, which round otherwise.

@@ -224,19 +224,6 @@ def binary_cross_entropy_backward(
     return _entropy_backward(dloss, x, target, weight, REDUCTIONS[reduction])
 
 
-def checked(problem: Problem) -> bool:
-    """Whether no array is empty, and an index out of range is an error."""
-    return whole(problem) and bool(problem.raising)
-
-
-def embedding(
-    ids: Array, weight: Array, /, *, padding_idx: int | None, scale: float, mode: str
-) -> Any:
-    """Rows of a table as it lies, multiplied in the accumulate dtype."""
-    rows = torch.embedding(weight, ids)
-    return rows if scale == 1 else (wide(rows) * scale).to(weight.dtype)
-
-
 def nll_loss(
     x: Array,
     target: Array,
