@@ -296,7 +296,8 @@ class Torch(Library):
         out = torch.zeros(shape, dtype=values.dtype, device=values.device)
         line = self._line(index, axis)
         if line is None:
-            return out.scatter_add(axis, index.long(), values)
+            add = out.scatter_add_ if self._at_hand(values) else out.scatter_add
+            return add(axis, index.long(), values)
         out[near(index.shape, axis)].index_add_(axis, line, values)
         return out
 

@@ -1129,9 +1129,9 @@ _NAMESAKES = (
         "test_torch_namesakes.py::test_nan_and_infinities_are_those_of_the_body_wherever_they_stand[relu6_backward-7]",
     ),
     mutant(
-        "torch's gelu gets its tail from the body", "backends/torch/adapters.py",
-        "            if few.size:",
-        "            if False:",
+        "gelu of torch tensors does not cancel below 0", "backends/torch/units.py",
+        "torch.mul(x, -_ROOT).erfc_()",
+        "torch.mul(x, _ROOT).erf_().add_(1)",
         "test_torch_namesakes.py::test_gelu_keeps_its_digits_in_the_tail[torch.float32-none]",
     ),
     mutant(
@@ -1140,8 +1140,8 @@ _NAMESAKES = (
         "test_torch_namesakes.py::test_rows_far_from_0_keep_their_digits[layer_norm-10000.0]",
     ),
     mutant(
-        "torch's gelu is not asked for infinities", "backends/torch/adapters.py",
-        "            if not x.max().item() < 1e30:\n                return None\n",
+        "torch's gelu is not asked for infinities", "backends/torch/units.py",
+        "            if not most < 1e30:\n                return None\n",
         "",
         "test_torch_namesakes.py::test_slopes_of_gelu_at_huge_numbers_are_those_of_the_body[3e+38-7]",
     ),

@@ -162,11 +162,8 @@ def embedding_backward(
     dy: Array, ids: Array, /, *, weight_shape: Any, padding_idx: Any, scale: float, mode: str
 ) -> Array:
     """The gradient of the table."""
-    if padding_idx is None:
-        dy, ids = dy.reshape(-1, dy.shape[-1]), ids.reshape(-1)
-        table = dy.new_zeros(weight_shape).index_add_(0, ids, dy)
-    else:
-        table = _table_gradient(dy, ids, weight_shape[0], padding_idx, False)
+    padding = -1 if padding_idx is None else padding_idx
+    table = _table_gradient(dy, ids, weight_shape[0], padding, False)
     return table if scale == 1 else table.mul_(scale)
 
 

@@ -12,11 +12,9 @@ from baracuda.backends.torch.adapters import (
     WIDE,
     Namesake,
     Serve,
-    function,
     pairs,
     pointwise,
     rows,
-    tailed,
     wide,
 )
 from baracuda.backends.torch.rows import (
@@ -41,6 +39,7 @@ from baracuda.backends.torch.rows import (
     unmasked,
     unmeasured,
 )  # fmt: skip
+from baracuda.backends.torch.units import UNITS
 from baracuda.calls.check import indices
 from baracuda.declaration.backend import Adds, Runner, each
 from baracuda.declaration.spec import Problem
@@ -71,25 +70,8 @@ def _prelu_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array]:
     return dx, shares.sum(others).reshape(weight.shape)
 
 
-_gelu, _gelu_backward = function("gelu"), function("gelu_backward")
-
-
-# A gate keeps 8 roundings where torch's has up to 33.
-_GATED = -1.0
-
-
-def _geglu(a: Array, b: Array, *, approximate: str, **_: Any) -> Array:
-    return _gelu(b, approximate=approximate).mul_(a)
-
-
-def _geglu_backward(
-    dy: Array, a: Array, b: Array, *, approximate: str, **_: Any
-) -> tuple[Array, Array]:
-    db = _gelu_backward(dy * a, b, approximate=approximate)
-    return _gelu(b, approximate=approximate).mul_(dy), db
-
-
 NAMESAKES: Mapping[str, Namesake] = {
+    **UNITS,
     "relu": pointwise("relu"),
     "relu_backward": pointwise("threshold_backward", lambda dy, y: (dy, y, 0)),
     "leaky_relu": pointwise("leaky_relu", lambda x, negative_slope: (x, negative_slope)),
@@ -154,10 +136,6 @@ NAMESAKES: Mapping[str, Namesake] = {
     "silu_backward": pointwise("silu_backward"),
     "mish": pointwise("mish"),
     "mish_backward": pointwise("mish_backward"),
-    "gelu": tailed("gelu", at=0),
-    "gelu_backward": tailed("gelu_backward", at=1),
-    "geglu": tailed("gelu", 1, _geglu, _GATED),
-    "geglu_backward": tailed("gelu_backward", 2, _geglu_backward, _GATED),
     "lerp": pointwise("lerp.Scalar", _nearest),
     "prelu": pointwise("_prelu_kernel", lambda x, weight: (x, _along_channels(weight, x))),
     "prelu_backward": rows("_prelu_kernel_backward", _prelu_backward, WIDE),
@@ -219,7 +197,9 @@ NAMESAKES: Mapping[str, Namesake] = {
     "index_add": ix.indexed("index_add", ix.index_add, WIDE),
     "index_add_backward": ix.indexed("index_select", ix.select, WIDE),
     "embedding": ix.indexed("embedding", ix.embedding),
-    "embedding_backward": ix.indexed("index_add", ix.embedding_backward, WIDE, checks=False),
+    "embedding_backward": ix.indexed(
+        "embedding_dense_backward", ix.embedding_backward, WIDE, checks=False
+    ),
     "embedding_bag": ix.indexed(
         "_embedding_bag", ix.embedding_bag, WIDE, ix.side_by_side, checks=False
     ),
