@@ -1135,7 +1135,7 @@ _NAMESAKES = (
         "test_torch_namesakes.py::test_gelu_keeps_its_digits_in_the_tail[torch.float32-none]",
     ),
     mutant(
-        "rows far from 0 are centred before torch norms them", "backends/torch/rows.py",
+        "rows far from 0 are centred before torch norms them", "backends/torch/norms.py",
         ".item() <= 1)", ".item() <= 1e9)",
         "test_torch_namesakes.py::test_rows_far_from_0_keep_their_digits[layer_norm-10000.0]",
     ),
@@ -1164,8 +1164,8 @@ _NAMESAKES = (
         "test_torch_namesakes.py::test_rows_of_which_nothing_counts_are_those_of_the_definition",
     ),
     mutant(
-        "torch's norms are of rows near 0", "backends/torch/rows.py",
-        "return x if x.itemsize == 2 else x - x.mean(-1, keepdim=True)",
+        "torch's norms are of rows near 0", "backends/torch/norms.py",
+        "return x - x.mean(-1, keepdim=True)",
         "return x",
         "test_torch_namesakes.py::test_rows_far_from_0_keep_their_digits[layer_norm-1000000.0]",
     ),

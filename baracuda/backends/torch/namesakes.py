@@ -17,23 +17,30 @@ from baracuda.backends.torch.adapters import (
     rows,
     wide,
 )
-from baracuda.backends.torch.rows import (
+from baracuda.backends.torch.norms import (
+    add_layer_norm,
+    add_layer_norm_backward,
+    batch_norm,
+    batch_norm_backward,
     batch_norm_inference,
+    group_norm,
+    group_norm_backward,
+    layer_norm,
+    layer_norm_backward,
+    several,
+    wide_only,
+)
+from baracuda.backends.torch.rows import (
     binary_cross_entropy_backward,
     cross_entropy,
     cross_entropy_backward,
     cross_entropy_with_gradient,
     glu,
-    group_norm,
-    group_norm_backward,
     last,
-    layer_norm,
-    layer_norm_backward,
     logsumexp,
     logsumexp_backward,
     nll_loss,
     packed,
-    several,
     softmax,
     softmax_backward,
     unmasked,
@@ -176,6 +183,12 @@ NAMESAKES: Mapping[str, Namesake] = {
     "instance_norm_backward": rows(
         "native_group_norm_backward", group_norm_backward, WIDE, suits=several
     ),
+    "add_layer_norm": rows("native_layer_norm", add_layer_norm, WIDE, suits=wide_only),
+    "add_layer_norm_backward": rows(
+        "native_layer_norm_backward", add_layer_norm_backward, WIDE, suits=wide_only
+    ),
+    "batch_norm": rows("addcmul", batch_norm, WIDE),
+    "batch_norm_backward": rows("addcmul", batch_norm_backward, WIDE),
     "batch_norm_inference": rows("native_batch_norm", batch_norm_inference, WIDE),
     "cross_entropy": rows("_log_softmax", cross_entropy, WIDE, suits=unmeasured, corrected=True),
     "cross_entropy_backward": rows("_softmax", cross_entropy_backward, WIDE, corrected=True),
