@@ -159,13 +159,19 @@ def group_norm_backward(
     return (dx, *_sums(dy, normal, [0, *range(2, x.ndim)])) if weight is not None else dx
 
 
-def _deviations(x: Array) -> tuple[Array, Array, Array, Array]:
-    """What elements of channels differ from a number near the mean; it, what is left; variances."""
+def _deviations(x: Array) -> tuple[Array, ...]:
+    """What elements of channels differ from a number near the mean, and their squares.
+
+    And that number, what is left of the mean, and the variances.
+    """
     others = [0, *range(2, x.ndim)]
     near = x.mean(others)
     d = x - _beside(near, x)
     rest = d.mean(others)
-    return d, near, rest, (d * d).mean(others).addcmul_(rest, rest, value=-1)
+    squares = d * d
+    variance = squares.mean(others).addcmul_(rest, rest, value=-1)
+    # Of elements that are all alike a rounding may be left, below 0.
+    return d, squares, near, rest, variance.clamp_(min=0)
 
 
 def _beside(parameter: Array, x: Array) -> Array:
@@ -177,7 +183,7 @@ def batch_norm(
     x: Array, weight: Any = None, bias: Any = None, /, *, eps: float
 ) -> tuple[Array, Array, Array]:
     """The norm of channels, their means and variances."""
-    d, near, rest, variance = _deviations(x)
+    d, _, near, rest, variance = _deviations(x)
     rate = (variance + eps).rsqrt_()
     rate = rate if weight is None else rate.mul_(weight)
     start = rest.mul(rate).neg_()
@@ -191,10 +197,10 @@ def batch_norm_backward(
 ) -> Any:
     """Its gradients: that to x is a sum of three terms, with factors of the channels."""
     others, count = [0, *range(2, x.ndim)], x.numel() // x.shape[1]
-    d, _, rest, variance = _deviations(x)
+    d, room, _, rest, variance = _deviations(x)
     rate = (variance + eps).rsqrt_()
     dbias = dy.sum(others)
-    dweight = (dy * d).sum(others).addcmul_(rest, dbias, value=-1).mul_(rate)
+    dweight = torch.mul(dy, d, out=room).sum(others).addcmul_(rest, dbias, value=-1).mul_(rate)
     scale = rate if weight is None else rate * weight
     slope = (2 * dvar - scale * rate * dweight).div_(count)
     start = (dmean - scale * dbias).div_(count).addcmul_(slope, rest, value=-1)
