@@ -41,6 +41,8 @@ def taken(x: Array, index: Array, axis: int, in_range: bool = False) -> Array:
     if n == 0:
         return xp.zeros(shape, dtype=x.dtype, device=library.device_of(x))
     valid = inside(index, n)
+    # A pass over the index is short beside one over the result.
+    in_range = in_range or (library.readable(index) and bool(xp.all(valid)))
     at = index if in_range else xp.where(valid, index, 0)
     rows = library.lookup(x, at, axis)
     if rows is None:

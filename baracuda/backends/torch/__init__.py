@@ -15,6 +15,7 @@ from baracuda.calls import body
 from baracuda.declaration.backend import Adds, Prepared, Runner
 from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.errors import UnsupportedError
+from baracuda.families.numerics import of_values
 from baracuda.libraries import Array, library
 
 
@@ -59,7 +60,7 @@ class TorchBackend:
 
 
 def _runner(problem: Problem) -> Runner:
-    run, found = body.runner(problem), namesakes.namesake(problem)
+    run, found = _valued(body.runner(problem)), namesakes.namesake(problem)
     if found:
         run = namesakes.runner(problem, found, run)
 
@@ -75,6 +76,21 @@ def _runner(problem: Problem) -> Runner:
             return run(arrays, outs, accumulate, scalars)
 
     return run_outside_autograd
+
+
+def _valued(run: Runner) -> Runner:
+    """The body, in the form that nobody differentiates."""
+
+    def run_for_values(
+        arrays: Sequence[Array],
+        outs: tuple[Array, ...] | None,
+        accumulate: Adds,
+        scalars: Mapping[str, Any],
+    ) -> Any:
+        with of_values():
+            return run(arrays, outs, accumulate, scalars)
+
+    return run_for_values
 
 
 def _numpy_runner(problem: Problem) -> Runner:

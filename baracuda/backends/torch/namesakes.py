@@ -32,15 +32,21 @@ from baracuda.backends.torch.norms import (
 )
 from baracuda.backends.torch.rows import (
     binary_cross_entropy_backward,
+    countable,
     cross_entropy,
     cross_entropy_backward,
     cross_entropy_with_gradient,
     glu,
     last,
+    log_prob,
+    log_prob_backward,
     logsumexp,
     logsumexp_backward,
     nll_loss,
+    nll_loss_backward,
     packed,
+    pulled,
+    single,
     softmax,
     softmax_backward,
     unmasked,
@@ -152,6 +158,7 @@ NAMESAKES: Mapping[str, Namesake] = {
         "binary_cross_entropy_backward", binary_cross_entropy_backward, WIDE
     ),
     "nll_loss": rows("nll_loss_forward", nll_loss, WIDE, checks=True),
+    "nll_loss_backward": rows("scatter", nll_loss_backward, WIDE, suits=countable),
     "mse_loss": pairs("mse_loss"),
     "mse_loss_backward": pairs("mse_loss_backward"),
     "smooth_l1_loss": pairs("smooth_l1_loss", "beta"),
@@ -190,6 +197,8 @@ NAMESAKES: Mapping[str, Namesake] = {
     "batch_norm": rows("addcmul", batch_norm, WIDE),
     "batch_norm_backward": rows("addcmul", batch_norm_backward, WIDE),
     "batch_norm_inference": rows("native_batch_norm", batch_norm_inference, WIDE),
+    "log_prob": rows("_log_softmax", log_prob, WIDE, suits=single),
+    "log_prob_backward": rows("_softmax", log_prob_backward, WIDE, suits=pulled, corrected=True),
     "cross_entropy": rows("_log_softmax", cross_entropy, WIDE, suits=unmeasured, corrected=True),
     "cross_entropy_backward": rows("_softmax", cross_entropy_backward, WIDE, corrected=True),
     "cross_entropy_with_gradient": rows(

@@ -31,6 +31,11 @@ def unmasked(problem: Problem) -> bool:
     return len(problem.given) == 1 and not problem.options["causal"] and last(problem)
 
 
+def countable(problem: Problem) -> bool:
+    """Whether there are classes, and rows."""
+    return whole(problem) and bool(problem.outputs[0].size)
+
+
 def unmeasured(problem: Problem) -> bool:
     """Whether nothing but the loss of rows is asked for, and its gradient."""
     return not problem.options["metrics"] and whole(problem)
@@ -123,6 +128,27 @@ def nll_loss(
     return found[0].reshape(target.shape) if reduction == "none" else found[0]
 
 
+def nll_loss_backward(
+    dloss: Array,
+    target: Array,
+    weight: Any = None,
+    /,
+    *,
+    x_shape: Any,
+    axis: int,
+    ignore_index: int,
+    reduction: str,
+    mode: str,
+) -> Array:
+    """Its gradient: one number in each row."""
+    counts, at = classes(target, x_shape[axis], ignore_index)
+    share, number = shares(weight, counts, at, dloss.dtype)
+    if reduction == "mean":
+        share, dloss = (share, dloss / number) if weight is None else (share / number, dloss)
+    slopes = torch.where(counts, -dloss * share, 0).unsqueeze(axis)
+    return dloss.new_zeros(x_shape).scatter_(axis, at.unsqueeze(axis), slopes)
+
+
 def _smoothed(
     log: Array, target: Array, weight: Any, axis: int, smoothing: float, **options: Any
 ) -> Array:
@@ -181,6 +207,56 @@ def _gradient(
         powers.scatter_add_(axis, at, -hit)
         powers.mul_(dloss)
     return powers if counts.all() else powers.masked_fill_(~counts, 0)
+
+
+def single(problem: Problem) -> bool:
+    """Whether entropies are not asked for."""
+    return whole(problem) and not problem.options["entropy"]
+
+
+def pulled(problem: Problem) -> bool:
+    """Whether entropies have no cotangent."""
+    return whole(problem) and len(problem.given) == 3
+
+
+def log_prob(
+    logits: Array,
+    target: Array,
+    /,
+    *,
+    temperature: float,
+    softcap: float,
+    ignore_index: int,
+    entropy: bool,
+    mode: str,
+) -> Any:
+    """Of one class in each row."""
+    if softcap or temperature != 1:
+        return None
+    counts, at = classes(target.unsqueeze(-1), logits.shape[-1], ignore_index)
+    log = _log_softmax(logits, -1, False).gather(-1, at)
+    return log.masked_fill_(~counts, 0).squeeze(-1)
+
+
+def log_prob_backward(
+    dlog_prob: Array,
+    dentropy: None,
+    logits: Array,
+    target: Array,
+    /,
+    *,
+    temperature: float,
+    softcap: float,
+    ignore_index: int,
+    mode: str,
+) -> Any:
+    """Its gradient, from a softmax; rows of NaN have one where they are pulled at."""
+    if softcap or temperature != 1:
+        return None
+    powers = _softmax(logits, -1, False)
+    if has_nan(powers.select(-1, 0)):
+        return None
+    return _gradient(powers, target, None, -dlog_prob, -1, ignore_index, "none", 0)
 
 
 def cross_entropy(
