@@ -209,6 +209,16 @@ class Torch(Library):
         narrows = kind in _REGIONS and torch.is_autocast_enabled(kind)
         return torch.autocast(kind, enabled=False) if narrows else _AS_IT_IS
 
+    def hosted(self, x: Any, like: Array) -> Array | None:
+        return torch.from_numpy(x) if self._at_hand(like) else None
+
+    def masked(self, x: Array, keep: Array) -> Array | None:
+        if not (self._at_hand(x) and _plain(x)):
+            return None
+        # By bits: torch's `where` stalls on masks that no branch predictor can follow.
+        bits = x.view(getattr(torch, f"int{8 * x.itemsize}"))
+        return bits.bitwise_and_(keep.to(bits.dtype).neg_()).view(x.dtype)
+
     def sigmoid(self, x: Array) -> Array:
         return torch.sigmoid(x)
 
