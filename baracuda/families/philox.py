@@ -33,8 +33,8 @@ _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 PART: dict[str, Normaliser] = {"part": optional(lies)}
 _ROUNDS = 10
-# Groups at a time on a host: temporaries of 256 KiB stay in a core's own cache.
-_BLOCK = 1 << 15
+# Groups at a time on a host: temporaries of 128 KiB stay in a core's own cache.
+_BLOCK = 1 << 14
 
 
 def seeds(seed: int, /, *, step: int | Array = 0) -> Iterator[dict[str, Any]]:
