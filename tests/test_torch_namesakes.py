@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import baracuda as bc
-from baracuda.backends.torch import norms
+from baracuda.backends.torch import blocks, norms
 from baracuda.backends.torch.namesakes import NAMESAKES
 from baracuda.calls.op import registry
 from baracuda.testing.cases import many
@@ -313,3 +313,43 @@ def test_rows_in_blocks_are_rows_at_once(
     calls.clear()
     bc.layer_norm(x - x.mean(-1, keepdim=True))
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["swiglu", "swiglu_backward", "softsign_backward", "lion"])
+def test_bodies_in_blocks_give_what_they_give_at_once(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed along any axis and in any order, into given arrays and added to them."""
+    op, packed = registry[name], registry[name].spec.packed
+    choices = [{"axis": a, "gate_first": g} for a in (0, 1, 2) for g in (False, True)]
+    for options in choices if packed else [{}]:
+        shape, both = (4, 6, 10), [4, 6, 10]
+        both[options.get("axis", 0)] *= 2
+        given = [
+            torch.randn(both if packed and n == "x" else shape).to(dtype)
+            for n in op.spec.arrays
+            if packed is None or n != "gate"
+        ]
+        scalars_of = {"lr": 0.1} if "lr" in op.spec.scalars else {}
+        more = {**options, **scalars_of}
+        want = op(*given, **more, backend="array_api")
+        monkeypatch.setattr(blocks, "BLOCK", 40)
+        bc.plan_cache.clear()
+        plan = op.plan(*given, **more)
+        assert plan.sku.variant == "blocks of 40"
+        results = plan(*given, **scalars_of)
+        wanted = want if isinstance(want, tuple) else (want,)
+        found = results if isinstance(results, tuple) else (results,)
+        for have, x in zip(found, wanted, strict=True):
+            torch.testing.assert_close(have, x)
+        outs = tuple([torch.ones_like(x) for x in wanted])
+        plan(*given, **scalars_of, out=outs if len(outs) > 1 else outs[0])
+        for have, x in zip(outs, wanted, strict=True):
+            torch.testing.assert_close(have, x)
+        if op.spec.adjoint_of:
+            plan(*given, out=outs[0], accumulate=True)
+            twice = 2 * wanted[0].float()
+            torch.testing.assert_close(outs[0].float(), twice, rtol=1e-2, atol=1e-2)
+        monkeypatch.undo()
+    bc.plan_cache.clear()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from baracuda.backends.torch import namesakes
+from baracuda.backends.torch import blocks, namesakes
 from baracuda.calls import body
 from baracuda.declaration.backend import Adds, Prepared, Runner
 from baracuda.declaration.spec import OpSpec, Problem
@@ -50,17 +50,18 @@ class TorchBackend:
     def prepare(self, problem: Problem) -> Prepared:
         foreign = problem.library.name == "numpy"
         found = namesakes.namesake(problem)
+        variant = ("corrected" if found.corrected else "") if found else blocks.variant(problem)
         return Prepared(
             run=_numpy_runner(problem) if foreign else _runner(problem),
             kernel=f"aten::{found.name}" if found else body.kernel(problem),
-            variant="from_numpy" if foreign else "corrected" if found and found.corrected else "",
+            variant="from_numpy" if foreign else variant,
             arch=problem.library.arch(problem.device),
             precision=body.precision(problem),
         )
 
 
 def _runner(problem: Problem) -> Runner:
-    run, found = _valued(body.runner(problem)), namesakes.namesake(problem)
+    run, found = _valued(blocks.runner(problem)), namesakes.namesake(problem)
     if found:
         run = namesakes.runner(problem, found, run)
 
