@@ -19,7 +19,7 @@ _ROOT, _DENSITY = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
 _SCALE, _CUBE = math.sqrt(8 / math.pi), 0.044715
 # Below it the root of 1/2, rounded, shows in more than 8 roundings of a gate.
 _TAIL = -2.75
-_gelu_backward = function("gelu_backward")
+_gelu_backward, _kept = function("gelu_backward"), function("threshold_backward")
 
 
 def _times(x: Array, y: Array, factor: float, out: Array | None = None) -> Array:
@@ -38,6 +38,10 @@ def gelu(x: Array, /, *, approximate: str) -> Array:
 
 def _reglu(a: Array, b: Array) -> Array:
     return torch.relu(b).mul_(a)
+
+
+def _reglu_backward(dy: Array, a: Array, b: Array) -> tuple[Array, Array]:
+    return torch.relu(b).mul_(dy), _kept(dy * a, b, 0)
 
 
 def _geglu(a: Array, b: Array, *, approximate: str) -> Array:
@@ -116,6 +120,7 @@ UNITS = {
     "gelu": Namesake("erfc", lambda problem: gelu, WIDE),
     "gelu_backward": _unit("gelu_backward", _gelu_backward, "approximate", tail=1),
     "reglu": _unit("relu", _reglu),
+    "reglu_backward": _unit("threshold_backward", _reglu_backward),
     "geglu": _unit("erfc", _geglu, "approximate", tail=1),
     "geglu_backward": _unit("erfc", _geglu_backward, "approximate", tail=2),
 }
