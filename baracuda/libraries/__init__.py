@@ -72,6 +72,7 @@ class Library:
     differentiates: bool = True
     stored_as: Mapping[str, str] = MappingProxyType({})
     combined: Any = None  # of maxima and products a method, where there is an own way
+    log_softmax: Any = None  # along the last axis, NaN where nothing is above -inf
     hosted: Any = None  # one that makes memory of NumPy an array, beside another
     masked: Any = None  # one that gives x where it is to be kept, else 0
 
@@ -412,8 +413,7 @@ def _wraps(x: Array) -> bool:
         library_of(x)
     except TypeError:
         return True
-    # Tracers have it as well.
-    return False
+    return False  # tracers have it as well
 
 
 # How what is no array gives one, by what it has; the first that fits.

@@ -234,6 +234,9 @@ class Torch(Library):
                 return y
         return super().softmax(x, axis, keep)
 
+    def log_softmax(self, x: Array) -> Array:
+        return torch.log_softmax(x, -1)
+
     def turned(self, x: Array, cos: Array, sin: Array) -> Array:
         if not self._at_hand(x):
             return super().turned(x, cos, sin)
