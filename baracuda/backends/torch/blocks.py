@@ -15,6 +15,7 @@ from baracuda.calls.partitioning import located
 from baracuda.declaration.backend import Adds, Runner, each
 from baracuda.declaration.spec import Problem
 from baracuda.libraries import Array
+from baracuda.libraries.numpy import settle
 
 # Elements per block: temporaries of 256 KiB stay in a cache, and calls of torch stay few.
 BLOCK = 1 << 16
@@ -27,6 +28,8 @@ def variant(problem: Problem) -> str:
 
 def runner(problem: Problem) -> Runner:
     """The runner of a body, in blocks where there is more than one."""
+    if problem.device == "cpu":
+        settle()
     whole = body.runner(problem)
     cut = _Cut(problem)
     if not cut.fits:
