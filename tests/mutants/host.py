@@ -1147,8 +1147,8 @@ _NAMESAKES = (
     ),
     mutant(
         "a bend of no width is as narrow as a number", "backends/torch/adapters.py",
-        "values = [max(value, least) for value in values] or [least]",
-        "values = values or [0.0]",
+        "values = [max(value, least) for value in values]",
+        "values = [*values]",
         "test_torch_namesakes.py::test_the_slope_of_a_bend_of_no_width_is_0_in_it[torch.float32]",
     ),
     mutant(

@@ -151,7 +151,7 @@ def pairs(name: str, *scalars: str, sharp: bool = False) -> Namesake:
     *scalars : str
         Run-time values that it takes.
     sharp : bool
-        Whether a bend may be as narrow as nothing, or is: torch gets the least number for 0.
+        Whether a bend may be as narrow as nothing: torch gets the least number for 0.
     """
     new = function(name)
 
@@ -159,7 +159,7 @@ def pairs(name: str, *scalars: str, sharp: bool = False) -> Namesake:
         values = [options[name] for name in scalars]
         if sharp:
             least = _LEAST[arrays[-1].dtype]
-            values = [max(value, least) for value in values] or [least]
+            values = [max(value, least) for value in values]
         return new(*arrays, REDUCTIONS[reduction], *values)
 
     return Namesake(name, lambda problem: serve, WIDE)

@@ -37,6 +37,7 @@ from baracuda.backends.torch.rows import (
     cross_entropy_backward,
     cross_entropy_with_gradient,
     glu,
+    l1_loss_backward,
     last,
     log_prob,
     log_prob_backward,
@@ -153,7 +154,7 @@ NAMESAKES: Mapping[str, Namesake] = {
     "prelu": pointwise("_prelu_kernel", lambda x, weight: (x, _along_channels(weight, x))),
     "prelu_backward": rows("_prelu_kernel_backward", _prelu_backward, WIDE),
     "glu": rows("glu", glu, suits=packed),
-    "l1_loss_backward": pairs("smooth_l1_loss_backward", sharp=True),
+    "l1_loss_backward": rows("sign", l1_loss_backward, WIDE, corrected=True),
     "binary_cross_entropy_backward": rows(
         "binary_cross_entropy_backward", binary_cross_entropy_backward, WIDE
     ),

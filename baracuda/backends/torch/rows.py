@@ -9,7 +9,7 @@ import torch
 
 from baracuda.backends.torch.adapters import REDUCTIONS, Serve, function, has_nan, whole, wide
 from baracuda.declaration.spec import Problem
-from baracuda.families.reductions import classes, shares
+from baracuda.families.reductions import classes, share, shares
 from baracuda.libraries import Array
 
 _softmax, _log_softmax = function("_softmax"), function("_log_softmax")
@@ -100,6 +100,12 @@ def binary_cross_entropy_backward(
 ) -> Any:
     """With the weights of elements."""
     return _entropy_backward(dloss, x, target, weight, REDUCTIONS[reduction])
+
+
+def l1_loss_backward(dloss: Array, x: Array, target: Array, /, *, reduction: str) -> Any:
+    """By signs, of which torch gives NaN none."""
+    d = x - target
+    return None if has_nan(d) else d.sign_().mul_(share(dloss, x, reduction))
 
 
 def nll_loss(
