@@ -67,8 +67,8 @@ def scatter_backward(dout: Array, index: Array, /, *, axis: int, **_: Any) -> tu
     number = torch.arange(index.shape[axis], dtype=torch.int32)
     number = number.view(-1, *[1] * (index.ndim - axis % index.ndim - 1)).expand(index.shape)
     last = torch.empty(dout.shape, dtype=torch.int32).scatter_(axis, index, number)
-    lost = last.gather(axis, index) != number
-    return dout.scatter(axis, index, 0), dout.gather(axis, index).masked_fill_(lost, 0)
+    still = last.gather(axis, index) == number
+    return dout.scatter(axis, index, 0), ADAPTER.masked(dout.gather(axis, index), still)
 
 
 def reduced(problem: Problem) -> bool:
@@ -116,9 +116,9 @@ def scatter_reduce_backward(
         share = dout / many.clamp(min=1)
     dsrc = share.gather(axis, index)
     if hit is not None:
-        dsrc.masked_fill_(~hit, 0)
+        dsrc = ADAPTER.masked(dsrc, hit)
     if own is not None:
-        share.masked_fill_(~own, 0)
+        share = ADAPTER.masked(share, own)
     if include_self:
         return share, dsrc
     # An extreme that no element is has no gradient to share.
@@ -241,7 +241,7 @@ def segment_max_backward(
     hit = _same(data, out.index_select(0, ids))
     ties = _added(hit.to(data.dtype), ids, num_segments)
     share = (dout / ties.clamp_(min=1)).index_select(0, ids)
-    return share.masked_fill_(~hit, 0)
+    return ADAPTER.masked(share, hit)
 
 
 def segment_softmax(data: Array, ids: Array, /, *, num_segments: int, **_: Any) -> Array:
