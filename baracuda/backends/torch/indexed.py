@@ -189,9 +189,11 @@ def embedding_bag(
 ) -> Array:
     """Sums and means of rows of a table."""
     begins = torch.arange(0, ids.numel(), ids.shape[1], dtype=ids.dtype)
-    each = None if each is None else each.reshape(-1)
+    # torch reads both in C order, however they lie.
+    ids = ids.contiguous().view(-1)
+    each = None if each is None else each.contiguous().view(-1)
     how, padding = int(reduction == "mean"), -1 if padding_idx is None else padding_idx
-    return _bags(weight, ids.reshape(-1), begins, False, how, False, each, False, padding)[0]
+    return _bags(weight, ids, begins, False, how, False, each, False, padding)[0]
 
 
 def _added(values: Array, ids: Array, n: int) -> Array:
