@@ -21,8 +21,13 @@ TAUGHT = {"teacher_ids": roles.index("v"), "teacher_probs": roles.parameter(0.05
 def log_softmax(x: Array, temperature: float) -> Array:
     """Logarithms of the probabilities of ``x / temperature``, along the last axis."""
     library = library_of(x)
+    own = library.log_softmax
+    if own and isinstance(temperature, float) and temperature == 1:
+        return own(x)
     # The difference is divided: a quotient of the logits themselves may overflow.
     x = library.less_largest(x, -1) / temperature
+    if own:
+        return own(x)
     return x - library.xp.log(library.xp.sum(library.xp.exp(x), axis=-1, keepdims=True))
 
 

@@ -100,7 +100,7 @@ def sides(b: Array) -> tuple[Array, Array]:
 def relu(b: Array) -> Array:
     """The larger of `b` and 0, with slope 0 at 0; NaN at NaN."""
     library = library_of(b)
-    if library.differentiates:
+    if has_slopes(b):
         # Libraries give half a slope to each side of a tie.
         return library.xp.where(b <= 0, 0, b)
     return library.xp.maximum(b, library.xp.asarray(0, dtype=b.dtype))
@@ -132,9 +132,8 @@ def sign(x: Array) -> Array:
 
 def parts(b: Array) -> tuple[Array, Array]:
     """What of `b` is above 0, and what is not; at 0 the second has the slope, and NaN at NaN."""
-    library = library_of(b)
-    xp = library.xp
-    if library.differentiates:
+    xp = library_of(b).xp
+    if has_slopes(b):
         up = b > 0
         return xp.where(up, b, 0), xp.where(up, 0, b)
     zero = xp.asarray(0, dtype=b.dtype)

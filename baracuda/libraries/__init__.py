@@ -74,6 +74,9 @@ class Library:
     stored_as: Mapping[str, str] = MappingProxyType({})
     combined: Any = None  # of maxima and products a method, where there is an own way
     search: Any = None  # of a bad entry a method, where a device can do it while nobody waits
+    log_softmax: Any = None  # along the last axis, NaN where nothing is above -inf
+    hosted: Any = None  # one that makes memory of NumPy an array, beside another
+    masked: Any = None  # one that gives x where it is to be kept, else 0
 
     def takes(self, x: Array) -> bool:
         """Whether `x`, of a class that derives from one of this library, is an array of it.
@@ -323,12 +326,11 @@ _modules = sys.modules
 _ADAPTERS = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}
 _LOADED: dict[str, Library] = {}
 _BY_TYPE: dict[type, Library] = {}
-# By type, the adapter's own method, for every call; the second where a library has a state at all.
+# type -> the adapter's own method; the second has only types whose library has a state at all.
 FACTS: dict[type, Callable[[Array], Hashable]] = {type(None): lambda x: None}
 STATES: dict[type, Callable[[Sequence[Array]], State | None]] = {}
 
-# What looking for the facts raises for a new type or no array at all, and a look-up by them for a
-# value without a hash.
+# What the facts of a new type, of no array and of a value without a hash raise.
 UNFIT = (KeyError, IndexError, TypeError, AttributeError, RuntimeError)
 
 
@@ -411,8 +413,7 @@ def _wraps(x: Array) -> bool:
         library_of(x)
     except TypeError:
         return True
-    # Tracers have it as well.
-    return False
+    return False  # tracers have it as well
 
 
 # How what is no array gives one, by what it has; the first that fits.

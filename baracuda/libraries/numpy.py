@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from itertools import repeat
 from operator import attrgetter
 from typing import Any
@@ -19,6 +20,15 @@ from baracuda.libraries import Array, Library, near, no_array
 _FACTS = attrgetter("dtype", "shape", "strides")
 # So few ids take longer as passes over all of them than one after the other.
 _FEW_IDS = 32
+
+
+@cache
+def settle() -> None:
+    """Have glibc keep freed memory, which it hands back until an array of this size was freed.
+
+    Faulting temporaries in again, page by page, would double the time of a body.
+    """
+    np.empty(31 << 20, np.uint8)
 
 
 class NumPy(Library):
@@ -86,6 +96,14 @@ class NumPy(Library):
 
     def frozen(self, x: Array) -> bool:
         return not x.flags.writeable
+
+    def hosted(self, x: Array, like: Array) -> Array:
+        return x
+
+    def masked(self, x: Array, keep: Array) -> Array:
+        # By bits: its `where` stalls on masks that no branch predictor can follow.
+        bits = np.dtype(f"i{x.itemsize}")
+        return (x.view(bits) & -keep.astype(bits)).view(x.dtype)
 
     def clip(self, x: Array, low: float | None, high: float | None) -> Array:
         # That of array_api_compat takes elements by a mask.

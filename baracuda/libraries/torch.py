@@ -227,6 +227,16 @@ class Torch(Library):
         narrows = kind in _REGIONS and torch.is_autocast_enabled(kind)
         return torch.autocast(kind, enabled=False) if narrows else _AS_IT_IS
 
+    def hosted(self, x: Any, like: Array) -> Array | None:
+        return torch.from_numpy(x) if self._at_hand(like) else None
+
+    def masked(self, x: Array, keep: Array) -> Array | None:
+        if not (self._at_hand(x) and _plain(x)):
+            return None
+        # By bits: torch's `where` stalls on masks that no branch predictor can follow.
+        bits = x.view(getattr(torch, f"int{8 * x.itemsize}"))
+        return bits.bitwise_and_(keep.to(bits.dtype).neg_()).view(x.dtype)
+
     def sigmoid(self, x: Array) -> Array:
         return torch.sigmoid(x)
 
@@ -241,6 +251,9 @@ class Torch(Library):
             if not y.detach().sum().isnan():
                 return y
         return super().softmax(x, axis, keep)
+
+    def log_softmax(self, x: Array) -> Array:
+        return torch.log_softmax(x, -1)
 
     def turned(self, x: Array, cos: Array, sin: Array) -> Array:
         if not self._at_hand(x):
@@ -314,7 +327,8 @@ class Torch(Library):
         out = torch.zeros(shape, dtype=values.dtype, device=values.device)
         line = self._line(index, axis)
         if line is None:
-            return out.scatter_add(axis, index.long(), values)
+            add = out.scatter_add_ if self._at_hand(values) else out.scatter_add
+            return add(axis, index.long(), values)
         out[near(index.shape, axis)].index_add_(axis, line, values)
         return out
 

@@ -9,6 +9,7 @@ from baracuda.calls.op import op
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import at_least, real
+from baracuda.families.numerics import has_slopes
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["hardsigmoid", "hardsigmoid_backward", "hardswish", "hardswish_backward", "hardtanh",
@@ -23,9 +24,8 @@ TANH_CASES = (*CASES, Case({"s": (9,)}, min_val=-0.3, max_val=0.7))
 
 def _clipped(x: Array, low: float, high: float) -> Array:
     """`x` between `low` and `high`, with slope 0 at both; NaN at NaN."""
-    library = library_of(x)
-    xp = library.xp
-    if library.differentiates:
+    xp = library_of(x).xp
+    if has_slopes(x):
         return xp.where(x <= low, low, xp.where(x >= high, high, x))
     low, high = (xp.asarray(end, dtype=x.dtype) for end in (low, high))
     return xp.minimum(xp.maximum(x, low), high)

@@ -37,8 +37,6 @@ class _Rows(NamedTuple):
         Of that along the logits, times the temperature.
     powers, total
         The exponentials of `shifted`, and their sum.
-    below, mean
-        `shifted`, 0 where an exponential is 0; its mean under the softmax.
     """
 
     counts: Array
@@ -47,8 +45,13 @@ class _Rows(NamedTuple):
     slope: Any
     powers: Array
     total: Array
-    below: Array
-    mean: Array
+
+    def entropic(self) -> tuple[Array, Array]:
+        """`shifted`, 0 where an exponential is 0; its mean under the softmax."""
+        xp = library_of(self.powers).xp
+        # Nothing of an infinite logit is nothing.
+        below = xp.where(self.powers > 0, self.shifted, 0)
+        return below, xp.sum(self.powers * below, axis=-1, keepdims=True) / self.total
 
 
 def _rows(
@@ -73,10 +76,7 @@ def _rows(
     shifted = (x - largest(x, -1)) / temperature
     powers = xp.exp(shifted)
     total = xp.sum(powers, axis=-1, keepdims=True)
-    # Nothing of an infinite logit is nothing.
-    below = xp.where(powers > 0, shifted, 0)
-    mean = xp.sum(powers * below, axis=-1, keepdims=True) / total
-    return _Rows(counts, at, shifted, slope, powers, total, below, mean)
+    return _Rows(counts, at, shifted, slope, powers, total)
 
 
 @_log_prob(
@@ -153,7 +153,10 @@ def log_prob(
     xp = library_of(logits).xp
     rows = _rows(logits, target, temperature, softcap, ignore_index)
     log = xp.log(rows.total)
-    found = [picked(rows.shifted, rows.at, -1) - log, *([log - rows.mean] if entropy else [])]
+    found = [
+        picked(rows.shifted, rows.at, -1) - log,
+        *([log - rows.entropic()[1]] if entropy else []),
+    ]
     first, *more = [xp.squeeze(xp.where(rows.counts, x, 0), axis=-1) for x in found]
     return (first, more[0]) if more else first
 
@@ -230,7 +233,8 @@ def log_prob_backward(
         live = live | (spread != 0)
     rows = _rows(logits, target, temperature, softcap, ignore_index, live)
     if spread is not None:
-        pull = along + spread * (rows.below - rows.mean)
+        below, mean = rows.entropic()
+        pull = along + spread * (below - mean)
     hit = xp.where(hits(rows.at, logits.ndim - 1, logits.shape[-1]), along, 0)
     slopes = scaled(hit - rows.powers / rows.total * pull, rows.slope) / temperature
     return masked(slopes, rows.counts)

@@ -1139,26 +1139,26 @@ _NAMESAKES = (
         "test_torch_namesakes.py::test_nan_and_infinities_are_those_of_the_body_wherever_they_stand[relu6_backward-7]",
     ),
     mutant(
-        "torch's gelu gets its tail from the body", "backends/torch/adapters.py",
-        "            if few.size:",
-        "            if False:",
+        "gelu of torch tensors does not cancel below 0", "backends/torch/units.py",
+        "torch.mul(x, -_ROOT).erfc_()",
+        "torch.mul(x, _ROOT).erf_().add_(1)",
         "test_torch_namesakes.py::test_gelu_keeps_its_digits_in_the_tail[torch.float32-none]",
     ),
     mutant(
-        "rows far from 0 are centred before torch norms them", "backends/torch/rows.py",
+        "rows far from 0 are centred before torch norms them", "backends/torch/norms.py",
         ".item() <= 1)", ".item() <= 1e9)",
         "test_torch_namesakes.py::test_rows_far_from_0_keep_their_digits[layer_norm-10000.0]",
     ),
     mutant(
-        "torch's gelu is not asked for infinities", "backends/torch/adapters.py",
-        "            if not x.max().item() < 1e30:\n                return None\n",
+        "torch's gelu is not asked for infinities", "backends/torch/units.py",
+        "            if not most < 1e30:\n                return None\n",
         "",
         "test_torch_namesakes.py::test_slopes_of_gelu_at_huge_numbers_are_those_of_the_body[3e+38-7]",
     ),
     mutant(
         "a bend of no width is as narrow as a number", "backends/torch/adapters.py",
-        "values = [max(value, least) for value in values] or [least]",
-        "values = values or [0.0]",
+        "values = [max(value, least) for value in values]",
+        "values = [*values]",
         "test_torch_namesakes.py::test_the_slope_of_a_bend_of_no_width_is_0_in_it[torch.float32]",
     ),
     mutant(
@@ -1174,8 +1174,8 @@ _NAMESAKES = (
         "test_torch_namesakes.py::test_rows_of_which_nothing_counts_are_those_of_the_definition",
     ),
     mutant(
-        "torch's norms are of rows near 0", "backends/torch/rows.py",
-        "return x if x.itemsize == 2 else x - x.mean(-1, keepdim=True)",
+        "torch's norms are of rows near 0", "backends/torch/norms.py",
+        "return x - x.mean(-1, keepdim=True)",
         "return x",
         "test_torch_namesakes.py::test_rows_far_from_0_keep_their_digits[layer_norm-1000000.0]",
     ),
@@ -1187,8 +1187,8 @@ _NAMESAKES = (
     ),
     mutant(
         "torch's functions widen what they would round twice", "backends/torch/namesakes.py",
-        "checked, widened = bool(problem.raising), problem.dtype not in found.dtypes",
-        "checked, widened = bool(problem.raising), False",
+        "    widened = problem.dtype not in found.dtypes",
+        "    widened = False",
         "test_torch_namesakes.py::test_every_number_of_16_bits_is_rounded_once[sigmoid_backward-torch.float16]",
     ),
     mutant(

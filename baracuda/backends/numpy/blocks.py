@@ -27,6 +27,7 @@ from baracuda.declaration.shapes import Label, Pattern
 from baracuda.declaration.spec import Problem
 from baracuda.forks import Guard
 from baracuda.libraries import Array
+from baracuda.libraries.numpy import settle
 
 # Elements per block. Temporaries of 512 KiB fit a core's own cache, and the interpreter's cost per
 # block (some 50 us) stays small: a quarter of it costs 10% on swiglu_backward, 80% on pooling.
@@ -262,7 +263,6 @@ class _InOrder:
 
 
 _WORKERS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_SETTLING = 31 << 20
 _pool: ThreadPoolExecutor | None = None
 # Threads that are handing tasks to the pool.
 _submitting: set[int] = set()
@@ -315,9 +315,7 @@ def _shared_pool() -> ThreadPoolExecutor:
     global _pool
     with _pool_guard.lock:
         if _pool is None:
-            # glibc hands freed memory back page by page until it has seen an array of this size
-            # freed; faulting the blocks' temporaries in again would double their time.
-            np.empty(_SETTLING, np.uint8)
+            settle()
             _pool = ThreadPoolExecutor(max(_WORKERS - 1, 1), "baracuda")
         return _pool
 

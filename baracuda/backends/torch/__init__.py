@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from baracuda.backends.torch import namesakes
+from baracuda.backends.torch import blocks, namesakes
 from baracuda.calls import body
 from baracuda.declaration.backend import Adds, Prepared, Runner
 from baracuda.declaration.spec import OpSpec, Problem
 from baracuda.errors import UnsupportedError
+from baracuda.families.numerics import of_values
 from baracuda.libraries import Array, library
 
 
@@ -49,17 +50,18 @@ class TorchBackend:
     def prepare(self, problem: Problem) -> Prepared:
         foreign = problem.library.name == "numpy"
         found = namesakes.namesake(problem)
+        variant = ("corrected" if found.corrected else "") if found else blocks.variant(problem)
         return Prepared(
             run=_numpy_runner(problem) if foreign else _runner(problem),
             kernel=f"aten::{found.name}" if found else body.kernel(problem),
-            variant="from_numpy" if foreign else "corrected" if found and found.corrected else "",
+            variant="from_numpy" if foreign else variant,
             arch=problem.library.arch(problem.device),
             precision=body.precision(problem),
         )
 
 
 def _runner(problem: Problem) -> Runner:
-    run, found = body.runner(problem), namesakes.namesake(problem)
+    run, found = _valued(blocks.runner(problem)), namesakes.namesake(problem)
     if found:
         run = namesakes.runner(problem, found, run)
 
@@ -75,6 +77,21 @@ def _runner(problem: Problem) -> Runner:
             return run(arrays, outs, accumulate, scalars)
 
     return run_outside_autograd
+
+
+def _valued(run: Runner) -> Runner:
+    """The body, in the form that nobody differentiates."""
+
+    def run_for_values(
+        arrays: Sequence[Array],
+        outs: tuple[Array, ...] | None,
+        accumulate: Adds,
+        scalars: Mapping[str, Any],
+    ) -> Any:
+        with of_values():
+            return run(arrays, outs, accumulate, scalars)
+
+    return run_for_values
 
 
 def _numpy_runner(problem: Problem) -> Runner:

@@ -6,13 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 
-from baracuda.calls import body
 from baracuda.declaration.dtypes import FLOATS
 from baracuda.declaration.spec import Problem
-from baracuda.layouts import contiguous, overlaps_itself
 from baracuda.libraries import Array
 
 Serve: TypeAlias = Callable[..., Any]
@@ -48,6 +45,8 @@ class Namesake:
         Whether values decide that the body computes some elements, or the whole.
     suits : callable
         Whether it takes a problem.
+    checks : bool
+        Whether it raises an error itself for an entry of an index that is out of range.
     """
 
     name: str
@@ -56,6 +55,7 @@ class Namesake:
     writes: bool = False
     corrected: bool = False
     suits: Callable[[Problem], bool] = lambda problem: True
+    checks: bool = False
 
 
 def function(name: str) -> Any:
@@ -115,101 +115,18 @@ def has_nan(x: Array) -> bool:
     return bool(total != total)
 
 
-def tailed(
-    name: str, at: int, compute: Serve | None = None, below: float | None = None
-) -> Namesake:
-    """A function that loses digits below a number: there the body runs, on these elements.
-
-    Parameters
-    ----------
-    name : str
-        The function below `torch.ops.aten`.
-    at : int
-        The array that decides. From 1e30 on, and at NaN, the body runs on all elements.
-    compute : callable, optional
-        Makes the results of it, in the accumulate dtype; two halves of an array come apart. By
-        default it takes arrays and options as the op does.
-    below : float, optional
-        Where float32 loses digits, if not where a law would see it.
-    """
-    new = compute or function(name)
-    tails = _TAILS if below is None else _TAILS | {torch.float32: _tail(torch.float32, below)}
-
-    def serving(problem: Problem) -> Serve:
-        evaluate, (split, join) = body.evaluator(problem), _halves(problem)
-        lie = [(0, x.shape, x.strides or contiguous(x.shape), 1) for x in problem.given]
-        folded = [i for i, memory in enumerate(lie) if overlaps_itself(memory)]
-
-        def serve(*given: Array, **options: Any) -> Any:
-            # oneDNN takes no array whose elements share memory.
-            arrays = split([x.contiguous() if i in folded else x for i, x in enumerate(given)])
-            x = arrays[at]
-            if not x.max().item() < 1e30:
-                return None
-            made = new(*arrays, **options)
-            results = made if type(made) is tuple else (made,)
-            signed, unsigned, least = tails[x.dtype]
-            # The bits of negative numbers grow away from 0. NumPy finds the few in half the time.
-            few = np.flatnonzero(x.view(signed).numpy().view(unsigned) > least)
-            if few.size:
-                places = torch.from_numpy(few)
-                exact = evaluate([x.take(places) for x in arrays], {})
-                for y, value in zip(results, exact, strict=True):
-                    y.put_(places, value.to(y.dtype))
-            return join(results)
-
-        return serve
-
-    dtypes = FLOATS if compute is None else WIDE
-    return Namesake(name, serving, dtypes, corrected=True, suits=whole)
-
-
-def _halves(problem: Problem) -> tuple[Serve, Serve]:
-    """What takes the halves of a packed array apart, and what joins results of such."""
-    packed, options = problem.spec.packed, problem.options
-    if packed is None or problem.inputs[problem.spec.arrays.index(packed.other)] is not None:
-        return lambda arrays: arrays, lambda results: results if results[1:] else results[0]
-    at, axis = problem.spec.arrays.index(packed.array), options[packed.axis]
-    order = slice(None, None, -1 if options[packed.first] else 1)
-
-    def split(arrays: list[Array]) -> list[Array]:
-        return [*arrays[:at], *arrays[at].chunk(2, axis)[order]]
-
-    def join(results: tuple[Array, ...]) -> Array:
-        return torch.cat(results[order], axis) if results[1:] else results[0]
-
-    return split, join
-
-
-def _tail(dtype: torch.dtype, below: float) -> tuple[torch.dtype, str, Any]:
-    """The integers of its size, for torch and for NumPy, and the bits of `below`."""
-    size = dtype.itemsize
-    signed, unsigned = getattr(torch, f"int{8 * size}"), f"u{size}"
-    bits = torch.tensor([below], dtype=dtype).view(signed).numpy().view(unsigned)
-    return signed, unsigned, bits[0]
-
-
-# Below them ``1 + erf`` and ``1 + tanh`` lose more than the laws allow.
-_TAILS = {
-    dtype: _tail(dtype, below)
-    for dtype, below in (
-        (torch.float32, -2.0),
-        (torch.float64, -2.0),
-        (torch.bfloat16, -3.5),
-        (torch.float16, -2.5),
-    )
-}
-
-
 def rows(
     name: str,
     serve: Serve,
     dtypes: tuple[str, ...] = FLOATS,
     suits: Callable[[Problem], bool] = whole,
     corrected: bool = False,
+    checks: bool = False,
 ) -> Namesake:
     """What `serve` makes of arrays that are not empty, by the function called `name`."""
-    return Namesake(name, lambda problem: serve, dtypes, corrected=corrected, suits=suits)
+    return Namesake(
+        name, lambda problem: serve, dtypes, corrected=corrected, suits=suits, checks=checks
+    )
 
 
 def wide(x: Any) -> Any:
@@ -234,7 +151,7 @@ def pairs(name: str, *scalars: str, sharp: bool = False) -> Namesake:
     *scalars : str
         Run-time values that it takes.
     sharp : bool
-        Whether a bend may be as narrow as nothing, or is: torch gets the least number for 0.
+        Whether a bend may be as narrow as nothing: torch gets the least number for 0.
     """
     new = function(name)
 
@@ -242,7 +159,7 @@ def pairs(name: str, *scalars: str, sharp: bool = False) -> Namesake:
         values = [options[name] for name in scalars]
         if sharp:
             least = _LEAST[arrays[-1].dtype]
-            values = [max(value, least) for value in values] or [least]
+            values = [max(value, least) for value in values]
         return new(*arrays, REDUCTIONS[reduction], *values)
 
     return Namesake(name, lambda problem: serve, WIDE)

@@ -7,40 +7,53 @@ from typing import Any
 
 import torch
 
+from baracuda.backends.torch import indexed as ix
 from baracuda.backends.torch.adapters import (
     WIDE,
     Namesake,
-    function,
+    Serve,
     pairs,
     pointwise,
     rows,
-    tailed,
     wide,
 )
-from baracuda.backends.torch.rows import (
+from baracuda.backends.torch.norms import (
+    add_layer_norm,
+    add_layer_norm_backward,
+    batch_norm,
+    batch_norm_backward,
     batch_norm_inference,
+    group_norm,
+    group_norm_backward,
+    layer_norm,
+    layer_norm_backward,
+    several,
+    wide_only,
+)
+from baracuda.backends.torch.rows import (
     binary_cross_entropy_backward,
-    checked,
+    countable,
     cross_entropy,
     cross_entropy_backward,
     cross_entropy_with_gradient,
-    embedding,
     glu,
-    group_norm,
-    group_norm_backward,
+    l1_loss_backward,
     last,
-    layer_norm,
-    layer_norm_backward,
+    log_prob,
+    log_prob_backward,
     logsumexp,
     logsumexp_backward,
     nll_loss,
+    nll_loss_backward,
     packed,
-    several,
+    pulled,
+    single,
     softmax,
     softmax_backward,
     unmasked,
     unmeasured,
 )  # fmt: skip
+from baracuda.backends.torch.units import UNITS
 from baracuda.calls import ranges
 from baracuda.declaration.backend import Adds, Runner, each
 from baracuda.declaration.spec import Problem
@@ -71,25 +84,8 @@ def _prelu_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array]:
     return dx, shares.sum(others).reshape(weight.shape)
 
 
-_gelu, _gelu_backward = function("gelu"), function("gelu_backward")
-
-
-# A gate keeps 8 roundings where torch's has up to 33.
-_GATED = -1.0
-
-
-def _geglu(a: Array, b: Array, *, approximate: str, **_: Any) -> Array:
-    return _gelu(b, approximate=approximate).mul_(a)
-
-
-def _geglu_backward(
-    dy: Array, a: Array, b: Array, *, approximate: str, **_: Any
-) -> tuple[Array, Array]:
-    db = _gelu_backward(dy * a, b, approximate=approximate)
-    return _gelu(b, approximate=approximate).mul_(dy), db
-
-
 NAMESAKES: Mapping[str, Namesake] = {
+    **UNITS,
     "relu": pointwise("relu"),
     "relu_backward": pointwise("threshold_backward", lambda dy, y: (dy, y, 0)),
     "leaky_relu": pointwise("leaky_relu", lambda x, negative_slope: (x, negative_slope)),
@@ -154,20 +150,16 @@ NAMESAKES: Mapping[str, Namesake] = {
     "silu_backward": pointwise("silu_backward"),
     "mish": pointwise("mish"),
     "mish_backward": pointwise("mish_backward"),
-    "gelu": tailed("gelu", at=0),
-    "gelu_backward": tailed("gelu_backward", at=1),
-    "geglu": tailed("gelu", 1, _geglu, _GATED),
-    "geglu_backward": tailed("gelu_backward", 2, _geglu_backward, _GATED),
     "lerp": pointwise("lerp.Scalar", _nearest),
     "prelu": pointwise("_prelu_kernel", lambda x, weight: (x, _along_channels(weight, x))),
     "prelu_backward": rows("_prelu_kernel_backward", _prelu_backward, WIDE),
     "glu": rows("glu", glu, suits=packed),
-    "l1_loss_backward": pairs("smooth_l1_loss_backward", sharp=True),
+    "l1_loss_backward": rows("sign", l1_loss_backward, WIDE, corrected=True),
     "binary_cross_entropy_backward": rows(
         "binary_cross_entropy_backward", binary_cross_entropy_backward, WIDE
     ),
-    "embedding": rows("embedding", embedding, suits=checked),
-    "nll_loss": rows("nll_loss_forward", nll_loss, WIDE),
+    "nll_loss": rows("nll_loss_forward", nll_loss, WIDE, checks=True),
+    "nll_loss_backward": rows("scatter", nll_loss_backward, WIDE, suits=countable),
     "mse_loss": pairs("mse_loss"),
     "mse_loss_backward": pairs("mse_loss_backward"),
     "smooth_l1_loss": pairs("smooth_l1_loss", "beta"),
@@ -199,12 +191,49 @@ NAMESAKES: Mapping[str, Namesake] = {
     "instance_norm_backward": rows(
         "native_group_norm_backward", group_norm_backward, WIDE, suits=several
     ),
+    "add_layer_norm": rows("native_layer_norm", add_layer_norm, WIDE, suits=wide_only),
+    "add_layer_norm_backward": rows(
+        "native_layer_norm_backward", add_layer_norm_backward, WIDE, suits=wide_only
+    ),
+    "batch_norm": rows("addcmul", batch_norm, WIDE),
+    "batch_norm_backward": rows("addcmul", batch_norm_backward, WIDE),
     "batch_norm_inference": rows("native_batch_norm", batch_norm_inference, WIDE),
+    "log_prob": rows("_log_softmax", log_prob, WIDE, suits=single),
+    "log_prob_backward": rows("_softmax", log_prob_backward, WIDE, suits=pulled, corrected=True),
     "cross_entropy": rows("_log_softmax", cross_entropy, WIDE, suits=unmeasured, corrected=True),
     "cross_entropy_backward": rows("_softmax", cross_entropy_backward, WIDE, corrected=True),
     "cross_entropy_with_gradient": rows(
         "_log_softmax", cross_entropy_with_gradient, WIDE, suits=unmeasured, corrected=True
     ),
+    "gather": ix.indexed("gather", ix.take, ix.MOVED),
+    "gather_backward": ix.indexed("scatter_add", ix.sums, WIDE),
+    "scatter_add": ix.indexed("scatter_add", ix.scatter_add, WIDE),
+    "scatter_add_backward": ix.indexed("gather", ix.take),
+    "scatter": ix.indexed("scatter", ix.scatter),
+    "scatter_backward": ix.indexed("scatter", ix.scatter_backward),
+    "scatter_reduce": ix.indexed("scatter_reduce", ix.scatter_reduce, WIDE, ix.reduced),
+    "scatter_reduce_backward": ix.indexed(
+        "scatter_reduce", ix.scatter_reduce_backward, WIDE, ix.reduced
+    ),
+    "index_select": ix.indexed("index_select", ix.select, ix.MOVED),
+    "index_select_backward": ix.indexed("index_add", ix.sums_of_slices, WIDE),
+    "index_add": ix.indexed("index_add", ix.index_add, WIDE),
+    "index_add_backward": ix.indexed("index_select", ix.select, WIDE),
+    "embedding": ix.indexed("embedding", ix.embedding),
+    "embedding_backward": ix.indexed(
+        "embedding_dense_backward", ix.embedding_backward, WIDE, checks=False
+    ),
+    "embedding_bag": ix.indexed(
+        "_embedding_bag", ix.embedding_bag, WIDE, ix.side_by_side, checks=False
+    ),
+    "segment_sum": ix.indexed("index_add", ix.segment_sum, WIDE),
+    "segment_sum_backward": ix.indexed("index_select", ix.segment_sum_backward),
+    "segment_mean": ix.indexed("index_add", ix.segment_mean, WIDE),
+    "segment_mean_backward": ix.indexed("index_select", ix.segment_mean_backward, WIDE),
+    "segment_max": ix.indexed("scatter_reduce", ix.segment_max),
+    "segment_max_backward": ix.indexed("index_select", ix.segment_max_backward, WIDE),
+    "segment_softmax": ix.indexed("scatter_reduce", ix.segment_softmax, WIDE),
+    "segment_softmax_backward": ix.indexed("index_add", ix.segment_softmax_backward, WIDE),
 }
 """The function that serves each op."""
 
@@ -229,16 +258,32 @@ def _lies(x: Array, strides: Shape | None) -> bool:
     return bool(x.is_contiguous() if strides is None else x.stride() == strides)
 
 
+def _refusing(problem: Problem, serve: Serve) -> Serve:
+    """`serve`, and the library's own error where torch raises one for an index."""
+
+    def served(*arrays: Array, **options: Any) -> Any:
+        try:
+            return serve(*arrays, **options)
+        except (IndexError, RuntimeError):
+            ranges.check(problem, arrays)
+            raise
+
+    return served
+
+
 def runner(problem: Problem, found: Namesake, otherwise: Runner) -> Runner:
     """The runner of a function of torch; `otherwise` runs what it does not compute."""
     serve, library, roles = found.serving(problem), problem.library, problem.spec.roles.values()
+    if problem.raising and found.checks:
+        serve = _refusing(problem, serve)
     dtypes = {role.chosen for role in roles}
     options = {name: value for name, value in problem.options.items() if name not in dtypes}
     outputs = [(library.dtype(x.dtype), x.strides) for x in problem.outputs]
     dtype, strides = outputs[0]
     # A result that is wider than the arrays was never rounded to their dtype.
     wider = any(x.dtype == problem.compute_dtype != problem.dtype for x in problem.outputs)
-    checked, widened = bool(problem.raising), problem.dtype not in found.dtypes
+    checked = bool(problem.raising) and not found.checks
+    widened = problem.dtype not in found.dtypes
     widened |= wider
     running, device = library.running, problem.device
     # Between two layouts torch's loops are others, which round otherwise.

@@ -1,27 +1,19 @@
-"""Softmax, norms and losses of classes, by torch's functions of rows."""
+"""Softmax and losses of classes, by torch's functions of rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from baracuda.backends.torch.adapters import REDUCTIONS, Serve, function, has_nan, whole, wide
 from baracuda.declaration.spec import Problem
-from baracuda.families.reductions import classes, shares
+from baracuda.families.reductions import classes, share, shares
 from baracuda.libraries import Array
 
 _softmax, _log_softmax = function("_softmax"), function("_log_softmax")
 _logsumexp = function("logsumexp")
-_layer_norm, _layer_norm_backward = (
-    function("native_layer_norm"), function("native_layer_norm_backward")
-)  # fmt: skip
-_group_norm, _group_norm_backward = (
-    function("native_group_norm"), function("native_group_norm_backward")
-)  # fmt: skip
-_batch_norm = function("native_batch_norm")
 _glu = function("glu")
 _nll, _nll_of_planes = function("nll_loss_forward"), function("nll_loss2d_forward")
 _entropy_backward = function("binary_cross_entropy_backward")
@@ -37,6 +29,11 @@ def last(problem: Problem) -> bool:
 def unmasked(problem: Problem) -> bool:
     """Whether all entries of a softmax count besides."""
     return len(problem.given) == 1 and not problem.options["causal"] and last(problem)
+
+
+def countable(problem: Problem) -> bool:
+    """Whether there are classes, and rows."""
+    return whole(problem) and bool(problem.outputs[0].size)
 
 
 def unmeasured(problem: Problem) -> bool:
@@ -85,125 +82,6 @@ def logsumexp_backward(dout: Array, x: Array, /, *, axis: int, keepdims: bool) -
     return y.mul_(dout if keepdims else dout.unsqueeze(axis))
 
 
-def _centred(x: Array) -> Array:
-    """Less the mean of the last axis: torch's factors of a row far from 0 lose its digits.
-
-    In 16 bits such a row has no more digits than torch keeps in float32.
-    """
-    return x if x.itemsize == 2 else x - x.mean(-1, keepdim=True)
-
-
-# Elements of a block of rows: its temporaries stay in a cache of 2 MiB and are not new memory.
-_BLOCK = 1 << 18
-
-
-def _in_blocks(count: int) -> Callable[[Serve], Serve]:
-    """Serve many rows of the first `count` arrays block by block.
-
-    What is returned beside rows are sums over rows, which are added in the blocks' order.
-    """
-
-    def decorate(serve: Serve) -> Serve:
-        def served(*arrays: Any, **options: Any) -> Any:
-            x = arrays[0]
-            # Of 16 bits nothing is made that is as long as they are.
-            if x.numel() <= 8 * _BLOCK or x.itemsize == 2:
-                return serve(*arrays, **options)
-            n, y = x.shape[-1], x.new_empty(x.shape)
-            few = max(_BLOCK // n, 1)
-            given = [a.reshape(-1, n).split(few) for a in (*arrays[:count], y)]
-            sums = []
-            for *block, part in zip(*given, strict=True):
-                result = serve(*block, *arrays[count:], **options)
-                rows, *others = result if type(result) is tuple else (result,)
-                part.copy_(rows)
-                sums.append(others)
-            totals = [torch.stack(parts).sum(0) for parts in zip(*sums, strict=True)]
-            return (y, *totals) if totals else y
-
-        return served
-
-    return decorate
-
-
-def layer_norm(x: Array, weight: Any = None, bias: Any = None, /, *, eps: float) -> Any:
-    """The norm of the last axis."""
-    y, mean, rate = _layer_norm(x, x.shape[-1:], weight, bias, eps)
-    # Of rows near 0 torch's factors lose no more than a rounding of x does.
-    near = x.itemsize == 2 or bool((mean * rate).abs_().max().item() <= 1)
-    return y if near else _layer_norm_far(x, weight, bias, eps=eps)
-
-
-@_in_blocks(1)
-def _layer_norm_far(x: Array, weight: Any, bias: Any, /, *, eps: float) -> Any:
-    return _layer_norm(_centred(x), x.shape[-1:], weight, bias, eps)[0]
-
-
-@_in_blocks(2)
-def layer_norm_backward(dy: Array, x: Array, weight: Any = None, /, *, eps: float) -> Any:
-    """Its gradient, from statistics that are made again."""
-    x, shape = _centred(x), x.shape[-1:]
-    normal, mean, rate = _layer_norm(x, shape, None, None, eps)
-    dx = _layer_norm_backward(dy, x, shape, mean, rate, weight, None, [True, False, False])[0]
-    return (dx, *_sums(dy, normal, [*range(x.ndim - 1)])) if weight is not None else dx
-
-
-def _sums(dy: Array, normal: Array, others: list[int]) -> tuple[Array, Array]:
-    """The gradients of parameters: torch adds up theirs one by one, which a long sum shows."""
-    shares = normal.mul_(dy)
-    if not others:
-        return shares, dy.clone()
-    return shares.sum(others), dy.sum(others)
-
-
-def _grouped(x: Array, groups: int) -> tuple[Array, tuple[int, int, int]]:
-    """Centred groups of channels in C order, and extents as torch takes them."""
-    n, c = x.shape[:2]
-    rows = _centred(x.contiguous().view(n, groups, -1))
-    return rows.view(x.shape), (n, c, x[0, 0].numel())
-
-
-def several(problem: Problem) -> bool:
-    """Whether sets have more than one element: torch's terms of one cancel to a rounding, not 0."""
-    x = problem.outputs[0]
-    groups = problem.options.get("num_groups", x.shape[1])
-    return whole(problem) and x.size > x.shape[0] * groups
-
-
-def _along(parameter: Any) -> Any:
-    # torch reads it as if it were.
-    return None if parameter is None else parameter.contiguous()
-
-
-def group_norm(
-    x: Array, weight: Any = None, bias: Any = None, /, *, eps: float, num_groups: int = 0
-) -> Any:
-    """The norm of groups of channels; of each channel where there is no number of groups."""
-    groups = num_groups or x.shape[1]
-    x, extents = _grouped(x, groups)
-    return _group_norm(x, _along(weight), _along(bias), *extents, groups, eps)[0]
-
-
-def group_norm_backward(
-    dy: Array, x: Array, weight: Any = None, /, *, eps: float, num_groups: int = 0
-) -> Any:
-    """Its gradient, from statistics that are made again."""
-    groups = num_groups or x.shape[1]
-    dy, (x, extents) = dy.contiguous(), _grouped(x, groups)
-    normal, mean, rate = _group_norm(x, None, None, *extents, groups, eps)
-    dx = _group_norm_backward(
-        dy, x, mean, rate, _along(weight), *extents, groups, [True, False, False]
-    )[0]
-    return (dx, *_sums(dy, normal, [0, *range(2, x.ndim)])) if weight is not None else dx
-
-
-def batch_norm_inference(
-    x: Array, mean: Array, var: Array, weight: Any = None, bias: Any = None, /, *, eps: float
-) -> Any:
-    """The norm by given statistics."""
-    return _batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
-
-
 def packed(problem: Problem) -> bool:
     """Whether one array has both halves, the gate behind."""
     spec = problem.spec
@@ -224,17 +102,10 @@ def binary_cross_entropy_backward(
     return _entropy_backward(dloss, x, target, weight, REDUCTIONS[reduction])
 
 
-def checked(problem: Problem) -> bool:
-    """Whether no array is empty, and an index out of range is an error."""
-    return whole(problem) and bool(problem.raising)
-
-
-def embedding(
-    ids: Array, weight: Array, /, *, padding_idx: int | None, scale: float, mode: str
-) -> Any:
-    """Rows of a table as it lies, multiplied in the accumulate dtype."""
-    rows = torch.embedding(weight, ids)
-    return rows if scale == 1 else (wide(rows) * scale).to(weight.dtype)
+def l1_loss_backward(dloss: Array, x: Array, target: Array, /, *, reduction: str) -> Any:
+    """By signs, of which torch gives NaN none."""
+    d = x - target
+    return None if has_nan(d) else d.sign_().mul_(share(dloss, x, reduction))
 
 
 def nll_loss(
@@ -261,6 +132,27 @@ def nll_loss(
         planes, shape = x.reshape(rows, v, columns, 1), (rows, columns, 1)
         found = _nll_of_planes(planes, at.reshape(shape), weight, code, ignore_index)
     return found[0].reshape(target.shape) if reduction == "none" else found[0]
+
+
+def nll_loss_backward(
+    dloss: Array,
+    target: Array,
+    weight: Any = None,
+    /,
+    *,
+    x_shape: Any,
+    axis: int,
+    ignore_index: int,
+    reduction: str,
+    mode: str,
+) -> Array:
+    """Its gradient: one number in each row."""
+    counts, at = classes(target, x_shape[axis], ignore_index)
+    share, number = shares(weight, counts, at, dloss.dtype)
+    if reduction == "mean":
+        share, dloss = (share, dloss / number) if weight is None else (share / number, dloss)
+    slopes = torch.where(counts, -dloss * share, 0).unsqueeze(axis)
+    return dloss.new_zeros(x_shape).scatter_(axis, at.unsqueeze(axis), slopes)
 
 
 def _smoothed(
@@ -321,6 +213,56 @@ def _gradient(
         powers.scatter_add_(axis, at, -hit)
         powers.mul_(dloss)
     return powers if counts.all() else powers.masked_fill_(~counts, 0)
+
+
+def single(problem: Problem) -> bool:
+    """Whether entropies are not asked for."""
+    return whole(problem) and not problem.options["entropy"]
+
+
+def pulled(problem: Problem) -> bool:
+    """Whether entropies have no cotangent."""
+    return whole(problem) and len(problem.given) == 3
+
+
+def log_prob(
+    logits: Array,
+    target: Array,
+    /,
+    *,
+    temperature: float,
+    softcap: float,
+    ignore_index: int,
+    entropy: bool,
+    mode: str,
+) -> Any:
+    """Of one class in each row."""
+    if softcap or temperature != 1:
+        return None
+    counts, at = classes(target.unsqueeze(-1), logits.shape[-1], ignore_index)
+    log = _log_softmax(logits, -1, False).gather(-1, at)
+    return log.masked_fill_(~counts, 0).squeeze(-1)
+
+
+def log_prob_backward(
+    dlog_prob: Array,
+    dentropy: None,
+    logits: Array,
+    target: Array,
+    /,
+    *,
+    temperature: float,
+    softcap: float,
+    ignore_index: int,
+    mode: str,
+) -> Any:
+    """Its gradient, from a softmax; rows of NaN have one where they are pulled at."""
+    if softcap or temperature != 1:
+        return None
+    powers = _softmax(logits, -1, False)
+    if has_nan(powers.select(-1, 0)):
+        return None
+    return _gradient(powers, target, None, -dlog_prob, -1, ignore_index, "none", 0)
 
 
 def cross_entropy(
