@@ -328,3 +328,21 @@ def test_a_phantom_makes_the_problem_that_an_array_makes() -> None:
     assert huge.outputs[0].shape == (1 << 40, 32)
     with pytest.raises(ValueError, match="expected an even extent"):
         precompile.problem(spec, [precompile.Phantom("float32", (48, 7))], {})
+
+
+def test_a_step_that_is_clipped_on_the_device_is_warm() -> None:
+    """The norm and the flag of `clip_scale` stay where they are, and so may the learning rate."""
+    tasks = warmup.tasks(["adamw"], ["float32"], {"sm_90": precompile.devices("sm_90")})
+    scalars = registry["adamw"].spec.scalars
+    reads = {tuple(t.entry.reads.split(", ")[1:]) for t in tasks if t.entry.reads}
+    found = {frozenset(n for n, x in zip(scalars, r, strict=True) if x == "f32") for r in reads}
+    assert found == {
+        frozenset({"grad_scale", "found_inf"}),
+        frozenset({"grad_scale", "found_inf", "lr", "step"}),
+    }
+    assert any("Lists<" in t.entry.schedule and t.entry.reads for t in tasks)
+
+
+def test_a_row_of_a_block_is_warm() -> None:
+    tasks = warmup.tasks(["cross_entropy"], ["float32"], {"sm_90": precompile.devices("sm_90")})
+    assert any("BLOCK" in task.entry.schedule for task in tasks)

@@ -35,8 +35,13 @@ from baracuda.tools import CannotRun, chosen, emit, folder, gpus, needs, one_lin
 
 # Extents are multiples of the widest access from here on, and of so many bytes behind a row.
 _EVEN = 16
+# Small extents times this are rows that a block takes.
+_ROW = 256
 # What a wheel may have: package indexes take no larger files.
 _MOST_BYTES = 100_000_000
+# Run-time values that loops keep on the device: what clips a norm or undoes a scale of the loss,
+# and in a CUDA graph what a schedule changes.
+_ON_DEVICE = ({"grad_scale", "found_inf"}, {"grad_scale", "found_inf", "lr", "step"})
 # So many rows have more elements than 32 bits count, in no more blocks than one launch has.
 _MANY = 1 << 26
 
@@ -53,8 +58,8 @@ class Task(NamedTuple):
 
 
 def sizes(case: Case) -> Iterator[Axes]:
-    """The axes of a case: small and odd as they are, even, and with a very large batch."""
-    for one, first in ((1, 1), (_EVEN, _EVEN), (_EVEN, _MANY)):
+    """The axes of a case: small and odd as they are, even, with a very large batch, long."""
+    for one, first in ((1, 1), (_EVEN, _EVEN), (_EVEN, _MANY), (_ROW, _EVEN)):
         yield {
             name: tuple([n * (one if i else first) for i, n in enumerate(extent)])
             if isinstance(extent, tuple)
@@ -170,11 +175,18 @@ def tasks(
         spec = registry[op].spec
         if dtype not in spec.dtypes or spec.kernel is None:
             continue
-        every = list(problems(spec, dtype))
+        every, reads = list(problems(spec, dtype)), _read(spec)
         for arch, facts in devices.items():
-            for entry in (e for problem in every for e in precompile.entries(problem, facts)):
-                found.setdefault((entry, arch), Task(entry, arch, f"{op} {dtype} {arch}"))
+            for problem in every:
+                for entry in precompile.entries(problem, facts, reads):
+                    found.setdefault((entry, arch), Task(entry, arch, f"{op} {dtype} {arch}"))
     return list(found.values())
+
+
+def _read(spec: OpSpec) -> list[tuple[str, ...]]:
+    """Which run-time values of an op are read on the device, as `precompile.entries` takes it."""
+    every = [tuple(["float32" * (x in names) for x in spec.scalars]) for names in _ON_DEVICE]
+    return [each for each in dict.fromkeys(every) if any(each)]
 
 
 # -- compiling -------------------------------------------------------------------------------------

@@ -89,12 +89,15 @@ def family(name: str) -> tuple[DeviceFacts, ...]:
     return tuple(facts for arch in FAMILIES[name] for facts in devices(arch))
 
 
-def entries(problem: Problem, devices: Sequence[DeviceFacts]) -> Iterator[Entry]:
+def entries(
+    problem: Problem, devices: Sequence[DeviceFacts], reads: Sequence[Sequence[str]] = ()
+) -> Iterator[Entry]:
     """The kernels that calls of a problem launch on any of these devices.
 
     On arrays aligned as they are allocated, and as a view of them may be; into new outputs, and of
     a gradient also added to given ones, or its sums of 16 bits to buffers that are wider; and many
-    sets of such arrays in one launch.
+    sets of such arrays in one launch. New outputs and sets also with run-time values that are read
+    on the device: each of `reads` has a dtype for each, "" where it is a number.
     """
     outs = tuple(strides_of(x) for x in problem.outputs)
     if any(0 in x.shape for x in problem.outputs):
@@ -108,11 +111,14 @@ def entries(problem: Problem, devices: Sequence[DeviceFacts]) -> Iterator[Entry]
         # What a schedule refuses is another backend's.
         with suppress(Refusal):
             call = Call(problem, facts, outs, alignment=alignment)._replace(**form)
-            yield from (step.entry for step in schedules.plan(call).kernels)
+            steps = schedules.plan(call)
+            for some in (steps, *[steps.reading(each) for each in reads if not form]):
+                yield from (step.entry for step in some.kernels)
     kernel = problem.spec.kernel
     if kernel is not None and kernel.lists and lists.takes(problem):
         over = lists.layout([1], lists.Form.of(problem).row, lists.chunk(problem))
-        yield lists.plan(problem, over, 0, devices[0].multiprocessors, lists.VARIANTS[0]).entry
+        step = lists.plan(problem, over, 0, devices[0].multiprocessors, lists.VARIANTS[0])
+        yield from (x.entry for x in (step, *map(step.reading, reads)))
         if lists.sums(problem):
             yield lists.total(problem, 1).entry
 
