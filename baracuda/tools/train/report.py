@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from baracuda.tools.train.fitting import Run, Trained
+from baracuda.tools.train.fitting import FIRST, Run, Trained
 
 
 @contextlib.contextmanager
@@ -83,7 +83,9 @@ def summary(run: Run) -> tuple[str, bool]:
         f"text             pydoc_data.topics: {text.training.size:,} characters to train on,"
         f" the last {text.validation.size:,} held out",
         f"model            {size:,} weights, {steps:,} steps of {config.batch} x {config.context}"
-        f" characters in {run.seconds:.1f} s, {run.tokens_per_second:,.0f} tokens/s",
+        f" characters in {run.seconds:.1f} s, {run.tokens_per_second:,.0f} tokens/s"
+        # The first steps compile and plan.
+        + (f", {run.steady_tokens_per_second:,.0f} after {FIRST} steps" if steps > FIRST else ""),
         *([f"processes        {team}; plans are those of the first"] if str(team) else []),
         f"training loss    {np.mean(run.losses[-100:]):.3f} nats per character, last 100 steps",
         f"validation loss  {run.validations[-1][1]:.3f} with averaged weights,"
