@@ -188,7 +188,7 @@ def nll_loss_backward(
     slopes = xp.expand_dims(xp.where(counts, -dloss * each, 0), axis=axis)
     at = xp.expand_dims(at, axis=axis)
     # In place, which what is transformed does not allow.
-    if v and library.readable(at):
+    if v and library.readable(at) and library.readable(slopes):
         shape = (*at.shape[:axis], v, *at.shape[axis + 1 :])
         zeros = xp.zeros(shape, dtype=slopes.dtype, device=library.device_of(dloss))
         return library.put(zeros, at, slopes, axis)
