@@ -144,7 +144,7 @@ _WHEELS = (
         "a packed kernel is the one that was asked for", "backends/cuda/archive.py",
         "(rest[0], rest[1], rest[2], rest[3]) if have == digest else None",
         "(rest[0], rest[1], rest[2], rest[3])",
-        f"{_WHEEL}a_kernel_of_a_wheel_is_not_compiled",
+        f"{_WHEEL}many_kernels_are_found_in_their_groups",
     ),
     mutant(
         "a wheel does not say when it was made", "backends/cuda/wheels.py",
