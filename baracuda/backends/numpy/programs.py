@@ -22,7 +22,7 @@ from baracuda.libraries.numpy import ADAPTER
 # Elements per block: what a body holds at a time stays in a core's own cache.
 BLOCK = 1 << 16
 # With fewer elements times functions, waking another thread takes as long as the work.
-_SHORT = 1 << 22
+_SHORT = 1 << 21
 # Elements of a row that is not cut.
 _LONG = 1 << 18
 

@@ -90,7 +90,8 @@ class _Cut:
         return (
             problem.device == "cpu"
             and spec.elementwise
-            and not (spec.composite or problem.reads or located(problem))
+            # Steps and blends take few passes: to copy blocks would be one more.
+            and not (spec.composite or spec.scalars or problem.reads or located(problem))
             and not spec.numbers(problem.signature)
             and len(sizes) == 1
             and max(sizes) >= 2 * BLOCK
