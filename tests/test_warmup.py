@@ -311,6 +311,19 @@ def test_parameters_wider_than_rows_are_planned_too() -> None:
         assert wanted <= symbols(op, "bfloat16"), op
 
 
+def test_what_a_kernel_does_not_do_is_left_out() -> None:
+    assert symbols("scatter_reduce", "float32")
+    assert not any("none" in symbol for symbol in symbols("scatter_reduce", "float32"))
+
+
+def test_the_largest_arguments_beside_values_on_the_device_compile() -> None:
+    """Nine strided arrays of a step, and numbers that its kernel reads."""
+    found = tasks(["adam"], ["float32"], {ARCH: precompile.devices(ARCH)})
+    largest = max((t for t in found if t.entry.reads), key=lambda task: task.entry.nbytes)
+    assert largest.entry.nbytes > 1024
+    assert warmup.failure(largest) is None
+
+
 def test_lists_of_arrays_are_planned_too() -> None:
     assert "adamw_f32_lists" in symbols("adamw", "float32")
     assert {"sum_of_squares_f32_list_totals", "sum_of_squares_f32_total"} <= symbols(

@@ -7,13 +7,13 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from baracuda import __version__, layouts
 from baracuda.backends.cuda import archive, compiler, precompile, wheels
@@ -45,6 +45,9 @@ _ON_DEVICE = ({"grad_scale", "found_inf"}, {"grad_scale", "found_inf", "lr", "st
 # So many rows have more elements than 32 bits count, in no more blocks than one launch has.
 _MANY = 1 << 26
 
+X = TypeVar("X")
+Y = TypeVar("Y")
+
 
 class Task(NamedTuple):
     """One kernel to have for one architecture."""
@@ -52,6 +55,29 @@ class Task(NamedTuple):
     entry: Entry
     arch: str
     label: str
+
+
+class Each(Protocol):
+    """`map`, in this process or in others."""
+
+    def __call__(self, of: Callable[[X], Y], every: Iterable[X], /) -> Iterator[Y]:
+        """What a function makes of each, in order."""
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[Each]:
+    """Several processes, as NVRTC compiles one kernel at a time; none beside this one for 1 job."""
+    if jobs < 2:
+        yield map
+        return
+    # A process that was forked would have the locks of threads that it does not have.
+    with ProcessPoolExecutor(
+        jobs,
+        mp_context=get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),
+    ) as pool:
+        yield pool.map
 
 
 # -- which problems --------------------------------------------------------------------------------
@@ -166,21 +192,32 @@ def _arrays(
     return [found.get(name) for name in spec.arrays]
 
 
+Devices = Mapping[str, Sequence[DeviceFacts]]
+
+
 def tasks(
-    ops: Sequence[str], dtypes: Sequence[str], devices: Mapping[str, Sequence[DeviceFacts]]
+    ops: Sequence[str], dtypes: Sequence[str], devices: Devices, each: Each = map
 ) -> list[Task]:
     """Every kernel of these ops for these dtypes and architectures, each once."""
     found: dict[tuple[Entry, str], Task] = {}
-    for op, dtype in product(ops, dtypes):
-        spec = registry[op].spec
-        if dtype not in spec.dtypes or spec.kernel is None:
-            continue
-        every, reads = list(problems(spec, dtype)), _read(spec)
-        for arch, facts in devices.items():
-            for problem in every:
-                for entry in precompile.entries(problem, facts, reads):
-                    found.setdefault((entry, arch), Task(entry, arch, f"{op} {dtype} {arch}"))
+    for some in each(_of_one, [(op, dtype, devices) for op, dtype in product(ops, dtypes)]):
+        for task in some:
+            found.setdefault((task.entry, task.arch), task)
     return list(found.values())
+
+
+def _of_one(of: tuple[str, str, Devices]) -> list[Task]:
+    op, dtype, devices = of
+    spec = registry[op].spec
+    if dtype not in spec.dtypes or spec.kernel is None:
+        return []
+    every, reads = list(problems(spec, dtype)), _read(spec)
+    found = (
+        Task(entry, arch, f"{op} {dtype} {arch}")
+        for (arch, facts), problem in product(devices.items(), every)
+        for entry in precompile.entries(problem, facts, reads)
+    )
+    return list(dict.fromkeys(found))
 
 
 def _read(spec: OpSpec) -> list[tuple[str, ...]]:
@@ -202,24 +239,14 @@ def failure(task: Task) -> str | None:
 
 
 def compile_all(
-    tasks: Sequence[Task], jobs: int, show: Callable[[str], None]
+    tasks: Sequence[Task], each: Each, show: Callable[[str], None]
 ) -> dict[Task, str | None]:
-    """`failure` of every task; by several processes, as NVRTC compiles one kernel at a time."""
+    """`failure` of every task."""
     out = {}
-    with ExitStack() as stack:
-        found: Iterator[str | None] = map(failure, tasks)
-        if jobs > 1 and len(tasks) > 1:
-            # A process that was forked would have the locks of threads that it does not have.
-            pool = ProcessPoolExecutor(
-                min(jobs, len(tasks)),
-                mp_context=get_context("spawn"),
-                initializer=signal.signal,
-                initargs=(signal.SIGINT, signal.SIG_IGN),
-            )
-            found = stack.enter_context(pool).map(failure, tasks, chunksize=4)
-        for task in tasks:
-            show(task.label)
-            out[task] = next(found)
+    found = each(failure, tasks)
+    for task in tasks:
+        show(task.label)
+        out[task] = next(found)
     return out
 
 
@@ -323,17 +350,18 @@ def run(arguments: argparse.Namespace) -> int:
     if not compiler.usable():
         raise CannotRun(f"the cache cannot be written: {folder().path or folder()}")
     start = time.perf_counter()
-    wanted = tasks(ops, arguments.dtypes, devices)
-    # What is packed is what NVRTC makes here, whatever wheels are installed.
-    missing = [
-        task
-        for task in wanted
-        if not compiler.kept(task.entry, task.arch)
-        and (to is not None or not compiler.packed(task.entry, task.arch))
-    ]
-    quiet = nullcontext(lambda text: None)
-    with quiet if arguments.json else progress(len(missing)) as show:
-        results = compile_all(missing, arguments.jobs, show)
+    with processes(arguments.jobs) as each:
+        wanted = tasks(ops, arguments.dtypes, devices, each)
+        # What is packed is what NVRTC makes here, whatever wheels are installed.
+        missing = [
+            task
+            for task in wanted
+            if not compiler.kept(task.entry, task.arch)
+            and (to is not None or not compiler.packed(task.entry, task.arch))
+        ]
+        quiet = nullcontext(lambda text: None)
+        with quiet if arguments.json else progress(len(missing)) as show:
+            results = compile_all(missing, each, show)
     failed = {f"{t.entry.symbol} for {t.arch}": why for t, why in results.items() if why}
     # A wheel without what should be in it would be found out much later.
     made = pack(to, wanted) if to is not None and not failed else []

@@ -99,8 +99,10 @@ def entries(
     sets of such arrays in one launch. New outputs and sets also with run-time values that are read
     on the device: each of `reads` has a dtype for each, "" where it is a number.
     """
-    outs = tuple(strides_of(x) for x in problem.outputs)
-    if any(0 in x.shape for x in problem.outputs):
+    outs, kernel = tuple(strides_of(x) for x in problem.outputs), problem.spec.kernel
+    if any(0 in x.shape for x in problem.outputs) or not kernel:
+        return
+    if kernel.lacks in problem.options.items():
         return
     alignments = dict.fromkeys((WIDEST, min(named(problem.dtype).itemsize, WIDEST)))
     forms: list[dict[str, Any]] = [{"add": True}] * problem.spec.accumulates
@@ -114,8 +116,7 @@ def entries(
             steps = schedules.plan(call)
             for some in (steps, *[steps.reading(each) for each in reads if not form]):
                 yield from (step.entry for step in some.kernels)
-    kernel = problem.spec.kernel
-    if kernel is not None and kernel.lists and lists.takes(problem):
+    if kernel.lists and lists.takes(problem):
         over = lists.layout([1], lists.Form.of(problem).row, lists.chunk(problem))
         step = lists.plan(problem, over, 0, devices[0].multiprocessors, lists.VARIANTS[0])
         yield from (x.entry for x in (step, *map(step.reading, reads)))

@@ -26,7 +26,7 @@ template <class S, int FIRST, class... KINDS> struct Reading {
   static constexpr int SIZE = int(sizeof(Args)), BEHIND = FIRST + 8 * int(sizeof...(KINDS));
   // Threads index into more than that: it is copied once for a block, not for each thread.
   static constexpr int SMALL = 160;
-  static_assert(SIZE <= 1024 && SIZE % 8 == 0, "the host leaves no room for more");
+  static_assert(SIZE <= 1280 && SIZE % 8 == 0, "the host leaves no room for more");
 
   static DEVICE void put_values(const Args& args, Args& own) {
     int at = FIRST;
