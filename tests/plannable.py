@@ -46,7 +46,7 @@ OLD = DeviceFacts(0, "sm_80", 108, 166912)
 # Whose compiler takes more registers.
 NEW = DeviceFacts(0, "sm_100", 148, 232448)
 HUGE = 1 << 16
-# So many entries are dealt out to the teams that invert an index.
+# So many entries are sorted, not inverted by teams.
 LONG = 1 << 18
 
 GATED = (

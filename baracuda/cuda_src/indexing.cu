@@ -12,6 +12,7 @@
 #include "indexed/lists.cuh"
 #include "indexed/permute.cuh"
 #include "indexed/scatter.cuh"
+#include "indexed/sort_index.cuh"
 #include "indexed/transposed_scatter.cuh"
 #include "indexed/units.cuh"
 

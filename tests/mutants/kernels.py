@@ -20,7 +20,7 @@ _TURNS = "test_functors.py::test_pairs_turn"
 
 _NUMBERS = "test_random.py::test_a_kernel_numbers_elements_as_they_lie_in_the_whole"
 _STATES = "test_optimisers.py::test_a_kernel_reads_and_writes_states_as_they_are"
-_DEALT = "test_emulated_embedding.py::test_a_long_index_is_dealt_out_to_its_teams"
+_SORTED = "test_emulated_embedding.py::test_a_long_index_is_sorted"
 _BAGS = "test_emulated_bags.py::test_bags_are_joined_and_shared"
 _SENT = "test_emulated_permute.py::test_rows_are_sent_and_taken_back"
 
@@ -467,14 +467,15 @@ MUTANTS = (
         "test_emulated_few_rows.py::test_rows_are_found_and_added_up[3-ids in a row-float32]",
     ),
     mutant(
-        "entries of a team keep their order", "cuda_src/indexed/deal_index.cuh",
-        "before[e] = old + __popc(earlier);", "before[e] = old + __popc(alike & ~earlier) - 1;",
-        _DEALT + "[sm_90-mostly one]",
+        "entries of a row keep their order", "cuda_src/indexed/sort_index.cuh",
+        "place[e] = old + __popc(earlier);", "place[e] = old + __popc(same & ~earlier) - 1;",
+        _SORTED + "[uniform-300]",
     ),
     mutant(
-        "entries out of range are reported, not dealt out", "cuda_src/indexed/deal_index.cuh",
-        "valid(given[e], args.dealt.rows, args.listener, args.ticket, i64(k) * args.columns);", "",
-        _DEALT + "[sm_90-ends]",
+        "entries out of range are reported, and sorted behind the last row",
+        "cuda_src/indexed/sort_index.cuh",
+        "valid(given[e], args.extent, args.listener, args.ticket, i64(k) * args.columns);", "",
+        _SORTED + "[ends-3000]",
     ),
     mutant(
         "a narrow row has its own list", "cuda_src/indexed/lists.cuh",

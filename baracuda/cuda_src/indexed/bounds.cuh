@@ -1,13 +1,14 @@
-// The inverse of an index that ascends: every list is a stretch of the elements, whose ends a
-// binary search finds. An index that does not ascend gives wrong lists, but no wrong address: the
-// search for a larger row never ends before that for a smaller one.
+// The inverse of an index that ascends, as it was given or as it was SORTED: every list is a
+// stretch of the elements, whose ends a binary search finds. An index that does not ascend gives
+// wrong lists, but no wrong address: the search for a larger row never ends before that for a
+// smaller one.
 #pragma once
-#include "invert_index.cuh"
+#include "index_lists.cuh"
 #ifdef __CUDACC__
 
 namespace baracuda {
 
-template <class P> struct Bounds {
+template <class P, bool SORTED> struct Bounds {
   static constexpr int RESIDENT = 4;
 
   struct Args : Lists {
@@ -46,7 +47,7 @@ template <class P> struct Bounds {
     // Slots behind the last row are empty.
     if (i <= args.dealt.slots) args.offsets[i] = begin(args, i < rows ? i : rows);
     if (i < args.counters) args.done[i] = 0;
-    if (i < args.dealt.length) {
+    if (!SORTED && i < args.dealt.length) {
       args.order[i] = i;
       valid(at(args, i), rows, args.listener, args.ticket, i64(i) * args.columns);
     }

@@ -2,7 +2,8 @@
 // there, in ascending order.
 //
 // Rows are dealt out to teams, a power of 2, one after the other: so that frequent rows, which
-// often are the first, meet different teams. A row's place among all is its slot.
+// often are the first, meet different teams. A row's place among all is its slot. Where the index
+// ascends, or is sorted first, there is one team.
 #pragma once
 #include "common/index.cuh"
 #include "common/report.cuh"

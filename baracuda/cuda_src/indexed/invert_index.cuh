@@ -1,7 +1,7 @@
-// The inverse of an index, without atomics in memory, so that all is in a fixed place.
+// The inverse of an index in one launch, without atomics in memory, so that all is in a fixed place.
 #pragma once
 #include "common/cluster.cuh"
-#include "deal_index.cuh"
+#include "index_lists.cuh"
 #ifdef __CUDACC__
 
 namespace baracuda {
@@ -15,9 +15,7 @@ DEVICE void prefetch_kept(const char* p) {
 // the index, in order, a round of elements at a time. What is its team's is packed, for that is
 // little; COUNTERS warps count it by slots, each a stretch of it, and so number what is alike. Then
 // the blocks tell each other how much they have, and give their elements their places.
-//
-// DEALT: the elements of each team lie together, as `DealEntries` places them.
-template <class P, int CLUSTER, bool DEALT> struct Invert {
+template <class P, int CLUSTER> struct Invert {
   static constexpr int RESIDENT = 2, EACH = 16;
   static constexpr u32 THREADS = 512, COUNTERS = 8, ROUND = THREADS * EACH, LONG = 1u << 31;
   static constexpr u32 WARPS = THREADS / LANES, PER = WARPS / CLUSTER;  // PER: warps of a range
@@ -59,7 +57,6 @@ template <class P, int CLUSTER, bool DEALT> struct Invert {
     u32* bases;   // by each block, what it has of slots and teams before those
     u32* sums;    // two for each warp
     u32 base = 0;  // what this thread has seen of teams before
-    u32 length;    // elements of a block
 
     DEVICE Block(const Args& args, u32* memory) : args(args) {
       lane = threadIdx.x & 31, warp = warp_of_block();
@@ -73,26 +70,8 @@ template <class P, int CLUSTER, bool DEALT> struct Invert {
       told = starts + slots + 1;
       bases = told + slots;
       sums = bases + CLUSTER;
-      u32 begin = 0, all = args.dealt.length;
-      length = args.length;
-      if constexpr (DEALT) {
-        begin = before_team();
-        all = totals_of_teams()[team];
-        length = (all + CLUSTER - 1) / CLUSTER;
-        base = rank == 0 && threadIdx.x == 0 ? begin : 0;
-      }
-      from = begin + rank * length;
-      end = from + length < begin + all ? from + length : begin + all;
-    }
-
-    // Behind the entries, as `Dealing` has them.
-    DEVICE const u32* totals_of_teams() const {
-      return reinterpret_cast<const u32*>(args.index) + 2 * i64(args.dealt.length);
-    }
-    DEVICE u32 before_team() {
-      u32 before = 0;
-      ROLLED for (u32 t = threadIdx.x; t < team; t += THREADS) before += totals_of_teams()[t];
-      return block_scan<WARPS>(before, sums).all;
+      from = rank * args.length;
+      end = from + args.length < args.dealt.length ? from + args.length : args.dealt.length;
     }
 
     // Pack and count a round, `totals` becoming those of it or of all rounds. How much there is.
@@ -127,12 +106,12 @@ template <class P, int CLUSTER, bool DEALT> struct Invert {
         const u32 whose = index[e] & ((1u << shift) - 1);
         const bool inside = index[e] < args.dealt.rows;
         good += inside;
-        if (!DEALT) base += inside && whose < team;
+        base += inside && whose < team;
         // What is another's, or nobody's, is out of range from here on.
         if (!inside || whose != team) index[e] = NONE;
         many += index[e] != NONE;
       }
-      if (!DEALT) strange |= begin < end && good < (end - begin < EACH ? end - begin : u32(EACH));
+      strange |= begin < end && good < (end - begin < EACH ? end - begin : u32(EACH));
       const Scan scan = block_scan<WARPS>(many, sums);
       u32 at = scan.before;
       UNROLL for (u32 e = 0; e < EACH; ++e) {
@@ -231,9 +210,7 @@ template <class P, int CLUSTER, bool DEALT> struct Invert {
         const u32 slot = packed[i] >> 13, start = starts[slot];
         const u32 at = (start & ~LONG) + before(i / many, slot) + ranks[i];
         const u32 edge = start & LONG ? team * slots + slot : NONE;
-        u32 k = round + packed[i] % ROUND;
-        if constexpr (DEALT) k = row_of(args.index, k, args.step)[1];
-        args.order[at] = k;
+        args.order[at] = round + packed[i] % ROUND;
         if (at % PART == 0) args.edges[2 * (at / PART)] = edge;
         if (at % PART == PART - 1) args.edges[2 * (at / PART) + 1] = edge;
       }
@@ -252,7 +229,7 @@ template <class P, int CLUSTER, bool DEALT> struct Invert {
   static DEVICE void run(const Args& args) {
     extern __shared__ __align__(16) u32 memory[];
     Block block(args, memory);
-    const bool once = block.length <= ROUND;
+    const bool once = args.length <= ROUND;
     // Nobody writes to a block that has not started.
     if constexpr (CLUSTER > 1) cluster_arrive();
     u32 all = 0;

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from baracuda.backends.cuda.geometry import Packer, divisor
-from baracuda.backends.cuda.launch_plan import Call, Front, Step, Steps, Zero, flag
+from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, flag
 from baracuda.backends.cuda.launch_plan import blocks as blocks_of
 from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
 from baracuda.declaration.dtypes import named
@@ -23,8 +23,8 @@ _MOST_BESIDE = 8
 # Elements that a block inverts at a time; words of shared memory for each of two of them, and for a
 # slot: eight counts of half a word, three sums.
 _ROUND, _PAIR_WORDS, _SLOT_WORDS = 8192, 3, 7
-# cuda_src/indexed/deal_index.cuh: entries of a chunk.
-_CHUNK = 8192
+# cuda_src/indexed/sort_index.cuh: entries of a chunk; bits of a digit, at most.
+_CHUNK, _DIGIT_BITS = 8192, 10
 # Bytes of a line of the L2.
 _LINE = 128
 # No index: cuda_src/indexed/invert_index.cuh.
@@ -55,9 +55,8 @@ class Tuning(NamedTuple):
         Rows of a block that inverts, about; the logarithm of how many blocks there are, at most.
     prefetch_bytes : int
         Bytes of values that come into the L2 while the index is inverted.
-    dealt, teams_log2 : int
-        Entries from which an index is dealt out to its teams, before they invert it; the logarithm
-        of how many teams there are then for the sake of shorter parts, at most.
+    sorted : int
+        Entries from which an index is sorted, where a shorter one is inverted by teams.
     """
 
     row_bytes: int
@@ -68,8 +67,7 @@ class Tuning(NamedTuple):
     rows_of_block: int
     blocks_log2: int
     prefetch_bytes: int
-    dealt: int
-    teams_log2: int
+    sorted: int
 
 
 # Shares of the copy ceiling of an H200.
@@ -87,8 +85,7 @@ SM_90 = Tuning(
     blocks_log2=7,
     # 16 MiB gain no more, of 24 a part is gone before it is used.
     prefetch_bytes=8 << 20,
-    dealt=1 << 18,
-    teams_log2=8,
+    sorted=1 << 18,
 )
 TUNINGS = {"sm_90": SM_90}
 
@@ -130,13 +127,6 @@ def _most_slots(call: Call) -> int:
     return max(room // _SLOT_WORDS, 0) // _CLUSTER * _CLUSTER
 
 
-def _dealing_words(shift: int) -> int:
-    """Words of shared memory that a block takes to deal a chunk out to 2**shift teams."""
-    warps = _INVERT_THREADS // _WARP
-    # A place of each, and half a word for each warp.
-    return warps + (1 << shift) + (warps << shift) // 2
-
-
 class Cut(NamedTuple):
     """How the rows of a target are dealt out, and the elements cut.
 
@@ -147,7 +137,7 @@ class Cut(NamedTuple):
     pieces : int
         Chunks of positions.
     chunks : int
-        Chunks of entries that are dealt out to the teams; 0 where each team reads all entries.
+        Chunks of entries that are sorted; 0 where an index is inverted by teams, or ascends.
     """
 
     blocks: int
@@ -173,25 +163,26 @@ def cut_of(call: Call, lanes: Lanes) -> Cut | None:
 
     By the problem alone: where long lists are cut depends on it, and so do the bits.
     """
-    pieces = -(-lanes.length // _PART)
-    if call.problem.options.get("sorted"):
-        return Cut(1, 0, -(-lanes.extent // _CLUSTER) * _CLUSTER, pieces)
-    blocks, most, tuning = _blocks(call), _most_slots(call), call.facts.tuned(TUNINGS)
+    pieces, tuning = -(-lanes.length // _PART), call.facts.tuned(TUNINGS)
+    ascends = bool(call.problem.options.get("sorted"))
+    if ascends or lanes.length >= tuning.sorted:
+        chunks = 0 if ascends else -(-lanes.length // _CHUNK)
+        return Cut(1, 0, -(-lanes.extent // _CLUSTER) * _CLUSTER, pieces, chunks)
+    blocks, most = _blocks(call), _most_slots(call)
     if most < 1:
         return None
     shift = (lanes.extent // (tuning.rows_of_block * blocks)).bit_length()
     shift = min(shift, tuning.blocks_log2 - blocks.bit_length() + 1)
     while lanes.extent > most << shift:
         shift += 1
-    chunks = 0
-    if lanes.length >= tuning.dealt:
-        # Parts that are dealt out evenly fill three quarters of a round.
-        many = _ROUND * 3 // 4 * blocks
-        while shift < tuning.teams_log2 and lanes.length > many << shift and lanes.extent >> shift:
-            shift += 1
-        if shift and 4 * _dealing_words(shift) <= call.facts.shared_per_block:
-            chunks = -(-lanes.length // _CHUNK)
-    return Cut(blocks, shift, -(-lanes.extent // (_CLUSTER << shift)) * _CLUSTER, pieces, chunks)
+    return Cut(blocks, shift, -(-lanes.extent // (_CLUSTER << shift)) * _CLUSTER, pieces)
+
+
+def _digits(lanes: Lanes) -> tuple[int, int]:
+    """How many digits a row is sorted by, and their bits; the row behind the last has a number."""
+    bits = max(lanes.extent.bit_length(), 1)
+    many = -(-bits // _DIGIT_BITS)
+    return many, -(-bits // many)
 
 
 def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
@@ -212,9 +203,12 @@ def plan(call: Call, lanes: Lanes, name: str) -> Steps | None:
 
 
 def rooms(lanes: Lanes, cut: Cut) -> tuple[tuple[Shape, str], ...]:
-    """Workspaces of lists: elements, where lists begin, what is long and entries dealt out."""
-    dealt = 2 * lanes.length + (1 + cut.chunks << cut.shift) if cut.chunks else 0
-    sizes = (lanes.length, (cut.slots << cut.shift) + 1, 2 * cut.pieces + dealt)
+    """Workspaces of lists: elements, where lists begin, what is long and what sorting takes."""
+    sorting = 0
+    if cut.chunks:
+        many, bits = _digits(lanes)
+        sorting = (3 if many > 1 else 1) * lanes.length + (1 + cut.chunks << bits)
+    sizes = (lanes.length, (cut.slots << cut.shift) + 1, 2 * cut.pieces + sorting)
     return tuple([((max(size, 1),), "int32") for size in sizes])
 
 
@@ -262,25 +256,21 @@ def invert(
         return (Zero(slots[1], 4 * ((cut.slots << cut.shift) + 1)),)
     tuning, problem = call.facts.tuned(TUNINGS), call.problem
     sizes = (lanes.length, lanes.extent, cut.slots, cut.shift)
-    if problem.options.get("sorted"):
-        arguments = Packer(False).pointers(5).add("I", *sizes).add("Q", call.listener)
-        arguments.add("i", lanes.steps[1] * kind.itemsize)
-        arguments.add("I", call.ticket, cut.pieces, counters, columns, 0)
-        entry = call.entry(f"Bounds<{kind.short}>", len(arguments.done()), "bounds", kind.short)
-        most = max(lanes.length, cut.slots + 1, counters)
-        front = [(slot, 0) for slot in (*slots, index.slot)]
-        return (Step(entry, (blocks_of(most), 1), arguments.done(), front),)
     skipped = problem.skipped_by(problem.spec.indices[0])
     skipped = _NONE if skipped is None else skipped
-    dealt: tuple[Step, ...] = ()
     given, step, short = (index.slot, 0), lanes.steps[1] * kind.itemsize, kind.short
-    if cut.chunks:
-        arguments = Packer(False).pointers(2).add("I", *sizes).add("Q", call.listener)
-        arguments.add("i", step).add("I", call.ticket, columns, cut.chunks, skipped, 0)
-        entries = slots[2], 8 * cut.pieces
-        dealt = _deal(call, cut, short, arguments.done(), (given, entries))
-        # Pairs of a row and an entry.
-        given, step, short = entries, 8, "u32"
+    if cut.chunks or problem.options.get("sorted"):
+        steps: tuple[Step, ...] = ()
+        if cut.chunks:
+            steps, given = _sort(call, lanes, cut, slots, columns, skipped)
+            step, short = 4, "u32"
+        arguments = Packer(False).pointers(5).add("I", *sizes).add("Q", call.listener)
+        arguments.add("i", step).add("I", call.ticket, cut.pieces, counters, columns, 0)
+        schedule, tags = f"Bounds<{short}, {flag(steps)}>", ("bounds", short)
+        entry = call.entry(schedule, len(arguments.done()), *tags)
+        most = max(lanes.length, cut.slots + 1, counters)
+        front = [*[(slot, 0) for slot in slots], given]
+        return (*steps, Step(entry, (blocks_of(most), 1), arguments.done(), front))
     lines = -(-lanes.count * size // _LINE)
     most = min(tuning.prefetch_bytes // _LINE, lanes.length * lines) if ahead else 0
     arguments = Packer(False).pointers(6).add("I", *sizes).add("Q", call.listener)
@@ -288,7 +278,7 @@ def invert(
     arguments.add("I", call.ticket, -(-lanes.length // cut.blocks), counters, columns)
     arguments.extents(lines, code="I").add("I", most, skipped, 0)
     entry = call.entry(
-        f"Invert<{short}, {cut.blocks}, {flag(dealt)}>",
+        f"Invert<{short}, {cut.blocks}>",
         len(arguments.done()),
         *("invert", short, cut.blocks),
         threads=_INVERT_THREADS,
@@ -296,23 +286,42 @@ def invert(
     )
     front = [*[(slot, 0) for slot in slots], given, (values.slot, 0)]
     shared, grid = 4 * _words(call, cut.slots), (cut.blocks << cut.shift, 1)
-    return (*dealt, Step(entry, grid, arguments.done(), front, "", shared))
+    return (Step(entry, grid, arguments.done(), front, "", shared),)
 
 
-def _deal(call: Call, cut: Cut, short: str, arguments: bytes, front: Front) -> tuple[Step, ...]:
-    """Count the entries of each team, and bring each entry to its team."""
-    teams = 1 << cut.shift
-    kinds = (
-        ("Count", _INVERT_THREADS, cut.chunks, teams),
-        ("Sum", _THREADS, -(-teams * _WARP // _THREADS), 0),
-        ("Deal", _INVERT_THREADS, cut.chunks, _dealing_words(cut.shift)),
+def _sort(
+    call: Call, lanes: Lanes, cut: Cut, slots: Sequence[int], columns: int, skipped: int
+) -> tuple[tuple[Step, ...], tuple[int, int]]:
+    """The entries by their rows, and where these rows are then; by one digit after the other."""
+    kind, (many, bits) = named(call.problem.index_dtype or ""), _digits(lanes)
+    # Behind what is long: the sorted rows, counts, and rows and numbers between two digits.
+    begin, length = 8 * cut.pieces, 4 * lanes.length
+    rows, counts = (slots[2], begin), (slots[2], begin + length)
+    behind = begin + length + 4 * (1 + cut.chunks << bits)
+    last, between = (rows, (slots[0], 0)), ((slots[2], behind), (slots[2], behind + length))
+    warps = _INVERT_THREADS // _WARP
+    words = (2 << bits) + warps + max(2 * _CHUNK, warps << bits >> 1)
+    each = (
+        ("CountDigits", _INVERT_THREADS, cut.chunks, 1 << bits),
+        ("SumDigits", _THREADS, -(-(_WARP << bits) // _THREADS), 0),
+        ("SortDigit", _INVERT_THREADS, cut.chunks, words),
     )
-    steps = []
-    for name, threads, grid, words in kinds:
-        tags = (name.lower(), "entries", short)
-        entry = call.entry(f"{name}Entries<{short}>", len(arguments), *tags, threads=threads)
-        steps.append(Step(entry, (grid, 1), arguments, front, shared=4 * words))
-    return tuple(steps)
+    given, step, short = (lanes.views[1].slot, 0), lanes.steps[1] * kind.itemsize, kind.short
+    numbers, steps = last[1], []
+    for digit in range(many):
+        to = between if (many - digit) % 2 == 0 else last
+        arguments = Packer(False).pointers(5).add("Q", call.listener).add("i", step)
+        arguments.add("I", lanes.length, lanes.extent, digit * bits, bits, cut.chunks)
+        arguments.add("I", call.ticket, columns, skipped, 0)
+        front, packed = (given, numbers, *to, counts), arguments.done()
+        for name, threads, grid, shared in each:
+            typed = name != "SumDigits"
+            schedule = f"{name}<{short}, {flag(not digit)}>" if typed else name
+            tags = (name.lower(), *[short] * typed)
+            entry = call.entry(schedule, len(packed), *tags, threads=threads)
+            steps.append(Step(entry, (grid, 1), packed, front, shared=4 * shared))
+        (given, numbers), step, short = to, 4, "u32"
+    return tuple(steps), rows
 
 
 def total(
