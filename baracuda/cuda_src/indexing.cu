@@ -53,18 +53,18 @@ struct Highest : Whole {
   template <class A> static DEVICE A join(A x, A y) { return x > y || x != x ? x : y; }
 };
 
-// Elements by what is known of their segment: a softmax in two passes, and gradients.
-struct Power {
-  static constexpr int TAKES = TAKES_X | TAKES_KNOWN;
-  template <class A> static DEVICE A of(A x, A, A most, A, A) { return exponential(x - most); }
+// Softmax within segments: the sum of powers, and the result. Its gradient: a sum of products.
+template <class T> struct Powers : Terms<T, false, true> {
+  template <class A> static DEVICE A term(A x, A, A most) { return exponential(x - most); }
+};
+template <class T> struct Products : Terms<T, true, false> {
+  template <class A> static DEVICE A term(A x, A y, A) { return x * y; }
 };
 struct Ratio {
-  static constexpr int TAKES = TAKES_X | TAKES_SUMS;
-  template <class A> static DEVICE A of(A x, A, A, A sum, A) { return x / sum; }
-};
-struct Product {
-  static constexpr int TAKES = TAKES_X | TAKES_Y;
-  template <class A> static DEVICE A of(A x, A y, A, A, A) { return x * y; }
+  static constexpr int TAKES = TAKES_X | TAKES_KNOWN | TAKES_SUMS;
+  template <class A> static DEVICE A of(A x, A, A most, A sum, A) {
+    return exponential(x - most) / sum;
+  }
 };
 struct Slope {
   static constexpr int TAKES = TAKES_X | TAKES_Y | TAKES_SUMS;

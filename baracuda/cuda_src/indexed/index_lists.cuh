@@ -32,6 +32,8 @@ struct Dealt {
 
   DEVICE u32 row(u32 team, u32 slot) const { return (slot << shift) + team; }
   DEVICE u32 all() const { return slots << shift; }
+  // Of a slot among those of all teams.
+  DEVICE u32 row_of(u32 slot) const { return row(slot / slots, slot % slots); }
   // The place of a row's list among all.
   DEVICE u32 place(u32 row) const { return (row & ((1u << shift) - 1)) * slots + (row >> shift); }
 };

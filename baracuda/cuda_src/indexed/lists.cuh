@@ -18,10 +18,27 @@ template <class T, class R> struct RowsArrays : Lists {
 // What becomes of the rows of a list, and of a list without any: a sum as it is.
 struct Whole {
   static constexpr bool COUNTS = false;  // whether `finish` asks how many rows there were
+  static constexpr bool TERMS = false;   // whether elements are not joined as they are
   static constexpr bool ZERO = true;     // whether nothing is 0
   template <class A> static DEVICE A none() { return 0; }
   template <class A> static DEVICE A join(A x, A y) { return x + y; }
   template <class A, int N> DEVICE void finish(A (&)[N], u32) const {}
+};
+
+// Joined are terms: what F makes of an element, of that in its place in another array of rows, and
+// of what is known of the target's row. All are contiguous, and only what F takes is read.
+template <class T, bool BESIDE, bool KNOWN> struct Terms : Whole {
+  static constexpr bool TERMS = true;
+  const T* beside;
+  const T* known;
+
+  template <int N> DEVICE Vec<T, N> other(i64 at) const {
+    if constexpr (BESIDE) return load<N>(beside + at);
+    return {};
+  }
+  template <int N> DEVICE void of_row(i64 at, Acc<T> (&x)[N]) const {
+    if constexpr (KNOWN) widen(load<N>(known + at), x);
+  }
 };
 
 // The fields of F are run-time values, which stand behind the pointers.
@@ -68,10 +85,33 @@ struct SumLists {
   template <int N> static DEVICE void clear(A (&x)[N]) {
     UNROLL for (int v = 0; v < N; ++v) x[v] = F::template none<A>();
   }
-  template <int N> static DEVICE void add(A (&x)[N], const Vec<T, N>& value) {
+  // An element with what makes it a term.
+  template <int N> struct Element {
+    Vec<T, N> value, other;
+
+    DEVICE void fetch(const Args& args, u32 k, u32 column) {
+      value = load<N>(row_of(args.values, k, args.step_values) + column);
+      if constexpr (F::TERMS) other = args.template other<N>(i64(k) * args.columns + column);
+    }
+    DEVICE void of(const A (&known)[N], A (&y)[N]) const {
+      widen(value, y);
+      if constexpr (F::TERMS) {
+        A z[N];
+        widen(other, z);
+        UNROLL for (int v = 0; v < N; ++v) y[v] = F::term(y[v], z[v], known[v]);
+      }
+    }
+  };
+  template <int N>
+  static DEVICE void know(const Args& args, u32 row, u32 column, A (&known)[N]) {
+    if constexpr (F::TERMS) args.template of_row<N>(i64(row) * args.columns + column, known);
+  }
+  // The first of a list, or one more.
+  template <int N>
+  static DEVICE void add(A (&x)[N], const Element<N>& element, const A (&known)[N], bool first) {
     A y[N];
-    widen(value, y);
-    UNROLL for (int v = 0; v < N; ++v) x[v] = F::join(x[v], y[v]);
+    element.of(known, y);
+    UNROLL for (int v = 0; v < N; ++v) x[v] = first ? y[v] : F::join(x[v], y[v]);
   }
 
   static DEVICE void of_rows(const Args& args, u32 group, u32 column, u32 lane) {
@@ -104,6 +144,7 @@ struct SumLists {
     }
     const u32 all = __shfl_sync(~0u, end, ROWS - 1), shift = begin + elements - end;
     bool fresh = true;
+    A known[V] = {};
     ROLLED for (u32 window = 0; window < all; window += LANES) {
       // Of a lane's element: its list, and whether it is the last of it.
       const u32 at = window + lane;
@@ -115,18 +156,15 @@ struct SumLists {
       const u32 lasts = __ballot_sync(~0u, at + 1 == __shfl_sync(~0u, end, list));
       const u32 here = all - window < LANES ? all - window : LANES;
       ROLLED for (u32 i = 0; i < here; i += ONCE) {
-        Vec<T, V> value[ONCE];
+        Element<V> taken[ONCE];
         UNROLL for (int j = 0; j < ONCE; ++j) {
           const u32 k = __shfl_sync(~0u, element, i + j);
-          if (i + j < here) value[j] = load<V>(row_of(args.values, k, args.step_values) + column);
+          if (i + j < here) taken[j].fetch(args, k, column);
         }
         UNROLL for (int j = 0; j < ONCE; ++j) {
           if (i + j >= here) break;
-          if (fresh) {
-            widen(value[j], x);
-          } else {
-            add(x, value[j]);
-          }
+          if (F::TERMS && fresh) know(args, __shfl_sync(~0u, to, i + j), column, known);
+          add(x, taken[j], known, fresh);
           fresh = lasts >> (i + j) & 1;
           if (!fresh) continue;
           R* target = row_of(args.target, __shfl_sync(~0u, to, i + j), args.step_target);
@@ -146,25 +184,21 @@ struct SumLists {
     const u32* offsets = args.offsets + team * args.dealt.slots + slot;
     const u32 begin = offsets[0], length = offsets[1] - begin;
     if (column >= args.columns || row >= args.dealt.rows || length > PART) return;
-    A x[V];
+    A x[V], known[V] = {};
     clear(x);
+    if (length) know(args, row, column, known);
     ROLLED for (u32 i = 0; i < length; i += ONCE) {
       u32 element[ONCE];
-      Vec<T, V> value[ONCE];
+      Element<V> taken[ONCE];
       UNROLL for (int j = 0; j < ONCE; ++j) {
         if (i + j < length) element[j] = args.order[begin + i + j];
       }
       UNROLL for (int j = 0; j < ONCE; ++j) {
         if (i + j >= length) break;
-        value[j] = load<V>(row_of(args.values, element[j], args.step_values) + column);
+        taken[j].fetch(args, element[j], column);
       }
       UNROLL for (int j = 0; j < ONCE; ++j) {
-        if (i + j >= length) break;
-        if (i + j == 0) {
-          widen(value[j], x);
-        } else {
-          add(x, value[j]);
-        }
+        if (i + j < length) add(x, taken[j], known, i + j == 0);
       }
     }
     if (length) args.finish(x, length);
@@ -186,21 +220,20 @@ struct SumLists {
       const u32 begin = args.offsets[slot], end = args.offsets[slot + 1];
       if ((begin >= low) != (side == 1)) continue;
       const u32 from = begin < low ? low : begin, to = end < low + PART ? end : low + PART;
-      A x[HALF];
+      A x[HALF], known[HALF] = {};
       clear(x);
-      Vec<T, HALF> nothing{};
-      if constexpr (!F::ZERO) narrow(x, nothing);
+      know(args, args.dealt.row_of(slot), column, known);
       ROLLED for (u32 window = from; window < to; window += LANES) {
         const u32 element = window + lane < to ? args.order[window + lane] : NONE;
         ROLLED for (u32 i = 0; i < LANES && window + i < to; i += MANY) {
-          Vec<T, HALF> value[MANY];
+          Element<HALF> taken[MANY];
           UNROLL for (int j = 0; j < MANY; ++j) {
             const u32 k = __shfl_sync(~0u, element, i + j);
-            value[j] = nothing;
-            if (k == NONE) continue;
-            value[j] = load<HALF>(row_of(args.values, k, args.step_values) + column);
+            if (window + i + j < to) taken[j].fetch(args, k, column);
           }
-          UNROLL for (int j = 0; j < MANY; ++j) add(x, value[j]);
+          UNROLL for (int j = 0; j < MANY; ++j) {
+            if (window + i + j < to) add(x, taken[j], known, false);
+          }
         }
       }
       keep(args, 2 * chunk + side, column, there, x);
@@ -259,8 +292,7 @@ struct SumLists {
       from = low / SPAN, to = high / SPAN;
       number = 2 * args.pieces + low;
     }
-    const u32 team = slot / args.dealt.slots;
-    const u32 row = args.dealt.row(team, slot - team * args.dealt.slots);
+    const u32 row = args.dealt.row_of(slot);
     args.finish(x, args.offsets[slot + 1] - args.offsets[slot]);
     if (there) put_total<T, ADD>(row_of(args.target, row, args.step_target) + column, x);
   }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from baracuda.backends.cuda.geometry import Packer, divisor
+from baracuda.backends.cuda.geometry import Packer, View, divisor
 from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, flag
 from baracuda.backends.cuda.launch_plan import blocks as blocks_of
 from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
@@ -49,8 +49,8 @@ class Tuning(NamedTuple):
         the bytes of an element.
     elements_adding : int
         The same where sums are added to an output, or are wider than the values.
-    elements_finished : int
-        The same where a functor finishes sums, at most.
+    elements_finished, elements_of_two : int
+        The same where a functor finishes sums, or makes terms of two arrays, at most.
     rows_of_block, blocks_log2 : int
         Rows of a block that inverts, about; the logarithm of how many blocks there are, at most.
     prefetch_bytes : int
@@ -64,6 +64,7 @@ class Tuning(NamedTuple):
     elements: dict[int, int]
     elements_adding: int
     elements_finished: int
+    elements_of_two: int
     rows_of_block: int
     blocks_log2: int
     prefetch_bytes: int
@@ -79,6 +80,7 @@ SM_90 = Tuning(
     elements={2: 6, 4: 7, 8: 7},
     elements_adding=4,
     elements_finished=5,
+    elements_of_two=3,
     rows_of_block=64,
     # About as many as multiprocessors. Two blocks fit one: else not all clusters would start at
     # once.
@@ -148,7 +150,10 @@ class Cut(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What is added up, or joined by a functor; into the dtype `to`, where that is another."""
+    """What is added up, or joined by a functor; into the dtype `to`, where that is another.
+
+    `more`: arrays of which the functor makes terms, beside the values.
+    """
 
     dtype: str
     functor: str = ""
@@ -156,6 +161,7 @@ class Sums(NamedTuple):
     add: bool = False
     scalars: str = ""
     tags: tuple[str, ...] = ()
+    more: Sequence[View] = ()
 
 
 def cut_of(call: Call, lanes: Lanes) -> Cut | None:
@@ -340,16 +346,19 @@ def total(
         return None
     size, to = own.itemsize, named(sums.to or sums.dtype)
     steps = (lanes.steps[0] * size, lanes.steps[2] * to.itemsize)
-    arguments = Packer(False).pointers(7).scalars(sums.scalars)
+    arguments = Packer(False).pointers(7 + len(sums.more)).scalars(sums.scalars)
     arguments.add("I", lanes.length, lanes.extent, cut.slots, cut.shift)
     arguments.add("i", *steps, lanes.count * accumulate.itemsize)
     arguments.add("I", lanes.count, chunks).extents(chunks, code="I")
     arguments.add("I", cut.pieces, groups, min(long, groups * chunks), 0)
-    front = [(slot, 0) for slot in (*slots, values.slot, target.slot, parts)]
+    views = (*slots, values.slot, target.slot, parts, *[x.slot for x in sums.more])
+    front = [(slot, 0) for slot in views]
 
     wider = to.itemsize > size
     once = tuning.elements_adding if sums.add or wider else tuning.elements[size]
     once = min(once, tuning.elements_finished) if sums.functor else once
+    if sums.more and sums.more[0] != values:
+        once = min(once, tuning.elements_of_two)
     template = f"{own.short}, {width}, {rows}, {once}, {flag(sums.add)}, {flag(beside > 1)}"
     kind = f", {to.short}" if to is not own or sums.functor else ""
     functor = f", {sums.functor}" if sums.functor else ""

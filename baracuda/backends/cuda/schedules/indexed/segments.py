@@ -1,12 +1,12 @@
 """Rows beside what is known of their segment: softmax, and gradients of means and maxima.
 
-What a segment has in common is a sum or maximum of rows by lists, in a fixed order. One pass over
-the rows makes what is summed, another the result. Both passes are kernels of `by_row.cuh`.
+What a segment has in common is a sum or maximum of rows by lists, in a fixed order. A pass over the
+rows, a kernel of `by_row.cuh`, makes the result, and of ties also what is summed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 from baracuda.backends.cuda.geometry import Packer, View, at_most, divisor
@@ -41,11 +41,18 @@ class Segments(Work):
         views = (values, self.index, target)
         return Lanes(True, [], self.count, self.rows, self.extent, steps, 0, views)
 
-    def joined(self, values: View, dtype: str, functor: str = "") -> View:
-        """The sum of the rows of each segment, or what a functor makes of them."""
+    def joined(
+        self, values: View, dtype: str, functor: str = "", more: Sequence[View] = ()
+    ) -> View:
+        """The sum of the rows of each segment, or what a functor makes of them.
+
+        `more`: rows beside these, and what is known of segments, where the functor makes terms.
+        """
+        own = self.call.problem.dtype if more else dtype
         target = self.room((self.extent, *self.row), dtype)
-        lanes = self._lanes(values, target)
-        self.add_up(lanes, lists.Sums(dtype, functor, tags=(functor or "sums",)))
+        kind = f"{functor}<{named(own).short}>" if more else functor
+        sums = lists.Sums(own, kind, dtype, tags=(functor or "sums",), more=more)
+        self.add_up(self._lanes(values, target), sums)
         return target
 
     def by_row(
@@ -82,12 +89,12 @@ class Segments(Work):
 
 def _softmax(work: Segments, data: View) -> None:
     top = work.joined(data, work.call.problem.dtype, "Highest")
-    powers = work.by_row("Power", data, known=top)
-    work.by_row("Ratio", powers, sums=work.joined(powers, work.wide), wide=True, last=True)
+    sums = work.joined(data, work.wide, "Powers", (data, top))
+    work.by_row("Ratio", data, known=top, sums=sums, last=True)
 
 
 def _softmax_backward(work: Segments, dy: View, y: View) -> None:
-    sums = work.joined(work.by_row("Product", dy, y), work.wide)
+    sums = work.joined(dy, work.wide, "Products", (y, dy))
     work.by_row("Slope", dy, y, sums=sums, last=True)
 
 
