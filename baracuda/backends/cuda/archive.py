@@ -12,6 +12,8 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,22 +73,24 @@ def packed(description: Mapping[str, str], kernels: Iterable[Kernel]) -> bytes:
             room = GROUP
         groups[-1].append(kernel)
         room -= len(kernel.code)
-    index, table, blobs = [], [], []
+    index, raws = [], []
     for number, group in enumerate(groups):
         begin = 0
         for _, digest, code in group:
             sum_ = hashlib.sha256(code).digest()
             index.append(_KERNEL.pack(digest, sum_, number, begin, len(code)))
             begin += len(code)
-        raw = b"".join([kernel.code for kernel in group])
-        blobs.append(lzma.compress(raw, lzma.FORMAT_RAW, filters=filters))
-        table.append((len(blobs[-1]), len(raw)))
+        raws.append(b"".join([kernel.code for kernel in group]))
+    # Compression is most of the work, and runs beside other threads.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        compress = partial(lzma.compress, format=lzma.FORMAT_RAW, filters=filters)
+        blobs = list(pool.map(compress, raws))
     text = json.dumps(dict(description), sort_keys=True).encode()
-    at = _HEAD.size + len(text) + _KERNEL.size * len(index) + _GROUP.size * len(table)
+    at = _HEAD.size + len(text) + _KERNEL.size * len(index) + _GROUP.size * len(raws)
     places = []
-    for size, raw_size in table:
-        places.append(_GROUP.pack(at, size, raw_size))
-        at += size
+    for blob, raw in zip(blobs, raws, strict=True):
+        places.append(_GROUP.pack(at, len(blob), len(raw)))
+        at += len(blob)
     front = b"".join([text, *sorted(index), *places])
     counts = (len(text), len(index), len(groups))
     head = _HEAD.pack(_MARK, hashlib.sha256(struct.pack("<3I", *counts) + front).digest(), *counts)
