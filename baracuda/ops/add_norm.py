@@ -105,7 +105,11 @@ def add_rms_norm_backward(
     s : array of shape [*b, n]
         dtype of `dy`, or float32 beside 16 bits. The sum that `add_rms_norm` returned.
     weight : array of shape [n], optional
-    eps, offset, casting, **dispatch
+        Of the dtype of `dy`, or float32 beside 16 bits.
+    casting : {"none", "before_weight"}
+        Whether the forward rounded the normalised s to the dtype of `dy` before it multiplied it by
+        the scale. Without a weight, or in float32 and float64, both are the same.
+    eps, offset, **dispatch
         As in `rms_norm`.
 
     Returns
@@ -215,6 +219,7 @@ def add_layer_norm_backward(
     s : array of shape [*b, n]
         dtype of `dy`, or float32 beside 16 bits. The sum that `add_layer_norm` returned.
     weight : array of shape [n], optional
+        Of the dtype of `dy`, or float32 beside 16 bits.
     eps, **dispatch
         As in `layer_norm`.
 

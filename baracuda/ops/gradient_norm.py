@@ -121,10 +121,10 @@ def clip_scale(
     --------
     >>> import numpy as np, baracuda as bc
     >>> grad = np.asarray([3.0, 4.0])
-    >>> norm, scale, _ = bc.clip_scale(bc.sum_of_squares(grad), max_norm=1.0, eps=0.0)
+    >>> norm, scale, found = bc.clip_scale(bc.sum_of_squares(grad), max_norm=1.0, eps=0.0)
     >>> norm, scale
     (array(5.), array(5.))
-    >>> bc.sgd(np.zeros(2), grad, lr=1.0, grad_scale=scale)
+    >>> bc.sgd(np.zeros(2), grad, lr=1.0, grad_scale=scale, found_inf=found)
     array([-0.6, -0.8])
     """
     xp = library_of(squares).xp

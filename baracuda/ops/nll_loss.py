@@ -149,12 +149,15 @@ def nll_loss_backward(
         Gradient of the result; any floating dtype.
     target : array of shape [*b, *c]
     weight : array of shape [v], optional
+        Weight of each class, 1 by default. Of the dtype of `dloss`, or 16 bits beside a float32
+        `dloss`.
     axis, ignore_index, reduction, mode, **dispatch
         As in `nll_loss`.
     x_shape : tuple of int
         Shape of `x`, [*b, v, *c], on whose values nothing depends.
     x_dtype : dtype, optional
-        dtype of `x`, an object of any library or the name; by default that of `dloss`.
+        dtype of `x`, an object of any library or the name; by default that of `weight`, or of
+        `dloss` where there is no weight.
 
     Returns
     -------

@@ -103,7 +103,7 @@ def rope(
         Even; entries from here on pass through unchanged. By default two for each of `frequencies`,
         without these all of d.
     seq_axis : int
-        Which axis of `x` is the sequence; any but the last.
+        Which axis is the sequence; any but the last.
     **dispatch
         `Dispatch` options.
 

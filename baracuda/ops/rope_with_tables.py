@@ -99,7 +99,7 @@ def rope_with_tables(
     rotary_dim : int, optional
         Even; entries from here on pass through unchanged. By default all of d.
     seq_axis : int
-        Which axis of `x` is the sequence; any but the last.
+        Which axis is the sequence; any but the last.
     mode : {"raise", "drop"}
         What a position out of range does: raise, or count as a row of zeros. On a GPU the error
         comes with the next call on that device or from `check_errors`. Under transforms of JAX and

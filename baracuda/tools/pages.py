@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from baracuda import backends
-from baracuda.calls import adjoint
+from baracuda.calls import adjoint, lists
 from baracuda.calls.op import Op, registry
 from baracuda.calls.partitioning import Shares, placed
 from baracuda.declaration.dtypes import ANY, FLOATS, named
@@ -247,7 +247,9 @@ def op_page(op: Op[Any, Any]) -> str:
         ["layout of results", "of a dense first input" if spec.keeps_layout else "C order"],
         ["`out=` may be an input", "yes" if spec.inplace else "no"],
         ["`accumulate=True`", "yes" if spec.accumulates else totals or "no"],
-    ]
+        ["takes [lists of arrays](../../plans.md#lists-of-arrays)",
+         "yes" if lists.taken_by(spec) else "no"],
+    ]  # fmt: skip
     facts += [["may be float32 beside 16 bits, as `out=`", totals]] * bool(totals)
     if spec.kernel:
         k = spec.kernel
