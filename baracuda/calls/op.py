@@ -193,8 +193,8 @@ class Op(Generic[P, R]):
     def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan[R]:
         """Choose once: the plan that a call with these arguments runs.
 
-        Takes the op's own arguments. The run-time values among them are checked and not kept;
-        they may be left out.
+        Takes the op's own arguments. Run-time values are checked and forgotten: give them again at
+        every call of the plan. They may be left out here.
 
         Returns
         -------
