@@ -195,22 +195,24 @@ def patch(
     ----------
     model_or_class : torch.nn.Module, or a class of transformers' models
         A model, also one that is wrapped (PEFT). Of a class, every instance that is made from now
-        on is patched; the report is that of a model of the default configuration with two layers.
+        on is patched, until `unpatch` of the class; the report is that of a model of the default
+        configuration with two layers.
     only, without : kinds, optional
         Which of these to replace; all by default. "norm": RMS and layer norms. "mlp": gated
         activations. "rope": the rotation of q and k. "qk_norm": norms of their heads, with the
         rotation that follows. "residual": adds, by the norms that follow them. "loss": the head and
-        its loss in training. "embedding": the lookup of tokens.
+        its loss in training. "embedding": the lookup of tokens. What is patched already stays so:
+        to have less, call `unpatch` first.
     grad_dtype : {"accumulate", "weight"}
         The dtype in which the gradient of the head's weight is summed over chunks of tokens, as in
         `linear_cross_entropy`. "weight" rounds after each chunk; "accumulate" rounds once, and
         takes a float32 array of that shape more beside 16 bits.
     recompute : bool
         Compute the input of an MLP's last projection again in the backward pass, from the two
-        arrays that the gate's gradient needs anyway, and keep it not until then. Saves one array
-        of the MLP's inner width a layer for one more run of the gated activation, as by
-        `torch.utils.checkpoint`. The gradients are the same bit for bit. Under `torch.compile` the
-        compiler decides.
+        arrays that the gate's gradient needs anyway, instead of keeping it. Saves one array of the
+        MLP's inner width a layer, for one more run of the gated activation, as
+        `torch.utils.checkpoint` does. The gradients are the same bit for bit. Under
+        `torch.compile` the compiler decides.
 
     Returns
     -------
@@ -231,8 +233,8 @@ def patch(
 
     Notes
     -----
-    With ``labels`` in training ``output.logits`` is None, since no logits are made; in eval they
-    are there. Call it before `torch.compile`. Values are those of the model's own formulas, which
+    With ``labels`` in training mode ``output.logits`` is None, since no logits are made, under
+    `torch.no_grad` too. In eval mode, or with ``without="loss"``, they are there. Call it before `torch.compile`. Values are those of the model's own formulas, which
     round more often in 16 bits. Deterministic as the ops are. `unpatch` is the way back.
 
     Examples
@@ -288,7 +290,8 @@ def unpatch(model_or_class: Any) -> Report:
     Parameters
     ----------
     model_or_class : torch.nn.Module, or a class of transformers' models
-        What `patch` was given, or any other.
+        What `patch` was given, or any other. After that of a class, models already made stay
+        patched.
 
     Returns
     -------
