@@ -234,8 +234,9 @@ def patch(
     Notes
     -----
     With ``labels`` in training mode ``output.logits`` is None, since no logits are made, under
-    `torch.no_grad` too. In eval mode, or with ``without="loss"``, they are there. Call it before `torch.compile`. Values are those of the model's own formulas, which
-    round more often in 16 bits. Deterministic as the ops are. `unpatch` is the way back.
+    `torch.no_grad` too. In eval mode, or with ``without="loss"``, they are there. Call it before
+    `torch.compile`. Values are those of the model's own formulas, which round more often in 16
+    bits. Deterministic as the ops are. `unpatch` is the way back.
 
     Examples
     --------
