@@ -1,4 +1,4 @@
-// The inverse of an index in one launch, without atomics in memory, so that all is in a fixed place.
+// The inverse of an index in one launch. No atomics in memory, so that all is in a fixed place.
 #pragma once
 #include "common/cluster.cuh"
 #include "index_lists.cuh"

@@ -1,4 +1,4 @@
-// A long index, sorted digit by digit from the lowest on, so that entries of a row keep their order.
+// A long index, sorted digit by digit from the lowest on: entries of a row keep their order.
 //
 // Of each digit there are three launches. Blocks count the digits of a chunk of entries. A warp for
 // each digit sums up its counts. Then blocks sort their chunks on chip, and write them in runs of
