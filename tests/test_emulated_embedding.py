@@ -210,9 +210,10 @@ def test_a_long_index_is_sorted(name: str, rows: int) -> None:
         "mostly one": np.where(rng.random(many) < 0.9, 11, rng.integers(0, rows, many)),
         "ends": np.where(np.arange(many) < 8200, 2**32, rows - 1),
     }[name]
+    padding = None if rows == 13 else PADDING
     ids[::50] = PADDING
     dy = rng.standard_normal((many, 16)).astype(np.float32)
-    options = {"weight_shape": (rows, 16), "padding_idx": PADDING}
+    options = {"weight_shape": (rows, 16), "padding_idx": padding}
     record, found = index_errors.Record(), []
     call = call_of("embedding_backward", [dy, ids], mode="raise", **options)
     call = call._replace(listener=ctypes.addressof(record))
@@ -227,7 +228,7 @@ def test_a_long_index_is_sorted(name: str, rows: int) -> None:
         record.state, out = 0, emulator.empty((rows, 16), "float32")
         made = tuple(dict.fromkeys(s.entry for s in steps.kernels))
         emulator.run(made, steps, [dy, ids, out], 3, (SCALE,))
-        close(out, *sums(ids, dy, rows, PADDING), "float32")
+        close(out, *sums(ids, dy, rows, padding), "float32")
         found.append(out)
         assert record.state == (2 if strange.size else 0)
         if strange.size:

@@ -52,7 +52,7 @@ template <class P, bool FIRST> struct CountDigits : Sorting {
       const u32 k = first + e * LANES;
       row[e] = narrowed(given[e]);
       if (FIRST && (row[e] >= args.extent || row[e] == args.skipped)) {
-        if (REPORTS && k <= last && row[e] != args.skipped) {
+        if (REPORTS && k <= last) {
           valid(given[e], args.extent, args.listener, args.ticket, i64(k) * args.columns);
         }
         row[e] = args.extent;
