@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
@@ -128,14 +128,14 @@ def options(**dispatch: Unpack[Dispatch]) -> Iterator[None]:
         current.reset(token)
 
 
-@contextmanager
-def unrecorded() -> Iterator[None]:
+def unrecorded() -> AbstractContextManager[None]:
     """A block like the one around it, where no choice is to be made again."""
-    given = current.get()
-    if given.sku is None:
-        yield
-        return
-    token = current.set(replace(given, sku=None))
+    return nullcontext() if current.get().sku is None else _without_record()
+
+
+@contextmanager
+def _without_record() -> Iterator[None]:
+    token = current.set(replace(current.get(), sku=None))
     try:
         yield
     finally:

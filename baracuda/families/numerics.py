@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from itertools import product
 from typing import Any
@@ -23,19 +23,24 @@ _unread: ContextVar[bool] = ContextVar("unread", default=False)
 _of_values: ContextVar[bool] = ContextVar("of_values", default=False)
 
 
-@contextmanager
-def _within(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    """A block in which a variable has a value."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
+class _Within(AbstractContextManager[None]):
+    """A block in which a variable has a value; every call of a body enters one or two."""
+
+    __slots__ = ("_token", "_value", "_variable")
+
+    def __init__(self, variable: ContextVar[Any], value: Any) -> None:
+        self._variable, self._value = variable, value
+
+    def __enter__(self) -> None:
+        self._token = self._variable.set(self._value)
+
+    def __exit__(self, *raised: object) -> None:
+        self._variable.reset(self._token)
 
 
 def stored_as(*dtypes: str, primal: str) -> AbstractContextManager[None]:
     """A block in which `stored` rounds to the dtypes of the results; an outer one counts."""
-    return _within(_stored, _stored.get() or (*dtypes, primal))
+    return _Within(_stored, _stored.get() or (*dtypes, primal))
 
 
 def stored_name(number: int) -> str:
@@ -58,7 +63,7 @@ def stored(x: Array, number: int) -> Array:
 
 def narrow() -> AbstractContextManager[None]:
     """A block in which a composite's results are rounded to their dtypes by whoever runs it."""
-    return _within(_narrow, True)
+    return _Within(_narrow, True)
 
 
 def are_narrow() -> bool:
@@ -68,7 +73,7 @@ def are_narrow() -> bool:
 
 def of_values() -> AbstractContextManager[None]:
     """A block in which bodies are run for their values alone: their derivatives come otherwise."""
-    return _within(_of_values, True)
+    return _Within(_of_values, True)
 
 
 def has_slopes(x: Array) -> bool:
@@ -254,7 +259,7 @@ def root(total: Array, p: float) -> Array:
 
 def unread() -> AbstractContextManager[None]:
     """A block in which a body has one form for all run-time values, as nobody can read them."""
-    return _within(_unread, True)
+    return _Within(_unread, True)
 
 
 def traced(value: object) -> bool:

@@ -384,9 +384,8 @@ _PLANS = (
     ),
     mutant(
         "options end with their block", "declaration/dispatch.py",
-        "    try:\n        yield\n    finally:\n        current.reset(token)\n\n\n@contextmanager\n"
-        "def unrecorded",
-        "    yield\n\n\n@contextmanager\ndef unrecorded",
+        "    try:\n        yield\n    finally:\n        current.reset(token)\n\n\ndef unrecorded",
+        "    yield\n\n\ndef unrecorded",
         "test_errors.py::test_the_options_block_is_checked_and_left_behind",
     ),
     mutant(

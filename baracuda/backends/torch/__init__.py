@@ -18,6 +18,9 @@ from baracuda.errors import UnsupportedError
 from baracuda.families.numerics import of_values
 from baracuda.libraries import Array, library
 
+# Entered only where gradients are recorded, so that all who share it restore the same.
+_UNRECORDED = torch.no_grad()
+
 
 class TorchBackend:
     """torch's own function of the op, or the body through torch's functions; outside autograd."""
@@ -73,7 +76,7 @@ def _runner(problem: Problem) -> Runner:
     ) -> Any:
         if not torch.is_grad_enabled():
             return run(arrays, outs, accumulate, scalars)
-        with torch.no_grad():
+        with _UNRECORDED:
             return run(arrays, outs, accumulate, scalars)
 
     return run_outside_autograd
