@@ -95,9 +95,15 @@ class Torch(Library):
     def matcher(self, arrays: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
         state = self.state(arrays)
         plain = state is None or (state[0] in ("", "autograd") and not state[1])
-        plain = plain and not any(x is None for x in arrays)
         if TensorGuards is None or not plain:
             return super().matcher(arrays)
+        gaps = tuple([x is None for x in arrays])
+        if any(gaps):
+            there = self.matcher([x for x in arrays if x is not None])
+            return lambda others: (
+                tuple([x is None for x in others]) == gaps
+                and there([x for x in others if x is not None])
+            )
         # A block without gradients hides that they are watched, which the guards do not see: what
         # fits within it does not fit outside, and the other way round.
         watched = state is not None and state[0] == "autograd"
@@ -291,7 +297,7 @@ class Torch(Library):
         if not _plain(a):
             return super().add_product(total, a, b)
         if not (a.is_cuda and a.itemsize == 2):
-            product = self._widely(a, b)
+            product = torch.mm(a, b) if a.itemsize > 2 else self._widely(a, b)
             return product if total is None else total.add_(product)
         if total is None:
             return torch.mm(a, b, out_dtype=torch.float32)
