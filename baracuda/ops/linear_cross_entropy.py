@@ -67,8 +67,9 @@ _linear = partial(
 def _number(rows: Rows, ignore_index: int) -> Array:
     """How many rows count."""
     xp, target = rows.xp, rows.numbers
-    counts = rows.library.differs(target, ignore_index)
-    counts = counts & (target >= 0) & (target < rows.extent)
+    counts = (target >= 0) & (target < rows.extent)
+    if 0 <= ignore_index < rows.extent:
+        counts = counts & rows.library.differs(target, ignore_index)
     return xp.astype(xp.sum(xp.astype(counts, xp.int32)), rows.wide)
 
 
@@ -106,7 +107,7 @@ def _at_once(
         # The count of all chunks, which none of them has.
         number, reduction = _number(rows, options["ignore_index"]), "sum"
         # Where none counts the loss is NaN and the gradients are 0.
-        share = xp.asarray(1 / xp.where(number > 0, number, 1))
+        share = xp.asarray(1 / rows.library.clip(number, 1, None))
         share = share if dloss is None else xp.asarray(rows.widened(dloss) * share)
     parts, gradients = list[tuple[Array, ...]](), Gradients(rows, narrow=are_narrow())
     for chunk in rows.chunks():
