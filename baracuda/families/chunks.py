@@ -99,10 +99,11 @@ class Rows:
 
     def at(self, first: int) -> Chunk:
         """The chunk that begins with this row."""
-        rows = slice(first, min(first + self.chunk, self.count))
-        hidden, numbers = self.hidden[rows, ...], self.numbers
-        if numbers is not None:
-            numbers = numbers[rows, ...]
+        hidden, numbers = self.hidden, self.numbers
+        if self.count > self.chunk:
+            rows = slice(first, min(first + self.chunk, self.count))
+            hidden = hidden[rows, ...]
+            numbers = None if numbers is None else numbers[rows, ...]
         return Chunk(first, hidden, self._outputs(hidden), numbers)
 
     def added(
@@ -217,7 +218,9 @@ class Gradients:
             dweight = rows.library.scaled(dweight, self._scale)
             dbias = None if dbias is None else rows.library.scaled(dbias, self._scale)
         every = self._dhidden
-        back = rows.xp.reshape(rows.xp.concat(every) if len(every) > 1 else every[0], rows.shape)
+        back = rows.xp.concat(every) if len(every) > 1 else every[0]
+        if back.ndim != len(rows.shape):
+            back = rows.xp.reshape(back, rows.shape)
         return (back, dweight) if dbias is None else (back, dweight, dbias)
 
 
