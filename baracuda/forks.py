@@ -10,6 +10,7 @@ import concurrent.futures.thread  # noqa: F401
 import importlib
 import logging  # noqa: F401
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -89,6 +90,10 @@ def import_module(name: str) -> Any:
 
     Unlike a look into `sys.modules` it also waits for a thread that is importing the module.
     """
+    module = sys.modules.get(name)
+    # What importlib itself looks at, before all that only an import needs.
+    if not getattr(getattr(module, "__spec__", None), "_initializing", True):
+        return module
     me = threading.get_ident()
     with _moving:
         _importing[me] = _importing.get(me, 0) + 1

@@ -15,7 +15,7 @@ import numpy as np
 from baracuda.calls.cache import plan_cache
 from baracuda.calls.plan import Plan
 from baracuda.declaration.dispatch import DEFAULT, current
-from baracuda.libraries import Array, alignment, facts_of
+from baracuda.libraries import FACTS, Array, alignment, facts_of
 
 # So many kinds of calls are told apart by shapes and options, and so many calls of one kind by
 # what those do not say: dtypes, strides, devices, gradients.
@@ -45,18 +45,28 @@ class Known:
         What came behind such a call the last time; to begin with such a call.
     """
 
-    __slots__ = ("_facts", "generation", "matches", "narrow", "next", "plan", "written")
+    __slots__ = ("_facts", "_shape", "generation", "matches", "narrow", "next", "plan", "written")
 
     def __init__(
-        self, plan: Any, generation: int, written: Any = (), facts: Any = (), narrow: bool = False
+        self,
+        plan: Any,
+        generation: int,
+        written: Any = (),
+        facts: Any = (),
+        narrow: bool = False,
+        shape: Any = None,
     ) -> None:
-        self.plan, self.generation, self.written = plan, generation, written
+        self.plan, self.generation, self.written, self._shape = plan, generation, written, shape
         self.narrow = narrow
         self.matches: Callable[[Sequence[Array]], bool] = self._are_alike
         self.next, self._facts = self, facts
 
     def _are_alike(self, arrays: Sequence[Array]) -> bool:
         """Compares facts; from the first arrays that fit on, the library's own way is faster."""
+        # Most arrays that do not fit have another shape, which is cheaper to ask for.
+        first = arrays[0]
+        if type(first) in FACTS and first.shape != self._shape:
+            return False
         if facts_of(arrays) != self._facts:
             return False
         if not self.narrow:
@@ -133,7 +143,7 @@ class Recent:
         if mode not in _REPEATED or deterministic or block is not DEFAULT:
             return
         narrow = any(x.alignment < _WIDEST for x in plan.problem.given)
-        one = Known(plan, generation, written, (state, facts), narrow)
+        one = Known(plan, generation, written, (state, facts), narrow, arrays[0].shape)
         if not (new or narrow):
             # Equal facts of others were not enough: what fits has to be told from those arrays.
             one.matches = plan.problem.library.matcher(arrays)

@@ -163,7 +163,7 @@ def plan(call: Call) -> Steps:
     own = [Operand(-1, 0 if shared else first, strides, one=bool(shared))] * numbered
     over = way(call, shape, [*operands, *own])
     _, kind, width, items, tail = over
-    variant, scalars = call.variant or variants(call)[0], call.problem.spec.codes
+    variant, scalars = call.variant or _depths(call, inputs)[0], call.problem.spec.codes
     depth = int(variant.removeprefix("depth "))
     packer = over.packer()
     read = sum([not o.one for o in inputs])
@@ -219,8 +219,12 @@ def _entry(spec: OpSpec, form: _Form, nbytes: int) -> Entry:
 
 def variants(call: Call) -> tuple[str, ...]:
     """The depths, the rule's first."""
-    inputs, tuning = sum([not o.one for o in operands_of(call)[1]]), call.facts.tuned(TUNINGS)
-    return _names(tuning.vectors, tuning.vectors_at_most // max(inputs, 1))
+    return _depths(call, operands_of(call)[1])
+
+
+def _depths(call: Call, inputs: Sequence[Operand]) -> tuple[str, ...]:
+    tuning, read = call.facts.tuned(TUNINGS), sum([not o.one for o in inputs])
+    return _names(tuning.vectors, tuning.vectors_at_most // max(read, 1))
 
 
 def share(problem: Problem, shape: Shape) -> float:
