@@ -783,6 +783,21 @@ def test_labels_that_were_shifted_by_one_cost_no_vectors(
         run([torch.randn(64 * 4096 + 1)[1:].reshape(64, 4096), labels[:64]], None, False, values)
 
 
+@pytest.mark.parametrize(
+    ("op", "rows", "kernels"),
+    [
+        ("mse_loss", 512, 1), ("mse_loss", 513, 2), ("nll_loss", 256, 1), ("nll_loss", 257, 2),
+        ("cross_entropy", 4096, 2), ("cross_entropy", 4097, 3),
+    ],
+)  # fmt: skip
+def test_few_rows_have_their_sum_from_fewer_kernels(op: str, rows: int, kernels: int) -> None:
+    x, target = torch.zeros(rows, 16), torch.zeros(rows, dtype=torch.int64)
+    given = [x, x if op == "mse_loss" else target]
+    problem = check.problem(registry[op].spec, given, {}, DEFAULT)
+    facts = DeviceFacts(0, "sm_90", 132, 232448)
+    assert len(plan(Call(problem, facts, ((),))).kernels) == kernels
+
+
 def several(what: str) -> tuple[Problem, list[Any]]:
     """Calls that launch more than one kernel: the problem and its arrays."""
     x, dy = torch.randn(64, 128), torch.randn(64, 128)
@@ -791,8 +806,8 @@ def several(what: str) -> tuple[Problem, list[Any]]:
     halves = [dy.bfloat16(), x.bfloat16(), torch.ones(128)]
     images = [torch.randn(4, 8, 6, 6), torch.ones(8), None]
     op, (arrays, options) = {
-        "workspaces": ("cross_entropy", ([x, index[:64]], {})),
-        "two kernels": ("huber_loss", ([x, dy], {})),
+        "workspaces": ("cross_entropy", ([x, index[:64], torch.ones(128)], {})),
+        "two kernels": ("huber_loss", ([torch.cat([x, dy]), torch.cat([dy, x])], {})),
         "three outputs": ("batch_norm", (images, {})),
         "two dtypes": ("rms_norm_backward", (halves, {})),
         "zeros": ("gather_backward", scatters),

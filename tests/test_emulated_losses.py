@@ -75,12 +75,15 @@ def entries(file: str, dtype: str) -> tuple[Entry, ...]:
     return tuple({s.entry.symbol: s.entry for steps in every for s in steps.kernels}.values())
 
 
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the longest case has more than one, as some kernels are for these alone."""
+    monkeypatch.setitem(reduce.TUNINGS, "sm_90", reduce.SM_90._replace(rounds=1, sums=2))
+
+
 @pytest.mark.slow("the first of a file compiles all of its kernels")
 @pytest.mark.parametrize(("name", "dtype"), lanes.cases(KINDS, lambda kind: lanes.common(kind[1])))
-def test_losses_are_those_of_the_body(
-    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(reduce.TUNINGS, "sm_90", reduce.SM_90._replace(rounds=1, sums=2))
+def test_losses_are_those_of_the_body(name: str, dtype: str) -> None:
     together = entries(registry[name].spec.kernel.file, dtype)
     for trial, arrays, steps, add in trials(name, dtype):
         (want,) = trial.reference()

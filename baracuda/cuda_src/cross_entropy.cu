@@ -377,6 +377,33 @@ struct Entropy : LogitRows<T, WAY, HELD, WIDE, CLUSTER, 1 + SOFT, 1> {
   }
 };
 
+// The mean loss of rows so few that one block also counts those that count.
+template <class T> struct CountedMean {
+  using A = Acc<T>;
+  static constexpr int RESIDENT = 1;
+
+  struct Args {
+    const void* target;
+    const A* sums;
+    T* out;
+    i64 rows, run, classes, ignored;
+    u32 wide, wide_loss;
+    i32 count, pad;
+    Walk<0, 1, i64> walk;
+  };
+
+  static DEVICE void run(const Args& args) {
+    i32 counts = 0;
+    total_of_targets(args, &counts, [](i64) { return 1; });
+    A sum = 0;
+    for (i32 i = i32(threadIdx.x); i < args.count; i += i32(blockDim.x)) sum += args.sums[i];
+    // The total of counts has been read.
+    __syncthreads();
+    sum = block_total(sum);
+    if (threadIdx.x == 0) deliver_one(A(f64(sum) / f64(counts)), args.out, 0, args.wide_loss);
+  }
+};
+
 template <
     class T, int WAY, int HELD, bool WIDE, bool ADD, int CLUSTER, bool WEIGHTED = false,
     bool METRICS = false>

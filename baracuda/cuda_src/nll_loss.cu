@@ -7,10 +7,17 @@
 namespace baracuda {
 
 // WIDE_TARGET: of 64 bits. EACH: of every row its own. COSTS: not its weight alone. COUNTED: what
-// all count, where parts have that.
+// all count, where parts have that. DELIVERS: of one block, whose sums are those of all.
 enum : u32 {
-  WIDE_TARGET = 1, EACH = 2, WEIGHTED = 4, COSTS = 8, MEAN = 16, COUNTED = 32, WIDE_LOSS = 64
+  WIDE_TARGET = 1, EACH = 2, WEIGHTED = 4, COSTS = 8, MEAN = 16, COUNTED = 32, WIDE_LOSS = 64,
+  DELIVERS = 128
 };
+
+// The loss of all rows, of what they cost and what they count.
+template <class T> DEVICE void deliver_loss(const Several<Acc<T>, 2>& sum, T* loss, u32 flags) {
+  const Acc<T> total = flags & MEAN ? sum.at[0] / sum.at[1] : sum.at[0];
+  deliver_one(total, loss, 0, flags & WIDE_LOSS);
+}
 
 // Targets, and what they count.
 template <class T> struct Targets {
@@ -82,10 +89,10 @@ template <class T> struct NllLoss {
     __shared__ Meet rooms;
     int turn = 0;
     sum = join_block(sum, Both{}, rooms, turn, Added<A, 2>{});
-    if (threadIdx.x == 0) {
-      args.sums[2 * i64(blockIdx.x)] = sum.at[0];
-      args.sums[2 * i64(blockIdx.x) + 1] = sum.at[1];
-    }
+    if (threadIdx.x) return;
+    if (flags & DELIVERS) return deliver_loss(sum, args.loss, flags);
+    args.sums[2 * i64(blockIdx.x)] = sum.at[0];
+    args.sums[2 * i64(blockIdx.x) + 1] = sum.at[1];
   }
 };
 
@@ -115,8 +122,7 @@ template <class T> struct NllTotal {
     sum = join_block(sum, Both{}, rooms, turn, Added<A, 2>{});
     if (threadIdx.x) return;
     if (args.flags & COUNTED) return narrow(sum.at[1], args.loss[1]);
-    const A total = args.flags & MEAN ? sum.at[0] / sum.at[1] : sum.at[0];
-    deliver_one(total, args.loss, 0, args.flags & WIDE_LOSS);
+    deliver_loss(sum, args.loss, args.flags);
   }
 };
 

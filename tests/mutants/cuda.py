@@ -383,6 +383,11 @@ _GEOMETRY = (
         "test_autotune.py::test_the_rule_is_one_vector_of_each_input[lerp-2-depths1]",
     ),
     mutant(
+        "a block that is not alone does not deliver", "backends/cuda/schedules/reduce.py",
+        "* (blocks == 1)", "* (blocks > 0)",
+        "test_cuda_host.py::test_few_rows_have_their_sum_from_fewer_kernels[mse_loss-513-2]",
+    ),
+    mutant(
         "the sum of nothing is written", "backends/cuda/schedules/reduce.py",
         "return Steps((*first, last), (((max(blocks, 1),)",
         "return Steps(first, (((max(blocks, 1),)",

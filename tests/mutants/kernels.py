@@ -322,7 +322,7 @@ MUTANTS = (
     ),
     mutant(
         "a mean is the share of all", "cuda_src/common/total.cuh",
-        "f64 total = f64(sum) * args.share;", "f64 total = f64(sum);",
+        "{ return f64(sum) * share; }", "{ return f64(sum); }",
         "test_emulated_losses.py::test_losses_are_those_of_the_body[binary_cross_entropy-bfloat16]",
     ),
     mutant(

@@ -2,12 +2,18 @@
 //
 // A block sums a run of items that its number fixes, and leaves one number; one more block adds
 // these up. How many there are depends on the arrays alone, so every device gets the same bits.
+// A block that is alone has the sum of all.
 #pragma once
 #include "elementwise.cuh"
 #include "reduce.cuh"
 #ifdef __CUDACC__
 
 namespace baracuda {
+
+// A block that is alone DELIVERS; the result may have the accumulate type.
+enum : int { DELIVERS = 1, WIDE_SUM = 2 };
+
+template <class A> DEVICE f64 part_of(A sum, f64 share) { return f64(sum) * share; }
 
 // The first stage, F mapped over all elements.
 template <template <class> class F, class T, int V, int DEPTH, int DIMS, class I> struct Totals {
@@ -21,9 +27,11 @@ template <template <class> class F, class T, int V, int DEPTH, int DIMS, class I
   struct Sources {
     const T* in[IN];
     A* sums;
+    T* out;
   };
   struct Args : Sources, Functor {
-    I items, tail, rounds, pad;
+    f64 share;
+    I items, tail, rounds, how;
     Walk<DIMS, IN, I> walk;
   };
 
@@ -76,7 +84,12 @@ template <template <class> class F, class T, int V, int DEPTH, int DIMS, class I
       UNROLL for (int i = 0; i < d; ++i) sum[i] += sum[i + d];
     }
     const A total = block_total(sum[0]);
-    if (threadIdx.x == 0) args.sums[blockIdx.x] = total;
+    if (threadIdx.x != 0) return;
+    if (args.how & DELIVERS) {
+      deliver_one(A(part_of(total, args.share)), args.out, 0, args.how & WIDE_SUM);
+    } else {
+      args.sums[blockIdx.x] = total;
+    }
   }
 };
 
@@ -99,7 +112,7 @@ template <class T, class N = i32> struct Total {
     for (i32 i = i32(threadIdx.x); i < args.count; i += i32(blockDim.x)) sum += args.sums[i];
     sum = block_total(sum);
     if (threadIdx.x != 0) return;
-    f64 total = f64(sum) * args.share;
+    f64 total = part_of(sum, args.share);
     if (args.parts) total /= f64(all_of(args.counts, args.parts));
     deliver_one(A(total), args.out, 0, args.wide);
   }

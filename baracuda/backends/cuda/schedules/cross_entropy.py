@@ -143,7 +143,10 @@ class Way(NamedTuple):
 
 
 def plan(call: Call) -> Steps:
-    """One kernel over all rows; before it how many count, after it their sum, where asked for."""
+    """One kernel over all rows; before it how many count, after it their sum, where asked for.
+
+    Where nothing else asks for a count that one block has, the last kernel makes it.
+    """
     problem = call.problem
     of = operands(call)
     logits, target, dloss, dlogits, loss, weight, accuracy, top = of
@@ -166,6 +169,9 @@ def plan(call: Call) -> Steps:
     if mean and count and not soft:
         parts = min(max(-(-count // tuning.counter_rows), 1), tuning.counters)
 
+    last = parts == 1 and weight is None and dlogits is None and accuracy is None
+    parts = 0 if last else parts
+
     # What a kernel has no use for is the address of something else.
     workspaces: list[tuple[Shape, str]] = []
     sums = counts = (logits.slot, 0)
@@ -185,7 +191,9 @@ def plan(call: Call) -> Steps:
         front = [*[(slot, 0) for slot in slots], sums, counts]
         metrics = [hits, (accuracy.slot, 0), (top.slot, 0)] if accuracy and top else []
         steps.append(_rows(call, of, over, blocks, parts, front, metrics))
-    if reduced and loss is not None:
+    if last and loss is not None:
+        steps.append(_counts(call, of, 1, sums, (blocks, (loss.slot, 0))))
+    elif reduced and loss is not None:
         share = 1.0 if parts or not mean else 1 / count if count else math.nan
         out = (loss.slot, 0)
         weighted = weight is not None and parts > 0
@@ -303,16 +311,25 @@ def _rows(
     return Step(entry, grid, arguments, [*first, *front], scalars, over.shared, how.threads)
 
 
-def _counts(call: Call, of: Operands, parts: int, counts: reduce.Place) -> Step:
-    """How many rows count, or what they count where classes have weights."""
+def _counts(
+    call: Call, of: Operands, parts: int, counts: reduce.Place,
+    mean: tuple[int, reduce.Place] | None = None,
+) -> Step:  # fmt: skip
+    """How many rows count, or what they count where classes have weights.
+
+    With a `mean`, what so many blocks left in the place of counts is divided by it, and delivered.
+    """
     problem, target, weight = call.problem, of.target, of.weight
     count, n = prod(target.shape), of.logits.shape[problem.options["axis"]]
-    front = [(target.slot, 0), counts, *([(weight.slot, 0)] if weight else [])]
+    more = [mean[1]] if mean else [(weight.slot, 0)] if weight else []
+    front = [(target.slot, 0), counts, *more]
     packer = Packer(True).pointers(len(front)).add("q", count, -(-count // parts), n, call.ignored)
     packer.add("q", *([weight.strides[0]] if weight else []))
-    wide = weight is not None and call.is_wide(weight.slot)
-    packer.add("I", problem.index_dtype == "int64", wide)
+    packer.add("I", problem.index_dtype == "int64", any(call.is_wide(slot) for slot, _ in more))
+    packer.add("i", *([mean[0], 0] if mean else []))
     arguments = packer.walk(merged(target.shape, [target.strides]), 1).done()
     name, tag = (f"Shares<{call.type}>", "shares") if weight else ("Counts", "counts")
+    if mean:
+        name, tag = f"CountedMean<{call.type}>", "counted_mean"
     entry = call.entry(name, len(arguments), tag, threads=1024)
     return Step(entry, (parts, 1), arguments, front)

@@ -22,6 +22,7 @@ from baracuda.layouts import Shape
 
 # Flags of cuda_src/nll_loss.cu.
 _WIDE_TARGET, _EACH, _WEIGHTED, _COSTS, _MEAN, _COUNTED, _WIDE_LOSS = 1, 2, 4, 8, 16, 32, 64
+_DELIVERS = 128
 # cuda_src/nll_loss.cu: vectors of a thread along classes, and the most lanes of a row.
 _DEPTH, _WARP = 4, 32
 
@@ -80,15 +81,16 @@ def _losses(call: Call) -> Steps:
     rows, sums, each = prod(target.shape), (call.workspace(), 0), reduction == "none"
     run = THREADS if each else max(THREADS, -(-rows // call.facts.tuned(TUNINGS).sums))
     many, steps = -(-rows // run), []
+    # One block has the sums of all rows, and delivers the loss.
+    whole, last_flags = each or many == 1, _MEAN * (reduction == "mean") | _wide(call, out)
     if rows:
         dims = _dims(target, without(x.strides, options["axis"]), out.strides if each else None)
-        places = [(x.slot, 0), (out.slot, 0), (out.slot, 0) if each else sums]
-        along, flags = x.strides[options["axis"]], _COSTS | _EACH * each | _wide(call, out)
-        steps.append(_looked_up(call, of, dims, places, run, along, flags))
-    if each:
+        places = [(x.slot, 0), (out.slot, 0), (out.slot, 0) if whole else sums]
+        flags = _COSTS | last_flags | _EACH * each | _DELIVERS * (whole and not each)
+        steps.append(_looked_up(call, of, dims, places, run, x.strides[options["axis"]], flags))
+    if whole:
         return Steps(tuple(steps))
-    flags = _MEAN * (reduction == "mean") | _wide(call, out)
-    last = _total(call, call.type, many, flags, [sums, (out.slot, 0)])
+    last = _total(call, call.type, many, last_flags, [sums, (out.slot, 0)])
     return Steps((*steps, last), (((max(many, 1), 2), call.accumulate_dtype),))
 
 

@@ -13,6 +13,8 @@ Place: TypeAlias = tuple[int, int]
 """An array of a call, and how many bytes into it."""
 # Lanes of a warp, and threads of the kernels that add up what blocks leave.
 _WARP, _ADDERS = 32, 1024
+# Flags of cuda_src/common/total.cuh.
+_DELIVERS, _WIDE_SUM = 1, 2
 
 
 class Tuning(NamedTuple):
@@ -38,7 +40,7 @@ TUNINGS = {"sm_90": SM_90}
 
 
 def plan(call: Call) -> Steps:
-    """Two kernels, or one elementwise where every element keeps what it has."""
+    """Two kernels, or one of one block, or one elementwise where elements keep what they have."""
     problem = call.problem
     if problem.signature.outputs[0].terms:
         return elementwise.plan(call)
@@ -50,18 +52,24 @@ def plan(call: Call) -> Steps:
     rounds = max(tuning.rounds, -(-work // (each * tuning.sums)))
     blocks = -(-work // (each * rounds))
     scalars, itemsize = problem.spec.codes, call.itemsize
-    packer = over.packer().pointers(len(inputs) + 1).scalars(scalars)
-    packer.indices(over.items, over.tail, rounds, 0)
+    # One block has the sum of all, and delivers it.
+    how = (_DELIVERS | _WIDE_SUM * call.is_wide(out.slot)) * (blocks == 1)
+    part = share(problem, shape)
+    packer = over.packer().pointers(len(inputs) + 2).scalars(scalars).add("d", part)
+    packer.indices(over.items, over.tail, rounds, how)
     arguments, integer = over.pack(packer), packer.type
     functor = call.functor + call.form_end
     schedule = f"Totals<{functor}, {call.type}, {over.width}, {depth}, {over.kind}, {integer}>"
     ends = (call.form_end,) if call.form_end else ()
     tags = ("totals", *ends, LAYOUTS[over.kind], f"v{over.width}", integer)
     entry = call.entry(schedule, len(arguments), *tags)
-    sums = (call.workspace(), 0)
-    front = [*[(x.slot, x.offset * itemsize) for x in inputs], sums]
+    # What a kernel has no use for is the address of something else.
+    sums, to = (out.slot if how else call.workspace(), 0), (out.slot, 0)
+    front = [*[(x.slot, x.offset * itemsize) for x in inputs], sums, to]
     first = [Step(entry, (blocks, 1), arguments, front, scalars)] if blocks else []
-    last = total(call, blocks, share(problem, shape), sums, sums, (out.slot, 0))
+    if how:
+        return Steps(tuple(first))
+    last = total(call, blocks, part, sums, sums, to)
     return Steps((*first, last), (((max(blocks, 1),), call.accumulate_dtype),))
 
 
