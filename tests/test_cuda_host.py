@@ -798,12 +798,29 @@ def test_few_rows_have_their_sum_from_fewer_kernels(op: str, rows: int, kernels:
     assert len(plan(Call(problem, facts, ((),))).kernels) == kernels
 
 
+@pytest.mark.parametrize(
+    ("rows", "dtype", "how", "kernels"),
+    [
+        (16, torch.float32, {}, 1), (16, torch.bfloat16, {}, 2), (1 << 16, torch.float32, {}, 2),
+        (16, torch.float32, {"add": True}, 2), (16, torch.float32, {"alignment": 4}, 2),
+    ],
+)  # fmt: skip
+def test_one_block_leaves_its_sums_in_an_output_of_their_type(
+    rows: int, dtype: torch.dtype, how: dict[str, Any], kernels: int
+) -> None:
+    x, weight = torch.zeros(rows, 64, dtype=dtype), torch.zeros(64, dtype=dtype)
+    problem = check.problem(registry["prelu_backward"].spec, [x, x, weight], {"axis": 1}, DEFAULT)
+    outs = tuple(strides_of(x) for x in problem.outputs)
+    call = Call(problem, DeviceFacts(0, "sm_90", 132, 232448), outs)._replace(**how)
+    assert len(plan(call).kernels) == kernels
+
+
 def several(what: str) -> tuple[Problem, list[Any]]:
     """Calls that launch more than one kernel: the problem and its arrays."""
     x, dy = torch.randn(64, 128), torch.randn(64, 128)
     index = torch.zeros(2000, dtype=torch.int64)
     scatters = [torch.ones(2000), index], {"axis": 0, "src_shape": (90000,)}
-    halves = [dy.bfloat16(), x.bfloat16(), torch.ones(128)]
+    halves = [torch.cat([each.bfloat16()] * 64) for each in (dy, x)] + [torch.ones(128)]
     images = [torch.randn(4, 8, 6, 6), torch.ones(8), None]
     op, (arrays, options) = {
         "workspaces": ("cross_entropy", ([x, index[:64], torch.ones(128)], {})),

@@ -79,7 +79,7 @@ def _refused(make: Make) -> None:
 CALLS: dict[str, Callable[[Make], Any]] = {
     "call": lambda make: bc.swiglu(floats(make, 4, 16)),
     "plan": lambda make: bc.swiglu.plan(floats(make, 4, 16)),
-    "workspace": lambda make: bc.rms_norm_backward(
+    "workspace": lambda make: bc.layer_norm_backward(
         floats(make, 4, 16), floats(make, 4, 16), floats(make, 16)
     ),
     "autotune": lambda make: bc.softmax(floats(make, 64, 512), axis=-1, autotune=True),

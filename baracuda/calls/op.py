@@ -71,7 +71,7 @@ class Op(Generic[P, R]):
     def __call__(self, *arrays: P.args, **options: P.kwargs) -> R:
         if (torch := compiling()) is not None:
             return self.as_operator(torch, arrays, options)  # type: ignore[no-any-return]
-        scalars = self._split(options) if self._scalars else _NOTHING
+        scalars = self._split(options) if options and self._scalars else _NOTHING
         state = alias = None
         try:
             words = written(options) if options else ()

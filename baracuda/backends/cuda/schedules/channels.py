@@ -108,8 +108,7 @@ def plan(call: Call) -> Steps:
     there = (step,) if prod(whole.shape) else ()
     if not sums:
         return Steps(there)
-    last = reduce.sum_rows(call, 1, channels, runs if there else 0, call.workspace())
-    return Steps((*there, last), (((runs, channels), call.accumulate_dtype),))
+    return reduce.summed(call, there, 1, channels, runs if there else 0)
 
 
 def _lie(call: Call, views: Sequence[View], axis: int, steps: Sequence[int]) -> Lie:

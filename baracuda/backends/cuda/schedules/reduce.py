@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from baracuda.backends.cuda.geometry import Packer
-from baracuda.backends.cuda.launch_plan import THREADS, Call, Step, Steps, delivered
+from baracuda.backends.cuda.launch_plan import THREADS, WIDEST, Call, Step, Steps, delivered
 from baracuda.backends.cuda.schedules import elementwise
 from baracuda.backends.cuda.schedules.elementwise import LAYOUTS, operands_of, share, way
 
@@ -88,6 +89,23 @@ def total(
     kind = f"{kind}, {call.accumulate}" if weighted else kind
     entry = call.entry(f"Total<{kind}>", len(arguments), *tags, threads=_ADDERS)
     return Step(entry, (1, 1), arguments, [sums, counts, out])
+
+
+def summed(call: Call, steps: Sequence[Step], first: int, n: int, blocks: int) -> Steps:
+    """Kernels of which `blocks` blocks leave sums in a workspace, and what adds these up.
+
+    As `sum_rows` has it; one block leaves the sums of an output of their type there.
+    """
+    slot, numbers = call.workspace(), range(first, len(call.outs))
+    out, dtype = call.out(first), call.problem.outputs[first].dtype
+    whole = blocks == 1 == len(numbers) and out.strides == (1,) and call.alignment == WIDEST
+    if whole and dtype == call.accumulate_dtype and not call.how(numbers):
+        front = [[(out.slot if x == slot else x, at) for x, at in step.front] for step in steps]
+        pairs = zip(steps, front, strict=True)
+        return Steps(tuple([step._replace(front=places) for step, places in pairs]))
+    last = sum_rows(call, first, n, blocks, slot)
+    workspace = (max(blocks, 1), len(numbers), n), call.accumulate_dtype
+    return Steps((*steps, last), (workspace,))
 
 
 def sum_rows(call: Call, first: int, n: int, blocks: int, slot: int) -> Step:

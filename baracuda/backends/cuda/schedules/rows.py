@@ -234,9 +234,7 @@ def plan(call: Call) -> Steps:
         return Steps(tuple(steps), (((max(blocks, 1),), call.accumulate_dtype),))
     if not of.sums:
         return Steps(tuple(steps))
-    steps.append(reduce.sum_rows(call, len(of.outs), n, blocks, call.workspace()))
-    workspace = (max(blocks, 1), len(of.sums), n), call.accumulate_dtype
-    return Steps(tuple(steps), (workspace,))
+    return reduce.summed(call, steps, len(of.outs), n, blocks)
 
 
 def _ahead(of: Operands, how: Shares, blocks: int, least: int, asked: int) -> int:
