@@ -143,6 +143,19 @@ def test_watched_tensors_and_plain_ones_in_turns(looked_up: list[str]) -> None:
     in_turns(tasks, looked_up, ["tanhshrink"])
 
 
+def test_one_array_in_two_places_and_two_arrays_in_turns(looked_up: list[str]) -> None:
+    """Guards of torch want each tensor once."""
+    x, y, w, b = torch.randn(4, 8), torch.randn(4, 8), torch.randn(8), torch.randn(8)
+    tasks = [
+        partial(bc.relu_backward, x, y), partial(bc.relu_backward, x, x),
+        partial(bc.layer_norm, x, w, b), partial(bc.layer_norm, x, w, w),
+        partial(bc.layer_norm, x, w), partial(bc.layer_norm_backward, x, x, w),
+    ]  # fmt: skip
+    in_turns(tasks, looked_up, ["relu_backward", "layer_norm", "layer_norm_backward"])
+    torch.testing.assert_close(bc.layer_norm(x, w, w), torch.layer_norm(x, (8,), w, w))
+    torch.testing.assert_close(bc.relu_backward(x, x), x.clamp(min=0))
+
+
 def test_more_kinds_than_are_remembered_are_right(looked_up: list[str]) -> None:
     arrays = [np.linspace(-1, 1, n, dtype=np.float32) for n in range(1, 200)]
     want = [x - np.tanh(x) for x in arrays]

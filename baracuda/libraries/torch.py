@@ -97,13 +97,12 @@ class Torch(Library):
         plain = state is None or (state[0] in ("", "autograd") and not state[1])
         if TensorGuards is None or not plain:
             return super().matcher(arrays)
-        gaps = tuple([x is None for x in arrays])
-        if any(gaps):
-            there = self.matcher([x for x in arrays if x is not None])
-            return lambda others: (
-                tuple([x is None for x in others]) == gaps
-                and there([x for x in others if x is not None])
-            )
+        pattern = _pattern(arrays)
+        places = [i for i, at in enumerate(pattern) if at == i]
+        if len(places) < len(arrays):
+            # Guards want tensors, and each once.
+            there = self.matcher([arrays[i] for i in places])
+            return lambda others: _pattern(others) == pattern and there([others[i] for i in places])
         # A block without gradients hides that they are watched, which the guards do not see: what
         # fits within it does not fit outside, and the other way round.
         watched = state is not None and state[0] == "autograd"
@@ -374,6 +373,12 @@ def is_batch(x: Any) -> bool:
     It has no memory, and no transform of `torch.func` is there to say so.
     """
     return isinstance(x, torch.Tensor) and _is_batch(x)
+
+
+def _pattern(arrays: Sequence[Array]) -> tuple[int, ...]:
+    """Of each array the place of the first that it is; of what is left out -1."""
+    first: dict[int, int] = {}
+    return tuple([-1 if x is None else first.setdefault(id(x), i) for i, x in enumerate(arrays)])
 
 
 def _plain(x: Array) -> bool:
