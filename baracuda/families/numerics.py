@@ -86,6 +86,11 @@ def scaled(x: Array, factor: Any) -> Array:
     return x if isinstance(factor, (int, float)) and factor == 1 else x * factor
 
 
+def shifted(x: Array, by: Any) -> Array:
+    """`x` and a run-time value; `x` itself where that is a number, and 0."""
+    return x if isinstance(by, (int, float)) and by == 0 else x + by
+
+
 def masked(x: Array, mask: Array, none: float = 0) -> Array:
     """`x` where a mask holds, else `none`; `x` itself where the mask is known to hold."""
     library = library_of(mask)

@@ -8,7 +8,7 @@ group of eight elements in its low half, and the offset in its high half.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from itertools import count, pairwise
 from numbers import Integral
@@ -26,7 +26,10 @@ from baracuda.layouts import Part, Shape, contiguous
 from baracuda.libraries import Array, library_of
 
 Word: TypeAlias = Any
-"""32 bits, as an integer of Python or an array of int64."""
+"""32 bits, as an integer of Python or an array of int64, on a host of uint32."""
+
+Finish: TypeAlias = Callable[[Array, Array], Array]
+"""``(word, x) -> result`` of elements."""
 
 _TOP = 2**32 - 1
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -35,6 +38,7 @@ PART: dict[str, Normaliser] = {"part": optional(lies)}
 _ROUNDS = 10
 # Groups at a time on a host: temporaries of 128 KiB stay in a core's own cache.
 _BLOCK = 1 << 14
+_SHIFT, _LOW = np.uint64(32), np.uint64(_TOP)
 
 
 def seeds(seed: int, /, *, step: int | Array = 0) -> Iterator[dict[str, Any]]:
@@ -127,13 +131,10 @@ def words_of(
     size, many = math.prod(shape), 4 if whole else 8
     if part or not (library.readable(like) or not shape or shape[-1] % many):
         return _words_at(shape, part or (*shape, *(0,) * len(shape)), key, high, whole, xp, there)
+    if library.hosted and _plain(*key, *high) and (host := library.hosted(library.constant(like))):
+        found = _by_blocks(lambda word, _: word.astype(np.int64), host[0], size, key, high, whole)
+        return xp.reshape(host[1](found), shape)
     groups = max(-(-size // many), 1)
-    if library.hosted and all(isinstance(word, int) for word in (*key, *high)):
-        held = np.empty((groups, many), np.int64)
-        every = library.hosted(held, like)
-        if every is not None:
-            _fill(held, high, key, whole)
-            return xp.reshape(xp.reshape(every, (-1,))[:size], shape)
     step = _BLOCK if library.readable(like) else groups
 
     def drawn(first: int) -> Array:
@@ -157,26 +158,52 @@ def _of_counter(four: tuple[Word, ...], whole: bool) -> list[Word]:
     return [x for both in zip(four, between, strict=True) for x in both]
 
 
-def _fill(held: Any, high: tuple[int, int], key: tuple[int, int], whole: bool) -> None:
-    """Write the words of the elements of each counter, with the fewest passes of NumPy."""
-    for first in range(0, held.shape[0], _BLOCK):
-        part = held[first : first + _BLOCK]
-        a, b = np.divmod(np.arange(first, first + part.shape[0], dtype=np.uint64), 1 << 32)[::-1]
-        c, d = (np.full_like(a, word) for word in high)
-        left, right = np.empty_like(a), np.empty_like(a)
-        for turn in range(_ROUNDS):
-            # Signed products are faster, of the same bits. Of b and d the low halves count.
-            for x, by, product in zip((a, c), _MULTIPLIERS, (left, right), strict=True):
-                np.multiply(x.view(np.int64), by, out=product.view(np.int64))
-            for x, product, y, k, w in zip((a, c), (right, left), (b, d), key, _WEYL, strict=True):
-                np.right_shift(product, 32, out=x)
-                x ^= y
-                x ^= (k + turn * w) & _TOP
-                x &= _TOP
-            b, right, d, left = right, b, left, d
-        four = tuple([x.astype(np.uint32) for x in (a, b, c, d)])
-        for place, word in enumerate(_of_counter(four, whole)):
-            part[:, place] = word
+def _plain(*words: Any) -> bool:
+    """Whether nothing of a seed and an offset is traced."""
+    return all(isinstance(word, int) for word in words)
+
+
+def _by_blocks(
+    finish: Finish, x: Array, size: int, key: tuple[int, int], high: tuple[int, int], whole: bool
+) -> Array:
+    """What `finish` makes of so many words, of which memory holds those of one block at a time.
+
+    Beside them it is given the elements of `x`, if that has as many.
+    """
+    x, many, made = x.reshape(-1), 4 if whole else 8, None
+    for first in range(0, max(size, 1), _BLOCK * many):
+        part = slice(first, min(first + _BLOCK * many, size))
+        words = _on_host(first // many, -(-(part.stop - first) // many), key, high, whole)
+        found = finish(words[: part.stop - first], x[part])
+        made = np.empty(size, found.dtype) if made is None else made
+        made[part] = found
+    return made
+
+
+def _on_host(
+    first: int, groups: int, key: tuple[int, int], high: tuple[int, int], whole: bool
+) -> Array:
+    """The words of uint32 of so many counters from the first on, with the fewest passes."""
+    number = np.arange(first, first + groups, dtype=np.uint64)
+    a, b = number & _LOW, number >> _SHIFT
+    c, d = (np.full_like(a, word) for word in high)
+    left, right = np.empty_like(a), np.empty_like(a)
+    for turn in range(_ROUNDS):
+        # Signed products are faster, of the same bits. Of b and d the low halves count.
+        for x, by, product in zip((a, c), _MULTIPLIERS, (left, right), strict=True):
+            np.multiply(x.view(np.int64), np.int64(by), out=product.view(np.int64))
+        for x, product, y, k, w in zip((a, c), (right, left), (b, d), key, _WEYL, strict=True):
+            np.right_shift(product, _SHIFT, out=x)
+            x ^= y
+            x ^= np.uint64((k + turn * w) & _TOP)
+            x &= _LOW
+        b, right, d, left = right, b, left, d
+    four = tuple([x.astype(np.uint32) for x in (a, b, c, d)])
+    found = _of_counter(four, whole)
+    every = np.empty((groups, len(found)), np.uint32)
+    for place, word in enumerate(found):
+        every[:, place] = word
+    return every.reshape(-1)
 
 
 def _words_at(
@@ -219,13 +246,32 @@ def within(name: str, axes: Axes, options: dict[str, Any]) -> Mapping[str, int]:
     return {}
 
 
-def kept(
-    x: Array, p: Any, seed: Any, offset: Any, shape: Shape | None = None, part: Part | None = None
+def _finished(
+    finish: Finish, x: Array, seed: Any, offset: Any, whole: bool = False, part: Part | None = None
 ) -> Array:
+    """What `finish` makes of the word of each element of `x`, and of the element."""
+    library = library_of(x)
+    if library.hosted and not part:
+        key, high = words(seed), words(offset)
+        if _plain(*key, *high) and (host := library.hosted(x)):
+            drawn = _by_blocks(finish, host[0], math.prod(x.shape), key, high, whole)
+            return library.xp.reshape(host[1](drawn), x.shape)
+    with library.wide_integers():
+        return finish(words_of(x.shape, seed, offset, x, whole=whole, part=part), x)
+
+
+def _keeps(word: Array, p: Any) -> Array:
+    """Where a word is not below `p` times 2^32, rounded down."""
+    if not traced(p):
+        return word >= int(p * 2.0**32)
+    xp = library_of(word).xp
+    return word >= xp.astype(xp.floor(p * 2.0**32), word.dtype)
+
+
+def kept(x: Array, p: Any, seed: Any, offset: Any, part: Part | None = None) -> Array:
     """Where the words of the elements of `x` are not below `p` times 2^32, rounded down.
 
-    That is everywhere for ``p = 0``, and nowhere for ``p = 1``. Of another `shape`, and a `part` of
-    such a one, where elements share words.
+    That is everywhere for ``p = 0``, and nowhere for ``p = 1``.
 
     Parameters
     ----------
@@ -233,34 +279,39 @@ def kept(
     p : float, or an array without axes that nobody may read
     seed, offset : int, or what `words` takes
     """
-    library = library_of(x)
-    with library.wide_integers():
-        word = words_of(x.shape if shape is None else shape, seed, offset, x, part=part)
-        if not traced(p):
-            return word >= int(p * 2.0**32)
-        return word >= library.xp.astype(library.xp.floor(p * 2.0**32), word.dtype)
+    return _finished(lambda word, _: _keeps(word, p), x, seed, offset, part=part)
 
 
 def dropped(
     x: Array, p: Any, seed: Any, offset: Any, shape: Shape | None = None, part: Part | None = None
 ) -> Array:
-    """0 where `kept` says no, else `x`, scaled so that the mean stays."""
-    library = library_of(x)
-    xp = library.xp
-    # Where nothing is left, the quotient does not count.
-    scale = xp.astype(1 / (1 - p), x.dtype) if traced(p) else 1 / (1 - p) if p < 1 else 1.0
-    x, keep = x * scale, kept(x, p, seed, offset, shape, part)
-    found = library.masked(x, keep) if library.masked else None
-    return xp.where(keep, x, 0) if found is None else found
+    """0 where `kept` says no, else `x`, scaled so that the mean stays.
+
+    Of another `shape`, and a `part` of such a one, where elements share words.
+    """
+
+    def finish(word: Array, x: Array) -> Array:
+        library = library_of(x)
+        xp, keep = library.xp, _keeps(word, p)
+        # Where nothing is left, the quotient does not count.
+        scale = xp.astype(1 / (1 - p), x.dtype) if traced(p) else 1 / (1 - p) if p < 1 else 1.0
+        x = x * scale
+        found = library.masked(x, keep) if library.masked else None
+        return xp.where(keep, x, 0) if found is None else found
+
+    if shape is None:
+        return _finished(finish, x, seed, offset, part=part)
+    with library_of(x).wide_integers():
+        return finish(words_of(shape, seed, offset, x, part=part), x)
 
 
 def unit(like: Array, seed: Any, offset: Any, part: Part | None = None) -> Array:
     """A multiple of 2^-24 from 0 to below 1 for each element of `like`, in its dtype."""
-    library = library_of(like)
-    with library.wide_integers():
-        word = words_of(like.shape, seed, offset, like, whole=True, part=part)
-        top = library.xp.astype(word >> 8, like.dtype)
-    return top * 2.0**-24
+
+    def finish(word: Array, like: Array) -> Array:
+        return library_of(word).xp.astype(word >> 8, like.dtype) * 2.0**-24
+
+    return _finished(finish, like, seed, offset, whole=True, part=part)
 
 
 # Wichura's AS 241 (Applied Statistics 37, 1988), PPND7: the numerators and the denominators, from
@@ -273,28 +324,35 @@ _TAIL = ((1.4234372777, 2.7568153900, 1.3067284816, 0.17023821103),
 
 
 def gaussian(like: Array, seed: Any, offset: Any, part: Part | None = None) -> Array:
-    """A number of the standard normal distribution for each element of `like`, in its dtype.
+    """A number of the standard normal distribution for each element of `like`, in its dtype."""
+    return _finished(quantile, like, seed, offset, whole=True, part=part)
 
-    The quantile of (word + 1/2) 2^-32. It is found from the distance to 1/2 and to the nearer end,
-    which are exact or rounded once, so that nothing cancels.
+
+def quantile(word: Array, like: Array) -> Array:
+    """Where the standard normal distribution reaches (word + 1/2) 2^-32.
+
+    It is found from the distance to 1/2 and to the nearer end, which are exact or rounded once, so
+    that nothing cancels.
     """
-    library, dtype = library_of(like), like.dtype
-    xp = library.xp
-    with library.wide_integers():
-        word = words_of(like.shape, seed, offset, like, whole=True, part=part)
-        above = word >> 31
-        from_end = above * _TOP + (1 - 2 * above) * word
-        to_middle = xp.astype((1 << 31) - 1 - from_end, dtype)
-        sign, tail = xp.astype(2 * above - 1, dtype), xp.astype(from_end, dtype)
+    dtype, xp = like.dtype, library_of(word).xp
+    above = word >> 31
+    from_end = above * _TOP + (1 - 2 * above) * word
+    to_middle = xp.astype((1 << 31) - 1 - from_end, dtype)
+    sign, tail = 2 * xp.astype(above, dtype) - 1, xp.astype(from_end, dtype)
     q, p = (to_middle + 0.5) * 2.0**-32, (tail + 0.5) * 2.0**-32
     middle = q * _quotient(0.180625 - q * q, _MIDDLE)
     outside = _quotient(xp.sqrt(-xp.log(p)) - 1.6, _TAIL)
-    return sign * xp.where(q <= 0.425, middle, outside)
+    # No selection, on which libraries stall: both are finite.
+    near = xp.astype(q <= 0.425, dtype)
+    return sign * (near * middle + (1 - near) * outside)
 
 
 def _quotient(x: Array, coefficients: tuple[tuple[float, ...], ...]) -> Array:
     """Of two polynomials."""
-    first, second = [reduce(lambda y, c: y * x + c, c[::-1], 0.0 * x) for c in coefficients]
+    first, second = [
+        reduce(lambda y, c: y * x + c, low[::-1], top * x + high)
+        for *low, high, top in coefficients
+    ]
     return first / second
 
 

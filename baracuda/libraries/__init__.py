@@ -75,7 +75,7 @@ class Library:
     combined: Any = None  # of maxima and products a method, where there is an own way
     search: Any = None  # of a bad entry a method, where a device can do it while nobody waits
     log_softmax: Any = None  # along the last axis, NaN where nothing is above -inf
-    hosted: Any = None  # one that makes memory of NumPy an array, beside another
+    hosted: Any = None  # of an array on a host NumPy's view, and what takes such memory over
     masked: Any = None  # one that gives x where it is to be kept, else 0
 
     def takes(self, x: Array) -> bool:

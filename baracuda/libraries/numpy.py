@@ -97,8 +97,8 @@ class NumPy(Library):
     def frozen(self, x: Array) -> bool:
         return not x.flags.writeable
 
-    def hosted(self, x: Array, like: Array) -> Array:
-        return x
+    def hosted(self, x: Array) -> tuple[Array, Callable[[Array], Array]]:
+        return x, np.asarray
 
     def masked(self, x: Array, keep: Array) -> Array:
         # By bits: its `where` stalls on masks that no branch predictor can follow.

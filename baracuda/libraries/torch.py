@@ -232,8 +232,11 @@ class Torch(Library):
         narrows = kind in _REGIONS and torch.is_autocast_enabled(kind)
         return torch.autocast(kind, enabled=False) if narrows else _AS_IT_IS
 
-    def hosted(self, x: Any, like: Array) -> Array | None:
-        return torch.from_numpy(x) if self._at_hand(like) else None
+    def hosted(self, x: Array) -> tuple[Any, Callable[[Any], Array]] | None:
+        state = self.state((x,))
+        if not self.readable(x) or (state and state[0]) or x.dtype == torch.bfloat16:
+            return None
+        return x.detach().resolve_neg().numpy(), torch.from_numpy
 
     def masked(self, x: Array, keep: Array) -> Array | None:
         if not (self._at_hand(x) and _plain(x)):

@@ -11,6 +11,7 @@ from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import at_least, finite, positive, probability
 from baracuda.declaration.values import seed as bits
+from baracuda.families.numerics import scaled, shifted
 from baracuda.families.philox import PART, gaussian, kept, unit, within
 from baracuda.libraries import A, library_of
 
@@ -90,8 +91,8 @@ def bernoulli(
     >>> bc.bernoulli(np.empty(8), p=0.5, seed=3)
     array([0., 1., 1., 1., 0., 0., 0., 1.])
     """
-    xp = library_of(x).xp
-    return xp.where(kept(x, p, seed, offset, part=part), xp.zeros_like(x), xp.ones_like(x))
+    xp, keep = library_of(x).xp, kept(x, p, seed, offset, part=part)
+    return xp.astype(xp.logical_not(keep), x.dtype)
 
 
 @_op(
@@ -149,7 +150,7 @@ def uniform(
     >>> bc.uniform(np.empty(3), seed=3).round(3)
     array([0.817, 0.117, 0.656])
     """
-    return low + (high - low) * unit(x, seed, offset, part)
+    return shifted(scaled(unit(x, seed, offset, part), high - low), low)
 
 
 @_op(
@@ -207,4 +208,4 @@ def normal(
     >>> bc.normal(np.empty(3), seed=3).round(3)
     array([ 0.903, -1.191,  0.402])
     """
-    return mean + std * gaussian(x, seed, offset, part)
+    return shifted(scaled(gaussian(x, seed, offset, part), std), mean)

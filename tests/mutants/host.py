@@ -1224,8 +1224,8 @@ _EXAMPLES = (
     ),
     mutant(
         "random numbers are made of words that share nothing", "families/philox.py",
-        "word = words_of(like.shape, seed, offset, like, whole=True, part=part)\n        top",
-        "word = words_of(like.shape, seed, offset, like, part=part)\n        top",
+        "return _finished(finish, like, seed, offset, whole=True, part=part)",
+        "return _finished(finish, like, seed, offset, part=part)",
         "test_random.py::test_numbers_follow_from_the_seed_and_the_places_alone",
     ),
     mutant(
