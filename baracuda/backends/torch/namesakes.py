@@ -195,8 +195,8 @@ NAMESAKES: Mapping[str, Namesake] = {
     "add_layer_norm_backward": rows(
         "native_layer_norm_backward", add_layer_norm_backward, WIDE, suits=wide_only
     ),
-    "batch_norm": rows("addcmul", batch_norm, WIDE),
-    "batch_norm_backward": rows("addcmul", batch_norm_backward, WIDE),
+    "batch_norm": rows("native_batch_norm", batch_norm, WIDE),
+    "batch_norm_backward": rows("native_batch_norm", batch_norm_backward, WIDE),
     "batch_norm_inference": rows("native_batch_norm", batch_norm_inference, WIDE),
     "log_prob": rows("_log_softmax", log_prob, WIDE, suits=single),
     "log_prob_backward": rows("_softmax", log_prob_backward, WIDE, suits=pulled, corrected=True),

@@ -160,23 +160,32 @@ def group_norm_backward(
 
 
 def _deviations(x: Array) -> tuple[Array, ...]:
-    """What elements of channels differ from a number near the mean, and their squares.
+    """What elements of channels differ from a number near the mean, and memory of that size.
 
-    And that number, what is left of the mean, and the variances.
+    And that number, what is left of the mean, and the variances. The number is 0 where a mean is
+    no larger than the deviation: then the squares lose no digits.
     """
     others = [0, *range(2, x.ndim)]
-    near = x.mean(others)
-    d = x - _beside(near, x)
+    mean, squares = x.mean(others), x * x
+    variance = squares.mean(others).addcmul_(mean, mean, value=-1)
+    if bool((mean * mean <= variance).all()):
+        return x, squares, torch.zeros_like(mean), mean, variance
+    d = x - _beside(mean, x)
     rest = d.mean(others)
-    squares = d * d
-    variance = squares.mean(others).addcmul_(rest, rest, value=-1)
+    variance = torch.mul(d, d, out=squares).mean(others).addcmul_(rest, rest, value=-1)
     # Of elements that are all alike a rounding may be left, below 0.
-    return d, squares, near, rest, variance.clamp_(min=0)
+    return d, squares, mean, rest, variance.clamp_(min=0)
 
 
 def _beside(parameter: Array, x: Array) -> Array:
     """One of the channels, to broadcast with `x`."""
     return parameter.reshape(-1, *[1] * (x.ndim - 2))
+
+
+def _line(x: Array, slope: Array, start: Array) -> Array:
+    """Slopes of channels times `x`, from where they start: one pass, which broadcasts fast."""
+    none, one = torch.zeros_like(slope), torch.ones_like(slope)
+    return _batch_norm(x, slope, start, none, one, False, 0.0, 0.0)[0]
 
 
 def batch_norm(
@@ -188,8 +197,7 @@ def batch_norm(
     rate = rate if weight is None else rate.mul_(weight)
     start = rest.mul(rate).neg_()
     start = start if bias is None else start.add_(bias)
-    y = torch.addcmul(_beside(start, x), d, _beside(rate, x), out=d)
-    return y, near.add_(rest), variance
+    return _line(d, rate, start), near.add_(rest), variance
 
 
 def batch_norm_backward(
@@ -204,8 +212,7 @@ def batch_norm_backward(
     scale = rate if weight is None else rate * weight
     slope = (2 * dvar - scale * rate * dweight).div_(count)
     start = (dmean - scale * dbias).div_(count).addcmul_(slope, rest, value=-1)
-    dx = torch.addcmul(_beside(start, x), d, _beside(slope, x), out=d)
-    dx.addcmul_(dy, _beside(scale, x))
+    dx = _line(d, slope, start).addcmul_(dy, _beside(scale, x))
     return dx if weight is None else (dx, dweight, dbias)
 
 
