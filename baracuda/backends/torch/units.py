@@ -44,6 +44,12 @@ def _reglu_backward(dy: Array, a: Array, b: Array) -> tuple[Array, Array]:
     return torch.relu(b).mul_(dy), _kept(dy * a, b, 0)
 
 
+def _slopes(dy: Array, x: Array) -> Array:
+    """The gradient of `gelu` from the complementary error function."""
+    slope = torch.mul(x, -_ROOT).erfc_().mul_(0.5)
+    return slope.addcmul_(x, torch.mul(x, x).mul_(-0.5).exp_(), value=_DENSITY).mul_(dy)
+
+
 def _geglu(a: Array, b: Array, *, approximate: str) -> Array:
     return gelu(b, approximate=approximate).mul_(a)
 
@@ -59,7 +65,9 @@ def _geglu_backward(dy: Array, a: Array, b: Array, *, approximate: str) -> tuple
     return da, _times(slope, a, 0.5, slope).mul_(dy)
 
 
-def _unit(name: str, compute: Serve, *options: str, tail: int | None = None) -> Namesake:
+def _unit(
+    name: str, compute: Serve, *options: str, tail: int | None = None, few: Serve | None = None
+) -> Namesake:
     """What `compute` makes of arrays, halves of one of them apart.
 
     Parameters
@@ -71,12 +79,15 @@ def _unit(name: str, compute: Serve, *options: str, tail: int | None = None) -> 
         Those that it takes.
     tail : int, optional
         The array that decides which elements the body computes: all, from 1e30 on and at NaN.
+    few : callable, optional
+        What computes them in float64 instead, for results of float32 and no approximation.
     """
 
     def serving(problem: Problem) -> Serve:
         evaluate, (split, join) = body.evaluator(problem), _halves(problem)
         # oneDNN takes no array whose elements share memory.
         lie = [(0, x.shape, x.strides or contiguous(x.shape), 1) for x in problem.given]
+        precise = few if problem.options.get("approximate") == "none" else None
         folded = [i for i, memory in enumerate(lie) if overlaps_itself(memory)]
 
         def serve(*given: Array, **every: Any) -> Any:
@@ -88,10 +99,14 @@ def _unit(name: str, compute: Serve, *options: str, tail: int | None = None) -> 
             results = made if type(made) is tuple else (made,)
             if tail is not None and least < _TAIL:
                 # NumPy finds the few in half the time.
-                few = torch.from_numpy(np.flatnonzero(arrays[tail].detach().numpy() < _TAIL))
-                exact = evaluate([x.take(few) for x in arrays], {})
+                at = torch.from_numpy(np.flatnonzero(arrays[tail].detach().numpy() < _TAIL))
+                parts = [x.take(at) for x in arrays]
+                if precise is None or parts[0].dtype == torch.float64:
+                    exact = evaluate(parts, {})
+                else:
+                    exact = [x.float() for x in precise(*[x.double() for x in parts])]
                 for y, values in zip(results, exact, strict=True):
-                    y.put_(few, values)
+                    y.put_(at, values)
             return join(results)
 
         return serve
@@ -118,10 +133,28 @@ def _halves(problem: Problem) -> tuple[Serve, Serve]:
 
 UNITS = {
     "gelu": Namesake("erfc", lambda problem: gelu, WIDE),
-    "gelu_backward": _unit("gelu_backward", _gelu_backward, "approximate", tail=1),
+    "gelu_backward": _unit(
+        "gelu_backward",
+        _gelu_backward,
+        "approximate",
+        tail=1,
+        few=lambda dy, x: (_slopes(dy, x),),
+    ),
     "reglu": _unit("relu", _reglu),
     "reglu_backward": _unit("threshold_backward", _reglu_backward),
-    "geglu": _unit("erfc", _geglu, "approximate", tail=1),
-    "geglu_backward": _unit("erfc", _geglu_backward, "approximate", tail=2),
+    "geglu": _unit(
+        "erfc",
+        _geglu,
+        "approximate",
+        tail=1,
+        few=lambda a, b: (_geglu(a, b, approximate="none"),),
+    ),
+    "geglu_backward": _unit(
+        "erfc",
+        _geglu_backward,
+        "approximate",
+        tail=2,
+        few=lambda dy, a, b: _geglu_backward(dy, a, b, approximate="none"),
+    ),
 }
 """The functions that serve them."""
