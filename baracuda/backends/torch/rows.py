@@ -215,16 +215,6 @@ def _gradient(
     return powers if counts.all() else powers.masked_fill_(~counts, 0)
 
 
-def single(problem: Problem) -> bool:
-    """Whether entropies are not asked for."""
-    return whole(problem) and not problem.options["entropy"]
-
-
-def pulled(problem: Problem) -> bool:
-    """Whether entropies have no cotangent."""
-    return whole(problem) and len(problem.given) == 3
-
-
 def log_prob(
     logits: Array,
     target: Array,
@@ -236,17 +226,25 @@ def log_prob(
     entropy: bool,
     mode: str,
 ) -> Any:
-    """Of one class in each row."""
+    """Of one class in each row, and the entropies."""
     if softcap or temperature != 1:
         return None
     counts, at = classes(target.unsqueeze(-1), logits.shape[-1], ignore_index)
-    log = _log_softmax(logits, -1, False).gather(-1, at)
-    return log.masked_fill_(~counts, 0).squeeze(-1)
+    log = _log_softmax(logits, -1, False)
+    found = [log.gather(-1, at)]
+    if entropy:
+        total = log.exp().mul_(log).sum(-1, keepdim=True)
+        if has_nan(total):
+            # Nothing of an infinite logit is nothing.
+            total = log.exp().mul_(log.clamp_(min=-1e30)).sum(-1, keepdim=True)
+        found.append(total.neg_())
+    first, *more = [x.masked_fill_(~counts, 0).squeeze(-1) for x in found]
+    return (first, more[0]) if more else first
 
 
 def log_prob_backward(
     dlog_prob: Array,
-    dentropy: None,
+    dentropy: Array | None,
     logits: Array,
     target: Array,
     /,
@@ -259,10 +257,22 @@ def log_prob_backward(
     """Its gradient, from a softmax; rows of NaN have one where they are pulled at."""
     if softcap or temperature != 1:
         return None
-    powers = _softmax(logits, -1, False)
-    if has_nan(powers.select(-1, 0)):
+    if dentropy is None:
+        powers = _softmax(logits, -1, False)
+        if has_nan(powers.select(-1, 0)):
+            return None
+        return _gradient(powers, target, None, -dlog_prob, -1, ignore_index, "none", 0)
+    log = _log_softmax(logits, -1, False)
+    powers = log.exp()
+    room = powers * log
+    mean = room.sum(-1, keepdim=True)
+    if has_nan(mean):
         return None
-    return _gradient(powers, target, None, -dlog_prob, -1, ignore_index, "none", 0)
+    counts, at = classes(target.unsqueeze(-1), logits.shape[-1], ignore_index)
+    pull, spread = dlog_prob.unsqueeze(-1), dentropy.unsqueeze(-1)
+    dx = torch.addcmul(spread * mean - pull, log, spread, value=-1, out=room).mul_(powers)
+    dx.scatter_add_(-1, at, pull)
+    return dx if counts.all() else dx.masked_fill_(~counts, 0)
 
 
 def cross_entropy(

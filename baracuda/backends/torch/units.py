@@ -104,7 +104,7 @@ def _unit(
                 if precise is None or parts[0].dtype == torch.float64:
                     exact = evaluate(parts, {})
                 else:
-                    exact = [x.float() for x in precise(*[x.double() for x in parts])]
+                    exact = tuple([x.float() for x in precise(*[x.double() for x in parts])])
                 for y, values in zip(results, exact, strict=True):
                     y.put_(at, values)
             return join(results)
