@@ -147,7 +147,9 @@ def _weighed(normal: Array, casting: str) -> Array:
 def rms_norm(x: Array, weight: Array | None, eps: float, offset: float, casting: str) -> Array:
     """`x` over the root of the mean square of its last axis."""
     y = x * _rms(x, eps)
-    return y if weight is None else _weighed(y, casting) * (weight + offset)
+    if weight is None:
+        return y
+    return library_of(y).scaled(_weighed(y, casting), weight + offset)
 
 
 def rms_norm_backward(

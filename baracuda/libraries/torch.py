@@ -173,6 +173,13 @@ class Torch(Library):
         state = self.state((x,))
         return self.readable(x) and (state is None or state[0] != "traced")
 
+    def _bare(self, x: Array) -> bool:
+        """Whether `x` is readable, and nothing but values is asked of what is done with it."""
+        if not self.readable(x):
+            return False
+        state = self.state((x,))
+        return state is None or not state[0]
+
     def view(self, x: Array, dtype: str) -> Array:
         if not _compiling() and transforms() is not None:
             return _Viewed.apply(x, self.dtype(dtype))  # type: ignore[no-untyped-call]
@@ -233,8 +240,7 @@ class Torch(Library):
         return torch.autocast(kind, enabled=False) if narrows else _AS_IT_IS
 
     def hosted(self, x: Array) -> tuple[Any, Callable[[Any], Array]] | None:
-        state = self.state((x,))
-        if not self.readable(x) or (state and state[0]) or x.dtype == torch.bfloat16:
+        if not self._bare(x) or x.dtype == torch.bfloat16:
             return None
         return x.detach().resolve_neg().numpy(), torch.from_numpy
 

@@ -25,13 +25,17 @@ from baracuda.backends.torch.norms import (
     batch_norm_inference,
     group_norm,
     group_norm_backward,
+    l2_normalize,
+    l2_normalize_backward,
     layer_norm,
     layer_norm_backward,
     several,
+    short,
     wide_only,
 )
 from baracuda.backends.torch.rows import (
     binary_cross_entropy_backward,
+    binary_cross_entropy_with_logits,
     countable,
     cross_entropy,
     cross_entropy_backward,
@@ -50,6 +54,7 @@ from baracuda.backends.torch.rows import (
     softmax_backward,
     unmasked,
     unmeasured,
+    unraised,
 )  # fmt: skip
 from baracuda.backends.torch.units import UNITS
 from baracuda.calls import ranges
@@ -153,6 +158,9 @@ NAMESAKES: Mapping[str, Namesake] = {
     "prelu_backward": rows("_prelu_kernel_backward", _prelu_backward, WIDE),
     "glu": rows("glu", glu, suits=packed),
     "l1_loss_backward": rows("sign", l1_loss_backward, WIDE, corrected=True),
+    "binary_cross_entropy_with_logits": rows(
+        "lerp", binary_cross_entropy_with_logits, WIDE, suits=unraised, corrected=True
+    ),
     "binary_cross_entropy_backward": rows(
         "binary_cross_entropy_backward", binary_cross_entropy_backward, WIDE
     ),
@@ -181,6 +189,8 @@ NAMESAKES: Mapping[str, Namesake] = {
     "logsumexp_backward": rows("_softmax", logsumexp_backward, WIDE, corrected=True),
     "layer_norm": rows("native_layer_norm", layer_norm),
     "layer_norm_backward": rows("native_layer_norm_backward", layer_norm_backward, WIDE),
+    "l2_normalize": rows("linalg_vector_norm", l2_normalize, WIDE, suits=short),
+    "l2_normalize_backward": rows("linalg_vector_norm", l2_normalize_backward, WIDE, suits=short),
     "group_norm": rows("native_group_norm", group_norm, WIDE),
     "group_norm_backward": rows(
         "native_group_norm_backward", group_norm_backward, WIDE, suits=several

@@ -35,6 +35,7 @@ def _near(x: Array, mean: Array, rate: Array) -> bool:
 
 # Elements of a block of rows: its temporaries stay in a cache of 2 MiB and are not new memory.
 _BLOCK = 1 << 18
+_SHORT = 1 << 13
 
 
 def _in_blocks(count: int) -> Callable[[Serve], Serve]:
@@ -117,6 +118,34 @@ def add_layer_norm_backward(
     found = layer_norm_backward(dy, s, weight, eps=eps)
     (found if weight is None else found[0]).add_(ds)
     return found
+
+
+def short(problem: Problem) -> bool:
+    """Whether rows lie in C order, of which torch's norm loses no more than a sum does."""
+    x = problem.outputs[0]
+    end = problem.options["axis"] in (-1, len(x.shape) - 1)
+    dense = end and all(y.strides is None for y in problem.given)
+    return whole(problem) and dense and x.shape[-1] <= _SHORT
+
+
+def _over_length(x: Array, eps: float) -> tuple[Array, Array]:
+    """One over the Euclidean norm or, where that is less, over `eps`; and where it is less."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    small = length < eps
+    return length.masked_fill_(small, eps).reciprocal_(), small
+
+
+def l2_normalize(x: Array, /, *, axis: int, eps: float) -> Any:
+    """Rows over their norms."""
+    return x * _over_length(x, eps)[0]
+
+
+def l2_normalize_backward(dy: Array, x: Array, /, *, axis: int, eps: float) -> Any:
+    """The gradient, from norms that are made again."""
+    inverse, small = _over_length(x, eps)
+    room = dy * x
+    along = room.sum(-1, keepdim=True).mul_(inverse).mul_(inverse).masked_fill_(small, 0)
+    return torch.addcmul(dy, x, along, value=-1, out=room).mul_(inverse)
 
 
 def several(problem: Problem) -> bool:

@@ -31,6 +31,11 @@ def unmasked(problem: Problem) -> bool:
     return len(problem.given) == 1 and not problem.options["causal"] and last(problem)
 
 
+def unraised(problem: Problem) -> bool:
+    """Whether positive targets have no weight of their own."""
+    return whole(problem) and "pos_weight" not in {x.name for x in problem.given}
+
+
 def countable(problem: Problem) -> bool:
     """Whether there are classes, and rows."""
     return whole(problem) and bool(problem.outputs[0].size)
@@ -100,6 +105,21 @@ def binary_cross_entropy_backward(
 ) -> Any:
     """With the weights of elements."""
     return _entropy_backward(dloss, x, target, weight, REDUCTIONS[reduction])
+
+
+def binary_cross_entropy_with_logits(
+    x: Array, target: Array, weight: Any = None, pos_weight: None = None, /, *, reduction: str
+) -> Any:
+    """Between what a logit is above 0 and below, and the rest of a softplus: nothing cancels."""
+    above = torch.relu(x)
+    size = torch.sub(x, above, alpha=2)
+    each = above.lerp_(above - x, target).add_(size.exp_().log1p_())
+    each = each if weight is None else each.mul_(weight)
+    total = each.sum()
+    # Of an infinite logit the definition has a loss, and this none.
+    if math.isnan(total.item()):
+        return None
+    return each if reduction == "none" else total.div_(x.numel() if reduction == "mean" else 1)
 
 
 def l1_loss_backward(dloss: Array, x: Array, target: Array, /, *, reduction: str) -> Any:
