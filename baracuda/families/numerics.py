@@ -91,6 +91,14 @@ def shifted(x: Array, by: Any) -> Array:
     return x if isinstance(by, (int, float)) and by == 0 else x + by
 
 
+def plus(x: Array, y: Array, factor: Any) -> Array:
+    """`x` and a run-time value times `y`."""
+    if isinstance(factor, (int, float)):
+        own = library_of(x).plus
+        return own(x, y, factor) if own else x + scaled(y, factor)
+    return x + y * factor
+
+
 def masked(x: Array, mask: Array, none: float = 0) -> Array:
     """`x` where a mask holds, else `none`; `x` itself where the mask is known to hold."""
     library = library_of(mask)
@@ -136,7 +144,9 @@ def sigmoids(b: Array) -> tuple[Array, Array]:
 
 def sign(x: Array) -> Array:
     """-1, 0 or 1, without a slope; NaN at NaN. Not every library's own can be batched."""
-    xp = library_of(x).xp
+    library, xp = library_of(x), library_of(x).xp
+    if not has_slopes(x) and library.readable(x):
+        return xp.sign(x)
     return xp.where(x == x, xp.astype(x > 0, x.dtype) - xp.astype(x < 0, x.dtype), x)
 
 

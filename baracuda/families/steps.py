@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from baracuda.families.numerics import traced
+from baracuda.families.numerics import plus, traced
 from baracuda.families.philox import stochastic
 from baracuda.libraries import Array, library_of
 
@@ -60,9 +60,9 @@ def adam_step(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Adam's step without weight decay."""
     rest1, rest2 = rest(beta1, grad), rest(beta2, grad)
-    m = held(beta1, grad) * exp_avg + rest1 * grad
-    v = held(beta2, grad) * exp_avg_sq + rest2 * (grad * grad)
+    m = plus(held(beta1, grad) * exp_avg, grad, rest1)
+    v = plus(held(beta2, grad) * exp_avg_sq, grad * grad, rest2)
     rate = lr / correction(beta1, rest1, step, grad)
     unit = correction(beta2, rest2, step, grad) ** -0.5
     root = library_of(grad).xp.sqrt(v) * unit
-    return param - rate * (m / (root + eps)), m, v
+    return plus(param, m / (root + eps), -rate), m, v

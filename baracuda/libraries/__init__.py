@@ -1,7 +1,6 @@
 """One adapter per array library: the facts of an array that a plan depends on, and its allocator.
 
-An array's library is found from its type, once per type, without importing anything: an array of a
-library can only exist where that library is loaded.
+An array's library, which is loaded where there is one, is found from its type, once per type.
 """
 
 from __future__ import annotations
@@ -76,6 +75,7 @@ class Library:
     search: Any = None  # of a bad entry a method, where a device can do it while nobody waits
     log_softmax: Any = None  # along the last axis, NaN where nothing is above -inf
     hosted: Any = None  # of an array on a host NumPy's view, and what takes such memory over
+    plus: Any = None  # of x, y and a number a method that gives x + number*y in one pass
     masked: Any = None  # one that gives x where it is to be kept, else 0
 
     def takes(self, x: Array) -> bool:

@@ -251,6 +251,9 @@ class Torch(Library):
         bits = x.view(getattr(torch, f"int{8 * x.itemsize}"))
         return bits.bitwise_and_(keep.to(bits.dtype).neg_()).view(x.dtype)
 
+    def plus(self, x: Array, y: Array, factor: float) -> Array:
+        return torch.add(x, y, alpha=factor)
+
     def sigmoid(self, x: Array) -> Array:
         return torch.sigmoid(x)
 

@@ -17,7 +17,7 @@ from baracuda.declaration.roles import Role
 from baracuda.declaration.spec import Case, Kernel, Normaliser
 from baracuda.declaration.values import Number, counting, flag, nonzero, positive, real
 from baracuda.declaration.values import seed as bits
-from baracuda.families.numerics import sign
+from baracuda.families.numerics import plus, scaled, sign
 from baracuda.families.steps import adam_step, done, held, rest, unscaled
 from baracuda.libraries import A, Array
 
@@ -145,7 +145,7 @@ def adamw(
     (array([0.899, 1.099]), array([ 0.05, -0.2 ]))
     """
     g = unscaled(grad, grad_scale)
-    kept = (1 - lr * weight_decay) * param
+    kept = scaled(param, 1 - lr * weight_decay)
     new = adam_step(kept, g, exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step)
     return done(
         found_inf, copy, (stochastic_rounding, seed, offset), new, (param, exp_avg, exp_avg_sq)
@@ -203,7 +203,7 @@ def adam(
     array([0.9, 1.1])
     """
     g = unscaled(grad, grad_scale)
-    g = g + weight_decay * param
+    g = plus(g, param, weight_decay)
     new = adam_step(param, g, exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step)
     return done(
         found_inf, copy, (stochastic_rounding, seed, offset), new, (param, exp_avg, exp_avg_sq)
@@ -285,18 +285,18 @@ def sgd(
     >>> bc.sgd(np.ones(2), np.ones(2), np.ones(2), lr=0.1, momentum=0.9)
     (array([0.81, 0.81]), array([1.9, 1.9]))
     """
-    g = unscaled(grad, grad_scale) + weight_decay * param
+    g = plus(unscaled(grad, grad_scale), param, weight_decay)
     if momentum_buffer is None:
         return done(
-            found_inf, copy, (stochastic_rounding, seed, offset), (param - lr * g,), (param,)
+            found_inf, copy, (stochastic_rounding, seed, offset), (plus(param, g, -lr),), (param,)
         )
-    buffer = momentum * momentum_buffer + (1 - dampening) * g
-    along = g + momentum * buffer if nesterov else buffer
+    buffer = plus(momentum * momentum_buffer, g, 1 - dampening)
+    along = plus(g, buffer, momentum) if nesterov else buffer
     return done(
         found_inf,
         copy,
         (stochastic_rounding, seed, offset),
-        (param - lr * along, buffer),
+        (plus(param, along, -lr), buffer),
         (param, momentum_buffer),
     )
 
@@ -366,9 +366,9 @@ def lion(
     (array([0.9, 1.1]), array([ 0.005, -0.02 ]))
     """
     g = unscaled(grad, grad_scale)
-    along = sign(held(beta1, g) * exp_avg + rest(beta1, g) * g)
-    average = held(beta2, g) * exp_avg + rest(beta2, g) * g
-    new = (1 - lr * weight_decay) * param - lr * along, average
+    along = sign(plus(held(beta1, g) * exp_avg, g, rest(beta1, g)))
+    average = plus(held(beta2, g) * exp_avg, g, rest(beta2, g))
+    new = plus(scaled(param, 1 - lr * weight_decay), along, -lr), average
     return done(found_inf, copy, (stochastic_rounding, seed, offset), new, (param, exp_avg))
 
 
@@ -415,4 +415,4 @@ def ema(average: A, value: Array, /, *, decay: float, **dispatch: Unpack[Dispatc
     >>> bc.ema(np.zeros(2), np.asarray([1.0, -2.0]), decay=0.75)
     array([ 0.25, -0.5 ])
     """
-    return average + rest(decay, value) * (value - average)
+    return plus(average, value - average, rest(decay, value))
