@@ -129,11 +129,13 @@ def words_of(
     }  # fmt: skip
     key, high = words(seed), words(offset)
     size, many = math.prod(shape), 4 if whole else 8
+    start = _start(shape, part)
+    by_number = library.hosted and _plain(*key, *high)
+    if by_number and start is not None and (host := library.hosted(library.constant(like))):
+        found = _by_blocks(_widened, np.empty(0), start, size, key, high, whole)
+        return xp.reshape(host[1](found), shape)
     if part or not (library.readable(like) or not shape or shape[-1] % many):
         return _words_at(shape, part or (*shape, *(0,) * len(shape)), key, high, whole, xp, there)
-    if library.hosted and _plain(*key, *high) and (host := library.hosted(library.constant(like))):
-        found = _by_blocks(lambda word, _: word.astype(np.int64), host[0], size, key, high, whole)
-        return xp.reshape(host[1](found), shape)
     groups = max(-(-size // many), 1)
     step = _BLOCK if library.readable(like) else groups
 
@@ -163,9 +165,24 @@ def _plain(*words: Any) -> bool:
     return all(isinstance(word, int) for word in words)
 
 
+def _start(shape: Shape, part: Part | None) -> int | None:
+    """The number of the first element, where they follow each other; None where they do not."""
+    if not part:
+        return 0
+    extents, (first, *others) = part[: len(shape)], part[len(shape) :]
+    if not isinstance(first, int) or extents[1:] != shape[1:] or any(x != 0 for x in others):
+        return None
+    return first * math.prod(shape[1:])
+
+
+def _widened(word: Array, _: Array) -> Array:
+    return word.astype(np.int64)
+
+
 def _by_blocks(
-    finish: Finish, x: Array, size: int, key: tuple[int, int], high: tuple[int, int], whole: bool
-) -> Array:
+    finish: Finish, x: Array, start: int, size: int, key: tuple[int, int], high: tuple[int, int],
+    whole: bool,
+) -> Array:  # fmt: skip
     """What `finish` makes of so many words, of which memory holds those of one block at a time.
 
     Beside them it is given the elements of `x`, if that has as many.
@@ -173,8 +190,10 @@ def _by_blocks(
     x, many, made = x.reshape(-1), 4 if whole else 8, None
     for first in range(0, max(size, 1), _BLOCK * many):
         part = slice(first, min(first + _BLOCK * many, size))
-        words = _on_host(first // many, -(-(part.stop - first) // many), key, high, whole)
-        found = finish(words[: part.stop - first], x[part])
+        group, before = divmod(start + first, many)
+        end = before + part.stop - first
+        words = _on_host(group, -(-end // many), key, high, whole)
+        found = finish(words[before:end], x[part])
         made = np.empty(size, found.dtype) if made is None else made
         made[part] = found
     return made
@@ -250,11 +269,12 @@ def _finished(
     finish: Finish, x: Array, seed: Any, offset: Any, whole: bool = False, part: Part | None = None
 ) -> Array:
     """What `finish` makes of the word of each element of `x`, and of the element."""
-    library = library_of(x)
-    if library.hosted and not part:
+    library, start = library_of(x), _start(x.shape, part)
+    if library.hosted and start is not None:
         key, high = words(seed), words(offset)
         if _plain(*key, *high) and (host := library.hosted(x)):
-            drawn = _by_blocks(finish, host[0], math.prod(x.shape), key, high, whole)
+            size = math.prod(x.shape)
+            drawn = _by_blocks(finish, host[0], start, size, key, high, whole)
             return library.xp.reshape(host[1](drawn), x.shape)
     with library.wide_integers():
         return finish(words_of(x.shape, seed, offset, x, whole=whole, part=part), x)

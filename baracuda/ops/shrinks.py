@@ -9,6 +9,7 @@ from baracuda.calls.op import op
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import ordered, positive
+from baracuda.families.numerics import plus
 from baracuda.libraries import A, Array, library_of
 
 __all__ = ["hardshrink", "hardshrink_backward", "softshrink", "softshrink_backward", "tanhshrink",
@@ -245,7 +246,7 @@ def tanhshrink(x: A, /, **dispatch: Unpack[Dispatch]) -> A:
     levels = 9 if x.dtype == xp.float64 else 5
     num, den = square, 2 * levels + 1
     for odd in range(2 * levels - 1, 1, -2):
-        num, den = square * den, odd * den + num
+        num, den = square * den, plus(num, den, odd)
     near = small * (num / (den + num))
     # No selection, on which libraries stall: up to 1 the rest is 0.
     return near + ((x - small) - (xp.tanh(x) - xp.tanh(small)))
