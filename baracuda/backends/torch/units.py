@@ -27,10 +27,15 @@ def _times(x: Array, y: Array, factor: float, out: Array | None = None) -> Array
     return torch.addcmul(_NONE[x.dtype], x, y, value=factor, out=out)
 
 
+def _tail(x: Array) -> Array:
+    """Twice the weight of `x` in its `gelu`."""
+    return torch.mul(x, -_ROOT).erfc_()
+
+
 def gelu(x: Array, /, *, approximate: str) -> Array:
     """By the complementary error function, or a sigmoid: neither cancels below 0."""
     if approximate == "none":
-        weight = torch.mul(x, -_ROOT).erfc_()
+        weight = _tail(x)
         return _times(weight, x, 0.5, weight)
     weight = torch.mul(x, x).mul_(_SCALE * _CUBE).add_(_SCALE).mul_(x).sigmoid_()
     return weight.mul_(x)
@@ -46,7 +51,7 @@ def _reglu_backward(dy: Array, a: Array, b: Array) -> tuple[Array, Array]:
 
 def _slopes(dy: Array, x: Array) -> Array:
     """The gradient of `gelu` from the complementary error function."""
-    slope = torch.mul(x, -_ROOT).erfc_().mul_(0.5)
+    slope = _tail(x).mul_(0.5)
     return slope.addcmul_(x, torch.mul(x, x).mul_(-0.5).exp_(), value=_DENSITY).mul_(dy)
 
 
