@@ -34,6 +34,7 @@ from baracuda.backends.torch.norms import (
     wide_only,
 )
 from baracuda.backends.torch.rows import (
+    binary_cross_entropy,
     binary_cross_entropy_backward,
     binary_cross_entropy_with_logits,
     countable,
@@ -158,6 +159,7 @@ NAMESAKES: Mapping[str, Namesake] = {
     "prelu_backward": rows("_prelu_kernel_backward", _prelu_backward, WIDE),
     "glu": rows("glu", glu, suits=packed),
     "l1_loss_backward": rows("sign", l1_loss_backward, WIDE, corrected=True),
+    "binary_cross_entropy": rows("lerp", binary_cross_entropy, WIDE),
     "binary_cross_entropy_with_logits": rows(
         "lerp", binary_cross_entropy_with_logits, WIDE, suits=unraised, corrected=True
     ),

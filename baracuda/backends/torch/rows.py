@@ -107,6 +107,24 @@ def binary_cross_entropy_backward(
     return _entropy_backward(dloss, x, target, weight, REDUCTIONS[reduction])
 
 
+def _total(each: Array, weight: Any, reduction: str) -> Array:
+    """Losses by the weights of elements, and what becomes of them."""
+    each = each if weight is None else each.mul_(weight)
+    if reduction == "none":
+        return each
+    total = each.sum()
+    return total.div_(each.numel()) if reduction == "mean" else total
+
+
+def binary_cross_entropy(
+    x: Array, target: Array, weight: Any = None, /, *, reduction: str
+) -> Array:
+    """Between the logarithms of both probabilities, of one sign: nothing cancels."""
+    on = x.log().clamp_min_(-100)
+    off = x.neg().log1p_().clamp_min_(-100)
+    return _total(off.lerp_(on, target).neg_(), weight, reduction)
+
+
 def binary_cross_entropy_with_logits(
     x: Array, target: Array, weight: Any = None, pos_weight: None = None, /, *, reduction: str
 ) -> Any:
@@ -114,12 +132,9 @@ def binary_cross_entropy_with_logits(
     above = torch.relu(x)
     size = torch.sub(x, above, alpha=2)
     each = above.lerp_(above - x, target).add_(size.exp_().log1p_())
-    each = each if weight is None else each.mul_(weight)
-    total = each.sum()
+    loss = _total(each, weight, reduction)
     # Of an infinite logit the definition has a loss, and this none.
-    if math.isnan(total.item()):
-        return None
-    return each if reduction == "none" else total.div_(x.numel() if reduction == "mean" else 1)
+    return None if has_nan(loss) else loss
 
 
 def l1_loss_backward(dloss: Array, x: Array, target: Array, /, *, reduction: str) -> Any:
