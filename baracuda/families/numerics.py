@@ -256,16 +256,20 @@ def square_unit(largest: Array) -> Array:
 def usual(size: Array) -> bool:
     """Whether all sizes are known to be 0, or such that the `square_unit` of each is 1."""
     library = library_of(size)
-    if library.differentiates or not library.readable(size):
+    if has_slopes(size) or not library.readable(size):
         return False
-    end = 2.0 ** (40 if size.dtype == library.xp.float32 else 320)
-    return bool(library.xp.all(((size <= end) & (size >= 1 / end)) | (size == 0)))
+    xp = library.xp
+    end = 2.0 ** (40 if size.dtype == xp.float32 else 320)
+    if 0 in size.shape or not xp.max(size) <= end:
+        return 0 in size.shape
+    # Where no size is 0 two passes tell that write nothing.
+    return bool(xp.min(size) >= 1 / end) or bool(xp.all((size >= 1 / end) | (size == 0)))
 
 
 def root(total: Array, p: float) -> Array:
     """The p-th root, with slope 0 at 0."""
-    library, xp = library_of(total), library_of(total).xp
-    if not library.differentiates:
+    xp = library_of(total).xp
+    if not has_slopes(total):
         return xp.sqrt(total) if p == 2 else total ** (1 / p)
     zero = total == 0
     safe = xp.where(zero, 1, total)

@@ -84,7 +84,7 @@ def _pool(x: Array, p: float, kernel: Any, stride: Any, ceil_mode: bool) -> Arra
     size = xp.abs(x)
     if p == 2 and usual(size):
         # To multiply by a unit of 1 would change nothing.
-        return root(reduce(add, (xp.square(cells) for cells in slide(x))), p)
+        return root(reduce(add, slide(xp.square(x))), p)
     largest = reduce(xp.maximum, slide(size))
     if p == 2:
         scale = square_unit(largest)
