@@ -18,7 +18,7 @@ from baracuda.testing.cases import Call, apart, subjects, to_numpy
 MARKS = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-    pytest.mark.usefixtures("nothing_is_pending"),
+    pytest.mark.usefixtures("at_rest"),
 ]
 
 LIBRARIES = [name for name in ("torch", "cupy") if find_spec(name)]

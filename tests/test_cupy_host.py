@@ -276,17 +276,17 @@ def test_what_was_found_is_raised_when_it_is_there() -> None:
 
     ended: list[bool] = []
     looks = look(0, True, 0, 0, 3), look(1, True, 1, 4, 9), look(2, False, 1, 0, -1)
-    ranges._looks.extend(looks)
+    ranges.begun.extend(looks)
     with pytest.raises(IndexError, match=r"gather: index: .* < 4, got 9 at position \(1, 1\)"):
         ranges.raise_found()
     # What is still looked for is left alone; who asks for it waits.
     ranges.raise_found()
-    assert [len(ranges._looks), waited] == [1, []]
+    assert [len(ranges.begun), waited] == [1, []]
     ended[2] = True
     with pytest.raises(IndexError, match=r"got -1 at position \(0, 0\)"):
         bc.check_errors()
     assert waited == [2]
-    assert not ranges._looks
+    assert not ranges.begun
 
 
 def test_what_cannot_be_loaded_claims_nothing() -> None:

@@ -219,3 +219,20 @@ def test_the_switch_counts_when_it_is_thrown() -> None:
         torch.use_deterministic_algorithms(False)
     torch.testing.assert_close(got, want)
     assert bc.gather_backward.plan(dout, index, **SCATTER).sku.variant.startswith("atomics, ")
+
+
+@pytest.mark.parametrize("backend", ["cupy", "torch"])
+def test_a_search_that_goes_on_ends_no_capture(
+    backend: str, table: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """Of a body, whose next call is recorded while nobody knows what was found."""
+    src, index = table
+    want = bc.gather(src, index, axis=1, backend=backend)
+    bc.check_errors()
+    torch.cuda._sleep(200_000_000)
+    bc.gather(src, index, axis=1, backend=backend)
+    with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+        y = bc.gather(src, index, axis=1, backend="torch")
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, want)

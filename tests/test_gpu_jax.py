@@ -37,7 +37,7 @@ def has_gpu() -> bool:
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not has_gpu(), reason="needs an NVIDIA GPU that JAX sees"),
-    pytest.mark.usefixtures("nothing_is_pending"),
+    pytest.mark.usefixtures("at_rest"),
 ]
 
 EVERY = list(subjects(libraries=["jax"], device="cuda"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import baracuda as bc
-from baracuda.calls import check, ranges
+from baracuda.calls import body, check, ranges
 from baracuda.calls.op import registry
 from baracuda.declaration.dispatch import DEFAULT
 from baracuda.libraries import library
@@ -39,7 +39,7 @@ class Device:
 @pytest.fixture
 def device() -> Iterator[Device]:
     yield Device()
-    ranges._looks.clear()
+    ranges.begun.clear()
 
 
 def problem(device: Device, op: str, *arrays: Any, **options: Any) -> Any:
@@ -64,6 +64,17 @@ def test_check_errors_waits_for_a_search(device: Device) -> None:
     with pytest.raises(IndexError, match=r"got -1 at position \(0, 0\)"):
         bc.check_errors()
     bc.check_errors()
+
+
+def test_any_body_raises_what_a_search_found(device: Device) -> None:
+    arrays = np.ones((2, 4)), np.full((2, 3), 4)
+    ranges.check(problem(device, "gather", *arrays, axis=1), arrays)
+    run = body.runner(problem(device, "relu", np.ones(3)))
+    run([np.ones(3)], None, False, {})
+    device.ended = True
+    with pytest.raises(IndexError, match=r"got 4 at position \(0, 0\)"):
+        run([np.ones(3)], None, False, {})
+    run([np.ones(3)], None, False, {})
 
 
 def test_nothing_is_searched_where_nothing_raises(device: Device) -> None:

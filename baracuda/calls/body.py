@@ -124,6 +124,8 @@ def runner(problem: Problem) -> Runner:
     ) -> Any:
         if checked:
             ranges.check(problem, arrays)
+        elif ranges.begun:
+            ranges.raise_found()
         with library.running(problem.device):
             if outs is None:
                 results = rounded(arrays, scalars)

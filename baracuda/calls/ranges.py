@@ -21,7 +21,7 @@ class Look(NamedTuple):
     Attributes
     ----------
     ended : callable
-        Whether what was found may be read.
+        Whether what was found may be read. It asks no driver: that would end a capture.
     wait : callable
         Returns when it may.
     found : callable
@@ -41,7 +41,8 @@ class Look(NamedTuple):
     shape: Shape
 
 
-_looks: deque[Look] = deque()
+begun: deque[Look] = deque()
+"""Searches whose results nobody has seen yet."""
 
 
 def check(problem: Problem, arrays: Sequence[Array]) -> None:
@@ -99,10 +100,10 @@ def _begin(problem: Problem, name: str, index: Array) -> None:
     if search is None or 0 in index.shape:
         return
     with problem.library.running(problem.device):
-        begun = search(index, partial(outside, problem, name))
-    if begun:
-        ended, done, found = begun
-        _looks.append(Look(ended, done, found, problem, name, tuple(index.shape)))
+        look = search(index, partial(outside, problem, name))
+    if look:
+        ended, done, found = look
+        begun.append(Look(ended, done, found, problem, name, tuple(index.shape)))
 
 
 def raise_found() -> None:
@@ -113,13 +114,13 @@ def raise_found() -> None:
     IndexError
         For the first index out of range.
     """
-    while _looks:
+    while begun:
         try:
-            look = _looks.popleft()
+            look = begun.popleft()
         except IndexError:  # another thread was first
             return
         if not look.ended():
-            _looks.appendleft(look)
+            begun.appendleft(look)
             return
         there, place, value = look.found()
         if there:
@@ -130,6 +131,6 @@ def raise_found() -> None:
 
 def wait() -> None:
     """Wait for all searches, then raise what they found."""
-    for look in tuple(_looks):
+    for look in tuple(begun):
         look.wait()
     raise_found()

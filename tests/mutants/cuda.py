@@ -670,6 +670,11 @@ _CUPY = (
         "        if there:\n", "        if False:\n",
         "test_cupy_host.py::test_what_was_found_is_raised_when_it_is_there",
     ),
+    mutant(
+        "any body raises what a search found", "calls/body.py",
+        "elif ranges.begun:", "elif False:",
+        "test_ranges.py::test_any_body_raises_what_a_search_found",
+    ),
 )  # fmt: skip
 
 MUTANTS = (*_STORE, *_WHEELS, *_GEOMETRY, *_CALLS, *_VALUES, *_FRAMES, *_CUPY)

@@ -329,6 +329,8 @@ def runner(problem: Problem, found: Namesake, otherwise: Runner) -> Runner:
     ) -> Any:
         if checked:
             ranges.check(problem, arrays)
+        elif ranges.begun:
+            ranges.raise_found()
         # Where products of such a value overflow, torch's functions differ from each other.
         if scalars and any(abs(x) > _LARGEST for x in scalars.values()):
             return otherwise(arrays, outs, accumulate, scalars)
