@@ -39,6 +39,8 @@ TensorGuards = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards"
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 # Elements of a product that are computed at a time.
 _PART = 1 << 26
+# Factors from here on may be beyond float32.
+_FAR = 2.0**127
 
 
 class Torch(Library):
@@ -255,7 +257,8 @@ class Torch(Library):
         return bits.bitwise_and_(keep.to(bits.dtype).neg_()).view(x.dtype)
 
     def plus(self, x: Array, y: Array, factor: float) -> Array:
-        return torch.add(x, y, alpha=factor)
+        # torch refuses a factor beyond the range of the dtype.
+        return torch.add(x, y, alpha=factor) if abs(factor) < _FAR else x + factor * y
 
     def sigmoid(self, x: Array) -> Array:
         return torch.sigmoid(x)

@@ -297,15 +297,16 @@ def log_prob_backward(
         if has_nan(powers.select(-1, 0)):
             return None
         return _gradient(powers, target, None, -dlog_prob, -1, ignore_index, "none", 0)
-    log = _log_softmax(logits, -1, False)
-    powers = log.exp()
-    room = powers * log
+    # Below the largest: logits that are alike differ by nothing from their mean.
+    below, powers = logits - logits.amax(-1, keepdim=True), _softmax(logits, -1, False)
+    room = powers * below
     mean = room.sum(-1, keepdim=True)
     if has_nan(mean):
         return None
     counts, at = classes(target.unsqueeze(-1), logits.shape[-1], ignore_index)
     pull, spread = dlog_prob.unsqueeze(-1), dentropy.unsqueeze(-1)
-    dx = torch.addcmul(spread * mean - pull, log, spread, value=-1, out=room).mul_(powers)
+    apart = torch.sub(mean, below, out=below)
+    dx = torch.addcmul(pull.neg(), apart, spread, out=room).mul_(powers)
     dx.scatter_add_(-1, at, pull)
     return dx if counts.all() else dx.masked_fill_(~counts, 0)
 
