@@ -152,7 +152,7 @@ class Cut(NamedTuple):
 class Sums(NamedTuple):
     """What is added up, or joined by a functor; into the dtype `to`, where that is another.
 
-    `more`: arrays of which the functor makes terms, beside the values.
+    Where the functor makes terms: rows `beside` the values, and what is `known` of the target's.
     """
 
     dtype: str
@@ -161,7 +161,13 @@ class Sums(NamedTuple):
     add: bool = False
     scalars: str = ""
     tags: tuple[str, ...] = ()
-    more: Sequence[View] = ()
+    beside: View | None = None
+    known: View | None = None
+
+    @property
+    def terms(self) -> bool:
+        """Whether the functor makes terms."""
+        return self.beside is not None or self.known is not None
 
 
 def cut_of(call: Call, lanes: Lanes) -> Cut | None:
@@ -346,18 +352,20 @@ def total(
         return None
     size, to = own.itemsize, named(sums.to or sums.dtype)
     steps = (lanes.steps[0] * size, lanes.steps[2] * to.itemsize)
-    arguments = Packer(False).pointers(7 + len(sums.more)).scalars(sums.scalars)
+    # What a functor does not take is never read.
+    more = [view or values for view in (sums.beside, sums.known)] if sums.terms else []
+    arguments = Packer(False).pointers(7 + len(more)).scalars(sums.scalars)
     arguments.add("I", lanes.length, lanes.extent, cut.slots, cut.shift)
     arguments.add("i", *steps, lanes.count * accumulate.itemsize)
     arguments.add("I", lanes.count, chunks).extents(chunks, code="I")
     arguments.add("I", cut.pieces, groups, min(long, groups * chunks), 0)
-    views = (*slots, values.slot, target.slot, parts, *[x.slot for x in sums.more])
+    views = (*slots, values.slot, target.slot, parts, *[view.slot for view in more])
     front = [(slot, 0) for slot in views]
 
     wider = to.itemsize > size
     once = tuning.elements_adding if sums.add or wider else tuning.elements[size]
     once = min(once, tuning.elements_finished) if sums.functor else once
-    if sums.more and sums.more[0] != values:
+    if sums.beside is not None:
         once = min(once, tuning.elements_of_two)
     template = f"{own.short}, {width}, {rows}, {once}, {flag(sums.add)}, {flag(beside > 1)}"
     kind = f", {to.short}" if to is not own or sums.functor else ""

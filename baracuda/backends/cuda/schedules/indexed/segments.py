@@ -6,7 +6,7 @@ rows, a kernel of `by_row.cuh`, makes the result, and of ties also what is summe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 
 from baracuda.backends.cuda.geometry import Packer, View, at_most, divisor
@@ -42,16 +42,18 @@ class Segments(Work):
         return Lanes(True, [], self.count, self.rows, self.extent, steps, 0, views)
 
     def joined(
-        self, values: View, dtype: str, functor: str = "", more: Sequence[View] = ()
-    ) -> View:
+        self, values: View, dtype: str, functor: str = "",
+        beside: View | None = None, known: View | None = None,
+    ) -> View:  # fmt: skip
         """The sum of the rows of each segment, or what a functor makes of them.
 
-        `more`: rows beside these, and what is known of segments, where the functor makes terms.
+        The functor makes terms of rows `beside` these, or of what is `known` of segments.
         """
-        own = self.call.problem.dtype if more else dtype
         target = self.room((self.extent, *self.row), dtype)
-        kind = f"{functor}<{named(own).short}>" if more else functor
-        sums = lists.Sums(own, kind, dtype, tags=(functor or "sums",), more=more)
+        sums = lists.Sums(dtype, functor, dtype, False, "", (functor or "sums",), beside, known)
+        if sums.terms:
+            own = self.call.problem.dtype
+            sums = sums._replace(dtype=own, functor=f"{functor}<{named(own).short}>")
         self.add_up(self._lanes(values, target), sums)
         return target
 
@@ -89,12 +91,12 @@ class Segments(Work):
 
 def _softmax(work: Segments, data: View) -> None:
     top = work.joined(data, work.call.problem.dtype, "Highest")
-    sums = work.joined(data, work.wide, "Powers", (data, top))
+    sums = work.joined(data, work.wide, "Powers", known=top)
     work.by_row("Ratio", data, known=top, sums=sums, last=True)
 
 
 def _softmax_backward(work: Segments, dy: View, y: View) -> None:
-    sums = work.joined(dy, work.wide, "Products", (y, dy))
+    sums = work.joined(dy, work.wide, "Products", beside=y)
     work.by_row("Slope", dy, y, sums=sums, last=True)
 
 
