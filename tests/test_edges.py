@@ -3,6 +3,7 @@
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
 import array_api_strict as strict
 import jax
@@ -800,3 +801,25 @@ def test_a_cell_of_zero_beside_an_infinite_one_has_no_slope(library, p):
     y = bc.lp_pool1d(x, **options)
     assert float(y[0]) == math.inf
     assert float(bc.lp_pool1d_backward(dy, x, y, **options)[1]) == 0
+
+
+@pytest.mark.parametrize("xp", [np, torch, jnp], ids=["numpy", "torch", "jax"])
+def test_either_cotangent_of_log_probabilities_may_be_left_out(xp: Any) -> None:
+    rng = np.random.default_rng(0)
+    made = [rng.standard_normal(s).astype(np.float32) for s in ((3,), (3, 4), (5, 4), (3, 5))]
+    pull, hidden, weight, logits = map(xp.asarray, made)
+    target, none = xp.asarray(np.array([0, 4, 2])), xp.zeros_like(pull)
+    for op, arrays in (
+        (bc.log_prob_backward, (logits, target)),
+        (bc.linear_log_prob_backward, (hidden, weight, target)),
+        (bc.linear_log_prob_with_gradient, (hidden, weight, target)),
+    ):
+        for left_out, zeros in (((None, pull), (none, pull)), ((pull, None), (pull, none))):
+            got, want = op(*left_out, *arrays), op(*zeros, *arrays)
+            # Without a cotangent of entropies there are no entropies, but the same gradients.
+            more, full = (x[-2:] if isinstance(x, tuple) else (x,) for x in (got, want))
+            for x, y in zip(more, full, strict=True):
+                np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-5, atol=1e-6)
+    assert bc.log_prob_backward.plan(None, pull, logits, target).sku.op == "log_prob_backward"
+    with pytest.raises(TypeError, match="dlog_prob: expected an array"):
+        bc.log_prob_backward(None, None, logits, target)

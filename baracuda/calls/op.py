@@ -100,8 +100,10 @@ class Op(Generic[P, R]):
             plan = alias = None
         if plan is None or (state is not None and state[0] == "traced"):
             self._signature_check(arrays, {**options, **scalars})
+            if (given := check.completed(self.spec, arrays)) is not arrays:
+                return self(*given, **options, **scalars)
             if self._lists.takes(arrays):
-                return self._lists.run(arrays, options, scalars)  # type: ignore[no-any-return, arg-type]
+                return self._lists.run(arrays, options, scalars)  # type: ignore[no-any-return]
             if alias is None and (given := autocast.settled(self.spec, arrays)) is not arrays:
                 return self(*given, **options, **scalars)
             # Where nothing watches the arrays, no route does.
@@ -188,7 +190,8 @@ class Op(Generic[P, R]):
         """The call as torch's graphs, modes and subclasses see it: one operator."""
         if self._lists.takes(arrays):
             return lists.each(self, arrays, options)
-        return in_graph(torch, self, arrays, options, self._in_graphs)
+        given = check.completed(self.spec, arrays, torch.zeros_like)
+        return in_graph(torch, self, given, options, self._in_graphs)
 
     def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan[R]:
         """Choose once: the plan that a call with these arguments runs.
@@ -214,7 +217,7 @@ class Op(Generic[P, R]):
         self._signature_check(arrays, {**dict.fromkeys(self._scalars, 0.0), **given})
         if self._lists.takes(arrays):
             return self._lists.find(arrays, given)  # type: ignore[return-value, arg-type]
-        taken = unwrapped(arrays)
+        taken = unwrapped(check.completed(self.spec, arrays))
         if check.are_arrays(scalars.values()):
             return self._valued(taken, given, scalars, whole=False)[0]
         try:
@@ -233,7 +236,7 @@ class Op(Generic[P, R]):
         if self._lists.takes(arrays):
             found = self._lists.find(arrays, given)  # type: ignore[arg-type]
             return found(*arrays, **scalars), found  # type: ignore[return-value]
-        taken = autocast.settled(self.spec, arrays)
+        taken = autocast.settled(self.spec, check.completed(self.spec, arrays))
         if check.are_arrays(scalars.values()):
             plan, scalars = self._valued(taken, given, scalars)
         else:

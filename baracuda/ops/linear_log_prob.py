@@ -299,7 +299,7 @@ def linear_log_prob(
     cases=_CASES,
 )
 def linear_log_prob_backward(
-    dlog_prob: Array,
+    dlog_prob: Array | None,
     dentropy: Array | None,
     hidden: A,
     weight: Array,
@@ -319,8 +319,9 @@ def linear_log_prob_backward(
 
     Parameters
     ----------
-    dlog_prob : array of shape [*b]
-        Gradient of the log-probabilities: dtype of `hidden`, or float32 beside 16 bits.
+    dlog_prob : array of shape [*b] or None
+        Gradient of the log-probabilities: dtype of `hidden`, or float32 beside 16 bits. None counts
+        as zeros, where `dentropy` is there.
     dentropy : array of shape [*b] or None
         Gradient of the entropies: dtype of `dlog_prob`. None counts as zeros.
     hidden, weight, target, bias, rows : arrays of shapes [*b, d], [v, d], [*b], [v] and [m]
@@ -377,7 +378,7 @@ def linear_log_prob_backward(
     cases=_CASES,
 )
 def linear_log_prob_with_gradient(
-    dlog_prob: Array,
+    dlog_prob: Array | None,
     dentropy: Array | None,
     hidden: A,
     weight: Array,
@@ -397,9 +398,10 @@ def linear_log_prob_with_gradient(
 
     Parameters
     ----------
-    dlog_prob : array of shape [*b]
+    dlog_prob : array of shape [*b] or None
         Gradient of the log-probabilities, such as the advantage of each token in a policy
-        gradient: dtype of `hidden`, or float32 beside 16 bits.
+        gradient: dtype of `hidden`, or float32 beside 16 bits. None counts as zeros, where
+        `dentropy` is there.
     dentropy : array of shape [*b] or None
         Gradient of the entropies: dtype of `dlog_prob`. None asks for no entropies.
     hidden, weight, target, bias, rows : arrays of shapes [*b, d], [v, d], [*b], [v] and [m]

@@ -175,7 +175,7 @@ def log_prob(
     ),
 )
 def log_prob_backward(
-    dlog_prob: Array,
+    dlog_prob: Array | None,
     dentropy: Array | None,
     logits: A,
     target: Array,
@@ -195,8 +195,9 @@ def log_prob_backward(
 
     Parameters
     ----------
-    dlog_prob : array of shape [*b]
-        Gradient of the log-probabilities: of the dtype of `logits`, or float32 beside 16 bits.
+    dlog_prob : array of shape [*b] or None
+        Gradient of the log-probabilities: of the dtype of `logits`, or float32 beside 16 bits. None
+        counts as zeros, where `dentropy` is there.
     dentropy : array of shape [*b] or None
         Gradient of the entropies: dtype of `dlog_prob`. None counts as zeros.
     logits : array of shape [*b, v]
