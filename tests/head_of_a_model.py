@@ -2,9 +2,9 @@
 
 `python tests/head_of_a_model.py` prints milliseconds and memory beside operands (GiB) of the loss
 with its gradients, by several chunks, of log-probabilities and of divergences, beside the bare
-matrix products, torch, torch.compile and Liger; then how far results are from float64 of the same
-inputs. `--only losses` (or log_probs, divergences, accuracy) leaves out the others, `--tiny` takes
-small sizes.
+matrix products, torch, torch.compile, Liger and QuACK; then how far results are from float64 of
+the same inputs. `--only losses` (or log_probs, divergences, accuracy) leaves out the others,
+`--tiny` takes small sizes.
 """
 
 from __future__ import annotations
@@ -126,9 +126,20 @@ def losses(head: Head) -> None:
             LigerFusedLinearCrossEntropyLoss,
         )
     except ImportError:
+        pass
+    else:
+        liger = LigerFusedLinearCrossEntropyLoss()
+        line("loss, Liger", partial(head.pull, lambda: liger(weight, hidden, target)))
+    try:
+        from quack.linear_cross_entropy import chunked_linear_cross_entropy
+    except ImportError:
         return
-    other = LigerFusedLinearCrossEntropyLoss()
-    line("loss, Liger", partial(head.pull, lambda: other(weight, hidden, target)))
+    quack = partial(chunked_linear_cross_entropy, hidden, weight, target)
+    try:
+        line("loss, QuACK", partial(head.pull, quack))
+    except Exception as error:
+        # Not every version of its compiler takes its matrix products.
+        print(f"  loss, QuACK: {error!r:.200}", flush=True)
 
 
 def _in_torch(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> Any:
