@@ -30,19 +30,26 @@ EXACT_ROWS = 512
 TEMPERATURES = (0.01, 0.1, 1.0, 10.0, 100.0)
 
 
+def in_turns(*tasks: Callable[[], Any], rounds: int = 5) -> list[float]:
+    """The median of each in ms, in turns: all of them at the clock of a busy device."""
+    for task in tasks:
+        task()
+    torch.cuda.synchronize()
+    found: list[list[float]] = [[] for _ in tasks]
+    for _ in range(rounds):
+        for task, times in zip(tasks, found, strict=True):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            task()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+    return [statistics.median(times) for times in found]
+
+
 def timed(task: Callable[[], Any]) -> float:
     """The median of five, after one to warm up, in ms."""
-    task()
-    torch.cuda.synchronize()
-    found = []
-    for _ in range(5):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        task()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(begin.elapsed_time(end))
-    return statistics.median(found)
+    return in_turns(task)[0]
 
 
 def peak(task: Callable[[], Any]) -> float:
@@ -85,26 +92,34 @@ class Head:
         self.hidden.grad = self.weight.grad = None
         loss().backward()
 
-    def products(self) -> None:
-        """Print the bare matrix products, and a copy of the logits."""
+    def beside_products(self, tasks: dict[str, Callable[[], Any]], products: int) -> None:
+        """Print tasks in turns with the first bare matrix products.
+
+        Beside all three the logits are read and written once more, beside the first one read.
+        """
         x, w, _ = self.plain
         logits = torch.empty(len(x), len(w), device="cuda", dtype=torch.bfloat16)
         dx, dw = torch.empty_like(x), torch.empty_like(w)
-        every = ((x, w.T, logits), (logits, w, dx), (logits.T, x, dw))
+        every = ((x, w.T, logits), (logits, w, dx), (logits.T, x, dw))[:products]
+        half = len(x) // 2
 
-        def all_three() -> None:
+        def bare() -> None:
             for a, b, out in every:
                 torch.mm(a, b, out=out)
 
-        # One after the other, as a step has them: the clock of a busy device is lower.
-        one, three = timed(partial(torch.mm, x, w.T, out=logits)), timed(all_three)
-        half = logits[: len(x) // 2]
-        copy = 2 * timed(lambda: logits[len(half) : 2 * len(half)].copy_(half))
+        def read() -> None:
+            # As many bytes as all logits read once.
+            logits[half : 2 * half].copy_(logits[:half])
+
+        floor, copy, *found = in_turns(bare, read, *tasks.values(), rounds=9)
+        copy *= min(products, 2)
         print(
-            f"[{len(x)}, {x.shape[1]}] x {len(w)}: one bare product {one:.2f} ms, three "
-            f"{three:.2f}, logits read and written {copy:.2f}",
+            f"[{len(x)}, {x.shape[1]}] x {len(w)}: {products} bare products {floor:.2f} ms, "
+            f"logits {copy:.2f}; in turns with them",
             flush=True,
         )
+        for name, ms in zip(tasks, found, strict=True):
+            print(f"  {name:44} {ms:8.2f} ms, {ms / (floor + copy):.3f} of both", flush=True)
 
 
 def losses(head: Head) -> None:
@@ -114,10 +129,12 @@ def losses(head: Head) -> None:
     def loss(chunk: int | None = None) -> torch.Tensor:
         return bc.linear_cross_entropy(hidden, weight, target, chunk=chunk)
 
+    with_gradient = partial(bc.linear_cross_entropy_with_gradient, *head.plain)
+    autograd = partial(head.pull, loss)
+    head.beside_products({"loss with gradients": with_gradient, "loss, autograd": autograd}, 3)
     for chunk in CHUNKS:
         if chunk is None or chunk <= len(hidden):
-            with_gradient = partial(bc.linear_cross_entropy_with_gradient, *head.plain, chunk=chunk)
-            line(f"loss with gradients, chunk {chunk}", with_gradient)
+            line(f"loss with gradients, chunk {chunk}", partial(with_gradient, chunk=chunk))
             line(f"loss, autograd, chunk {chunk}", partial(head.pull, partial(loss, chunk)))
     plain = partial(F.cross_entropy, target=target)
     line("loss, torch", partial(head.pull, lambda: plain((hidden @ weight.T).float())))
@@ -153,7 +170,9 @@ def log_probs(head: Head) -> None:
     """Log-probabilities with entropies, forward and with gradients."""
     x, w, target = head.plain
     pulls = [torch.randn(len(x), device="cuda") for _ in range(2)]
-    line("log-probabilities, entropies", partial(bc.linear_log_prob, x, w, target, entropy=True))
+    forward = partial(bc.linear_log_prob, x, w, target, entropy=True)
+    head.beside_products({"log-probabilities, entropies": forward}, 1)
+    line("log-probabilities, entropies", forward)
     ahead = partial(bc.linear_log_prob_with_gradient, *pulls, x, w, target)
     line("the same with gradients, cotangents known", ahead)
 
@@ -279,7 +298,7 @@ def main() -> None:
     print(torch.cuda.get_device_name())
     for size in TINY if arguments.tiny else SIZES:
         head = Head(*size)
-        head.products()
+        print(f"{size[:2]} x {size[2]}", flush=True)
         for part in arguments.only:
             PARTS[part](head)
         del head
