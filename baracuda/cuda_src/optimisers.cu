@@ -45,7 +45,7 @@ template <class A, bool DECOUPLED, bool ROUNDED> struct AdamStep {
       const A g = DECOUPLED ? scaled : fused(decay, p, scaled);
       out[1] = fused(keep1, in[2], rest1 * g);
       out[2] = fused(keep2, in[3], rest2 * (g * g));
-      const A by = out[1] / fused(square_root(out[2]), unit, eps);
+      const A by = quick_ratio(out[1], fused(square_root(out[2]), unit, eps));
       out[0] = fused(-rate, by, DECOUPLED ? decay * p : p);
       if (ROUNDED) out[outputs - 1] = out[0];
     }
