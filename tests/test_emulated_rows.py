@@ -173,9 +173,11 @@ def norm_trials(op: str, dtype: str) -> Iterator[Trial]:
 def mixed_trials(op: str, dtype: str) -> Iterator[Trial]:
     """Columns, residual streams, or both, wider than the rest, in every way of sharing a row."""
     every = [mixed for mixed in mixtures_of(registry[op].spec.wide) if mixed]
-    for mixed in every if lanes.FULL else dict.fromkeys((every[0], every[-1])):
-        # Rows that are kept, or come in bulk, are widened as others are.
-        yield from mixture_trials(op, dtype, mixed, lanes.FULL or mixed == every[-1])
+    # Rows that are kept, or come in bulk, are widened as others are; beside wide columns they are
+    # not.
+    kept = dict.fromkeys((("parameter",), every[-1]))
+    for mixed in every if lanes.FULL else dict.fromkeys((every[0], *kept)):
+        yield from mixture_trials(op, dtype, mixed, lanes.FULL or mixed in kept)
 
 
 def mixture_trials(op: str, dtype: str, mixed: Mixed, kept: bool) -> Iterator[Trial]:
@@ -230,6 +232,8 @@ def streamed_trials(op: str, dtype: str, mixed: Mixed = (), **options: Any) -> I
             kernel = one.steps.kernels[0].entry
             assert f", {held}, {slots}, {parts}, " in kernel.schedule
             assert kernel.cluster == parts
+            # Wider columns lie on chip.
+            assert ("_chip" in kernel.symbol) == ("parameter" in mixed and size == 2)
         yield from (misled(one) if "layer" in op and one.call.add else one for one in every)
 
 

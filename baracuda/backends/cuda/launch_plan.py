@@ -237,6 +237,11 @@ class Call(NamedTuple):
         return named(self.problem.dtype_of("parameter")).short
 
     @property
+    def column_size(self) -> int:
+        """Bytes per element of a parameter."""
+        return named(self.problem.dtype_of("parameter")).itemsize
+
+    @property
     def column_tags(self) -> tuple[str, ...]:
         """What tells kernels of wider parameters apart."""
         return (self.column_type,) if self.column_type != self.type else ()

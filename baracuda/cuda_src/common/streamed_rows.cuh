@@ -5,6 +5,7 @@
 // its own part of it, HELD vectors a lane, which nobody else reads: it lies in one of SLOTS
 // places on chip, and as soon as it is written that of a later row is on its way there. So
 // registers keep nothing but columns and sums, and rows are under way while others are joined.
+// Columns wider than rows lie on chip where there is room beside the rows (CHIP).
 // With more than two places what the next row has is brought before a row is written, so that
 // nobody waits for it (EARLY).
 #pragma once
@@ -18,8 +19,8 @@
 namespace baracuda {
 
 template <
-    class F, class T, int HELD, int SLOTS, int PARTS, bool ADD, class C = T, class N = T,
-    int NARROW = 0>
+    class F, class T, int HELD, int SLOTS, int PARTS, bool ADD, bool CHIP, class C = T,
+    class N = T, int NARROW = 0>
 struct StreamedRows {
   using A = Acc<T>;
   using State = typename F::State;
@@ -99,27 +100,46 @@ struct StreamedRows {
     }
   }
 
-  // The lane's part of the columns, where sums leave registers for it: for none wider than rows.
+  // The lane's part of the columns: where sums leave registers for it, held; or on chip, where
+  // the accesses of neighbouring lanes lie beside each other, and nobody else reads it.
   struct Columns {
-    static constexpr bool AT_HAND =
-        sizeof(C) <= sizeof(T) && (SUMS * HELD * V < 64 || (!EARLY && PARTS == 1));
+    static constexpr bool HELD_TOO =
+        !CHIP && sizeof(C) <= sizeof(T) && (SUMS * HELD * V < 64 || (!EARLY && PARTS == 1));
+    static constexpr int PIECE = lesser(int(16 / sizeof(C)), V), PIECES = V / PIECE;
     const C* from[COLUMNS];
-    Vec<C, V> held[COLUMNS][AT_HAND ? HELD : 1];
+    Vec<C, V> held[COLUMNS][HELD_TOO ? HELD : 1];
+    C* chip;
 
-    DEVICE Columns(const Args& args, i32 own) {
+    DEVICE Columns(const Args& args, i32 own, void* memory) : chip(static_cast<C*>(memory)) {
       UNROLL for (int k = 0; k < COLUMNS; ++k) {
         from[k] = reinterpret_cast<const C*>(args.in[LOADS + k]) + own;
-        if constexpr (AT_HAND) {
-          UNROLL for (int h = 0; h < HELD; ++h) held[k][h] = read(k, h);
+        UNROLL for (int h = 0; h < (CHIP || HELD_TOO ? HELD : 0); ++h) {
+          const Vec<C, V> v = read(k, h);
+          if constexpr (CHIP) {
+            UNROLL for (int j = 0; j < PIECES; ++j) {
+              store<PIECE>(piece(k, h, j), cut<PIECE>(v, j * PIECE));
+            }
+          } else {
+            held[k][h] = v;
+          }
         }
       }
+    }
+    // How much of `memory` the columns of all lanes take.
+    static DEVICE int size() { return CHIP ? COLUMNS * HELD * V * int(blockDim.x) : 0; }
+    DEVICE C* piece(int k, int h, int j) const {
+      const int number = (k * HELD + h) * PIECES + j;
+      return chip + (number * int(blockDim.x) + int(threadIdx.x)) * PIECE;
     }
     DEVICE Vec<C, V> read(int k, int h) const {
       return fetch_column<C, V, VECTORS>(from[k] + h * 32 * V, 1, 0, V);
     }
     DEVICE Vec<C, V> at(int k, int h) const {
-      if constexpr (AT_HAND) return held[k][h];
-      else return read(k, h);
+      if constexpr (HELD_TOO) return held[k][h];
+      if constexpr (!CHIP) return read(k, h);
+      Vec<C, V> v;
+      UNROLL for (int j = 0; j < PIECES; ++j) paste(v, j * PIECE, load<PIECE>(piece(k, h, j)));
+      return v;
     }
   };
   // The lane's h-th vector of the k-th input. What a lane has of a narrower one begins earlier.
@@ -191,7 +211,7 @@ struct StreamedRows {
     using Meet = Several<A, PARTS * 32 * M>;
     __shared__ Meet rooms[2];
     const F& f = args;
-    const Room room(memory);
+    const Room room(reinterpret_cast<C*>(memory) + Columns::size());
     const int lane = threadIdx.x % 32;
     const i32 own = first() + lane * V;
     const u32 step = gridDim.x / PARTS, line = blockIdx.x / PARTS;
@@ -203,7 +223,7 @@ struct StreamedRows {
           args, room, line + i64(slot) * step, slot);
     }
     __syncwarp();
-    const Columns column(args, own);
+    const Columns column(args, own, memory);
     Adder sums(nullptr);
     // Nobody reaches a block that is not there yet.
     if constexpr (PARTS > 1) cluster_sync();

@@ -110,6 +110,8 @@ class Kept(NamedTuple):
         Rows that a device has at once, where each multiprocessor has one block.
     slots, parts : int
         Of streamed rows: places of a block, blocks of a row.
+    chip : bool
+        Whether columns that are wider than rows lie on chip beside these.
     """
 
     way: str
@@ -120,6 +122,7 @@ class Kept(NamedTuple):
     together: int
     slots: int = 0
     parts: int = 1
+    chip: bool = False
 
 
 def kept(call: Call, of: Operands, lie: Lie, n: int, processors: int, room: int) -> Kept | None:
@@ -174,7 +177,10 @@ def _streamed(call: Call, of: Operands, n: int, ways: dict[int, int], held: int)
         early = parts > 1 or held == tuning.preferred_vectors
         slots = min(room // place, tuning.slots_early if early else tuning.slots)
         if slots >= tuning.slots:
-            return Kept("streamed", threads, held, resident, slots * place, together, slots, parts)
+            shared, size = slots * place, n // parts * len(of.columns) * call.column_size
+            chip = call.column_size > call.row_size and shared + size <= room
+            shared += size * chip
+            return Kept("streamed", threads, held, resident, shared, together, slots, parts, chip)
     return None
 
 
@@ -197,8 +203,9 @@ def plan(call: Call, of: Operands, kind: Kind, how: Kept, lie: Lie, lines: int) 
     # Sums are delivered by the kernel that adds them up.
     add = call.adds[0]
     if how.way == "streamed":
-        schedule = f"StreamedRows<{functor}, {how.slots}, {how.parts}, {flag(add)}{last}>"
-        own: tuple[object, ...] = (how.held, how.slots, how.parts)
+        flags = f"{flag(add)}, {flag(how.chip)}"
+        schedule = f"StreamedRows<{functor}, {how.slots}, {how.parts}, {flags}{last}>"
+        own: tuple[object, ...] = (how.held, how.slots, how.parts, *["chip"] * how.chip)
     else:
         far = flag(how.way == "far")
         schedule = f"KeptRows<{functor}, {lie.access}, {far}, {flag(add)}{last}>"
