@@ -375,6 +375,14 @@ MUTANTS = (
         "load<V>(all + lane * V + h * 32 * V)", "load<V>(all + h * 32 * V)", _MIXED,
     ),
     mutant(
+        "streamed rows lie behind the columns on chip", "cuda_src/common/streamed_rows.cuh",
+        "reinterpret_cast<C*>(memory) + Columns::size()", "memory", _MIXED,
+    ),
+    mutant(
+        "each piece of a column on chip has a place", "cuda_src/common/streamed_rows.cuh",
+        "(k * HELD + h) * PIECES + j", "(k * HELD + h) * PIECES", _MIXED,
+    ),
+    mutant(
         "eps is under the root", "cuda_src/norm.cu",
         "inverse = inverse_root(variance + eps);", "inverse = inverse_root(variance) + eps;",
         "test_emulated_rows.py::test_rows_are_the_body_in_any_order_of_threads[norm-float32]",
