@@ -114,8 +114,7 @@ class Head:
         floor, copy, *found = in_turns(bare, read, *tasks.values(), rounds=9)
         copy *= min(products, 2)
         print(
-            f"[{len(x)}, {x.shape[1]}] x {len(w)}: {products} bare products {floor:.2f} ms, "
-            f"logits {copy:.2f}; in turns with them",
+            f"  bare products ({products}) {floor:.2f} ms, logits {copy:.2f}; in turns with them:",
             flush=True,
         )
         for name, ms in zip(tasks, found, strict=True):
@@ -298,7 +297,7 @@ def main() -> None:
     print(torch.cuda.get_device_name())
     for size in TINY if arguments.tiny else SIZES:
         head = Head(*size)
-        print(f"{size[:2]} x {size[2]}", flush=True)
+        print(f"[{size[0]}, {size[1]}] x {size[2]}", flush=True)
         for part in arguments.only:
             PARTS[part](head)
         del head

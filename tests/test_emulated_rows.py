@@ -173,8 +173,8 @@ def norm_trials(op: str, dtype: str) -> Iterator[Trial]:
 def mixed_trials(op: str, dtype: str) -> Iterator[Trial]:
     """Columns, residual streams, or both, wider than the rest, in every way of sharing a row."""
     every = [mixed for mixed in mixtures_of(registry[op].spec.wide) if mixed]
-    # Rows that are kept, or come in bulk, are widened as others are; beside wide columns they are
-    # not.
+    # Rows that are kept, or come in bulk, are widened as others are. Columns that alone are wide
+    # may lie on chip.
     kept = dict.fromkeys((("parameter",), every[-1]))
     for mixed in every if lanes.FULL else dict.fromkeys((every[0], *kept)):
         yield from mixture_trials(op, dtype, mixed, lanes.FULL or mixed in kept)

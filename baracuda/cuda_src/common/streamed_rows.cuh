@@ -100,20 +100,20 @@ struct StreamedRows {
     }
   }
 
-  // The lane's part of the columns: where sums leave registers for it, held; or on chip, where
-  // the accesses of neighbouring lanes lie beside each other, and nobody else reads it.
+  // The lane's part of the columns: in registers, where sums leave some for it; or on chip, where
+  // the accesses of neighbouring lanes lie beside each other. No other lane reads it.
   struct Columns {
-    static constexpr bool HELD_TOO =
+    static constexpr bool AT_HAND =
         !CHIP && sizeof(C) <= sizeof(T) && (SUMS * HELD * V < 64 || (!EARLY && PARTS == 1));
     static constexpr int PIECE = lesser(int(16 / sizeof(C)), V), PIECES = V / PIECE;
     const C* from[COLUMNS];
-    Vec<C, V> held[COLUMNS][HELD_TOO ? HELD : 1];
+    Vec<C, V> held[COLUMNS][AT_HAND ? HELD : 1];
     C* chip;
 
     DEVICE Columns(const Args& args, i32 own, void* memory) : chip(static_cast<C*>(memory)) {
       UNROLL for (int k = 0; k < COLUMNS; ++k) {
         from[k] = reinterpret_cast<const C*>(args.in[LOADS + k]) + own;
-        UNROLL for (int h = 0; h < (CHIP || HELD_TOO ? HELD : 0); ++h) {
+        UNROLL for (int h = 0; h < (CHIP || AT_HAND ? HELD : 0); ++h) {
           const Vec<C, V> v = read(k, h);
           if constexpr (CHIP) {
             UNROLL for (int j = 0; j < PIECES; ++j) {
@@ -135,7 +135,7 @@ struct StreamedRows {
       return fetch_column<C, V, VECTORS>(from[k] + h * 32 * V, 1, 0, V);
     }
     DEVICE Vec<C, V> at(int k, int h) const {
-      if constexpr (HELD_TOO) return held[k][h];
+      if constexpr (AT_HAND) return held[k][h];
       if constexpr (!CHIP) return read(k, h);
       Vec<C, V> v;
       UNROLL for (int j = 0; j < PIECES; ++j) paste(v, j * PIECE, load<PIECE>(piece(k, h, j)));
