@@ -23,7 +23,7 @@ import baracuda as bc
 
 SIZES = ((8192, 4096, 128256), (16384, 4096, 128256), (8192, 2048, 151936), (2048, 4096, 128256))
 TINY = ((64, 32, 100),)
-CHUNKS = (None, 1024, 4096)
+CHUNKS = (None, 1024, 4096, 8192)
 JSD_ROWS = (1024, 4096, 8192)
 # Compared with float64, whose logits are four times as large.
 EXACT_ROWS = 512
