@@ -148,13 +148,12 @@ def losses(head: Head) -> None:
         line("loss, Liger", partial(head.pull, lambda: liger(weight, hidden, target)))
     try:
         from quack.linear_cross_entropy import chunked_linear_cross_entropy
-    except ImportError:
-        return
-    quack = partial(chunked_linear_cross_entropy, hidden, weight, target)
-    try:
+
+        quack = partial(chunked_linear_cross_entropy, hidden, weight, target)
+        head.beside_products({"loss, QuACK": partial(head.pull, quack)}, 3)
         line("loss, QuACK", partial(head.pull, quack))
     except Exception as error:
-        # Not every version of its compiler takes its matrix products.
+        # It may not be installed, or not go with the version of its compiler.
         print(f"  loss, QuACK: {error!r:.200}", flush=True)
 
 
