@@ -8,20 +8,25 @@ namespace baracuda {
 template <class A> struct Dropout : Mask {
   static constexpr int inputs = 1, outputs = 1;
 
-  HD A left(A x, u32 word) const {
-    // Both are the same for all elements, and no branch may keep them from being taken once.
-    const A factor = rise<A>();
-    const bool some = stays(word);
-    return some ? x * factor : A(0);
-  }
-  HD void operator()(const A (&x)[1], A (&y)[1], u32 word) const { y[0] = left(x[0], word); }
+  struct Ready : Stream {
+    Staying stays;
+    A factor;
+
+    HD A left(A x, u32 word) const { return stays(word) ? x * factor : A(0); }
+    HD void operator()(const A (&x)[1], A (&y)[1], u32 word) const { y[0] = left(x[0], word); }
+  };
+  HD Ready ready() const { return {*this, staying(), rise<A>()}; }
 };
 
 template <class A> struct DropoutAdd : Dropout<A> {
   static constexpr int inputs = 2;
-  HD void operator()(const A (&x)[2], A (&y)[1], u32 word) const {
-    y[0] = x[1] + this->left(x[0], word);
-  }
+
+  struct Ready : Dropout<A>::Ready {
+    HD void operator()(const A (&x)[2], A (&y)[1], u32 word) const {
+      y[0] = x[1] + this->left(x[0], word);
+    }
+  };
+  HD Ready ready() const { return {Dropout<A>::ready()}; }
 };
 
 // Whole examples, or the whole array.
@@ -34,9 +39,14 @@ template <class A> struct Bernoulli : Mask {
   static constexpr int inputs = 1, outputs = 1;
   static constexpr bool blind = true;
 
-  HD void operator()(const A (&)[1], A (&y)[1], u32 word) const {
-    y[0] = stays(word) ? A(0) : A(1);
-  }
+  struct Ready : Stream {
+    Staying stays;
+
+    HD void operator()(const A (&)[1], A (&y)[1], u32 word) const {
+      y[0] = stays(word) ? A(0) : A(1);
+    }
+  };
+  HD Ready ready() const { return {*this, staying()}; }
 };
 
 template <class A> struct Uniform : WholeWords {

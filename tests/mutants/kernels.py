@@ -47,7 +47,11 @@ MUTANTS = (
     ),
     mutant(
         "elements of a vector have words of their own", "cuda_src/common/philox.cuh",
-        "(int(number) + i) & 7", "int(number) & 7", f"{_NUMBERS}[float32-dense]",
+        "i & 1 || behind ?", "behind ?", f"{_NUMBERS}[float32-dense]",
+    ),
+    mutant(
+        "a vector of four has its half of a counter", "cuda_src/common/philox.cuh",
+        "if constexpr (N < 8) rotate<2>(four, number & 4);", "", f"{_NUMBERS}[float32-dense]",
     ),
     mutant(
         "a vector of eight takes whole words of two counters", "cuda_src/common/philox.cuh",
@@ -57,7 +61,7 @@ MUTANTS = (
     mutant(
         "elements of an example share its word", "cuda_src/common/philox.cuh",
         "UNROLL for (int i = 0; i < N; ++i) words[i] = one[0];",
-        "F::template draw<N>(number, words, place);",
+        "Stream::draw(number, words, place);",
         "test_random.py::test_a_kernel_drops_examples[(9, 3, 8)-row]",
     ),
     mutant(

@@ -24,14 +24,16 @@ struct Stream {
   // counter are eight halves; the word of an element is its half, and behind it the next one. N
   // divides the number of the first. Arrays in lists have streams of their own.
   template <int N> HD void draw(u64 number, u32 (&words)[N], u64 place = 0) const {
-    static_assert(N <= 8, "neighbours of one counter");
+    static_assert(N <= 8 && (N & (N - 1)) == 0, "neighbours of one counter");
     u32 four[4];
     counted(number >> 3, place, four);
+    // Which half is the first is asked once for all N, so that the others are known to a compiler.
+    if constexpr (N < 8) rotate<2>(four, number & 4);
+    if constexpr (N < 4) rotate<1>(four, number & 2);
+    const bool behind = N == 1 && number & 1;
     UNROLL for (int i = 0; i < N; ++i) {
-      // By selections, as only memory has places that are found when a program runs.
-      const int k = N == 8 ? i : (int(number) + i) & 7;
-      const u32 some = chosen(four, k >> 1), next = chosen(four, (k >> 1) + 1 & 3);
-      words[i] = k & 1 ? some << 16 | next >> 16 : some;
+      const u32 some = four[i >> 1];
+      words[i] = i & 1 || behind ? some << 16 | four[(i >> 1) + 1 & 3] >> 16 : some;
     }
   }
 
@@ -55,9 +57,11 @@ struct Stream {
     four[2] = c;
     four[3] = d;
   }
-  static HD u32 chosen(const u32 (&x)[4], int k) {
-    const u32 low = k & 1 ? x[1] : x[0], high = k & 1 ? x[3] : x[2];
-    return k & 2 ? high : low;
+  // The words from the one BY places behind the first on, and then those before it, where `some`.
+  // By selections, as only memory has places that are found when a program runs.
+  template <int BY> static HD void rotate(u32 (&x)[4], bool some) {
+    const u32 was[4] = {x[0], x[1], x[2], x[3]};
+    UNROLL for (int i = 0; i < 4; ++i) x[i] = some ? was[i + BY & 3] : was[i];
   }
 };
 
@@ -67,11 +71,19 @@ struct WholeWords : Stream {
     UNROLL for (int first = 0; first < N; first += 4) {
       u32 four[4];
       counted((number >> 2) + (first >> 2), place, four);
-      UNROLL for (int i = first; i < N && i < first + 4; ++i) {
-        words[i] = chosen(four, N >= 4 ? i & 3 : (int(number) + i) & 3);
-      }
+      if constexpr (N < 4) rotate<2>(four, number & 2);
+      if constexpr (N < 2) rotate<1>(four, number & 1);
+      UNROLL for (int i = first; i < N && i < first + 4; ++i) words[i] = four[i & 3];
     }
   }
+};
+
+// The words with which an element stays.
+struct Staying {
+  bool some;
+  u32 least;
+
+  HD bool operator()(u32 word) const { return some && word >= least; }
 };
 
 // A mask by a probability: an element stays where its word is not below p * 2^32, rounded down.
@@ -80,10 +92,12 @@ struct Mask : Stream {
 
   // What stays is scaled by this; where nothing stays, no product with it may be infinite.
   template <class A> HD A rise() const { return A(1) / A(p < 1 ? 1 - p : 1); }
-  HD bool stays(u32 word) const { return p < 1 && word >= u32(p * 4294967296.0); }
+  // Found once of a probability: each conversion of float64 takes as long as several products.
+  HD Staying staying() const { return {p < 1, p < 1 ? u32(p * 4294967296.0) : 0}; }
   // A bit for each of N elements, the first of which may have any number where they do not lie
   // TOGETHER in one counter.
   template <int N, bool TOGETHER> HD u32 left(u64 number) const {
+    const Staying stays = staying();
     u32 bits = 0;
     if constexpr (TOGETHER) {
       u32 words[N];
@@ -104,13 +118,16 @@ struct Mask : Stream {
 template <class F> HD constexpr bool numbered(decltype(F::numbered)) { return F::numbered; }
 template <class F> HD constexpr bool numbered(...) { return false; }
 
-// What a functor begins with of which several elements share a number, and so a word.
+// A functor of which several elements share a number, and so a word.
 template <class F> struct Shared : F {
-  template <int N> HD void draw(u64 number, u32 (&words)[N], u64 place = 0) const {
-    u32 one[1];
-    F::template draw<1>(number, one, place);
-    UNROLL for (int i = 0; i < N; ++i) words[i] = one[0];
-  }
+  struct Ready : decltype(F().ready()) {
+    template <int N> HD void draw(u64 number, u32 (&words)[N], u64 place = 0) const {
+      u32 one[1];
+      Stream::draw(number, one, place);
+      UNROLL for (int i = 0; i < N; ++i) words[i] = one[0];
+    }
+  };
+  HD Ready ready() const { return {F::ready()}; }
 };
 
 }  // namespace baracuda
