@@ -149,7 +149,9 @@ def losses(head: Head) -> None:
     try:
         from quack.linear_cross_entropy import chunked_linear_cross_entropy
 
-        quack = partial(chunked_linear_cross_entropy, hidden, weight, target)
+        # Its compiler cannot tell a chunk's rows from as many columns.
+        rows = 4096 if hidden.shape[-1] != 4096 else 8192
+        quack = partial(chunked_linear_cross_entropy, hidden, weight, target, chunk_size=rows)
         head.beside_products({"loss, QuACK": partial(head.pull, quack)}, 3)
         line("loss, QuACK", partial(head.pull, quack))
     except Exception as error:

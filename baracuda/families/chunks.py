@@ -12,6 +12,8 @@ from baracuda.libraries import Array, Library, library_of
 
 # Logits of a chunk, and of how many rows it is a multiple where it can be.
 _LOGITS, _ROWS = 1 << 28, 128
+# On an H200, to add to a float32 sum takes as long as three products of 250 rows, of any shapes.
+_SUMMED = 4096
 
 
 class Chunk(NamedTuple):
@@ -57,10 +59,10 @@ class Rows:
         widest = part.widest if part else self.extent
         self.count, few = prod(self.shape[:-1]), logits // max(widest, 1)
         few = max(few // _ROWS * _ROWS, few, 1)
-        # Several chunks keep the weight's gradient in float32: all logits take no more than that.
-        # Those of a chunk take no more than its rounded form, which comes when they have gone.
+        # Several chunks keep the weight's gradient in float32: they are few, and all logits are one
+        # chunk where they take no more than that and the logits of a chunk.
         if gradients and not rounds:
-            few = max(few, hidden.shape[-1] // _ROWS * _ROWS)
+            few = max(few, hidden.shape[-1] // _ROWS * _ROWS, _SUMMED)
             few = max(self.count, 1) if self.count <= 2 * hidden.shape[-1] + few else few
         self.chunk = chunk or few
         given = [x for x in (hidden, weight, numbers, bias) if x is not None]

@@ -239,8 +239,8 @@ def linear_cross_entropy(
         As in `cross_entropy`.
     chunk : int, optional
         Rows of which there are logits at once. By default as many as have 2**28 of them. Where
-        gradients are asked for, d rows at least, whose logits take no more memory than `weight`,
-        and all where these take no more than a float32 `weight`.
+        gradients are asked for, 4,096 and d rows at least, and all where their logits take no
+        more memory than a float32 `weight` and the logits of one chunk.
     grad_dtype : {"accumulate", "weight"}
         The dtype in which the gradient of `weight` is summed over chunks. "weight", the dtype of
         `weight`, saves a float32 array of its shape beside 16 bits, and rounds after each chunk:

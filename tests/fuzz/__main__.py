@@ -14,21 +14,22 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 # Before JAX is imported: no search for accelerators. Small arrays gain nothing from more threads.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from .check import Tally, block
+from .draw import OPS
 
 BLOCK = 200
 """Cases that a worker takes at a time."""
 
 
-def blocks(seed: int, first: int, cases: int, device: str, jobs: int) -> Iterator[Tally]:
+def blocks(seed: int, numbers: Sequence[int], device: str, jobs: int) -> Iterator[Tally]:
     """All cases, in blocks; in this process where there is one job."""
-    parts = [range(n, min(n + BLOCK, first + cases)) for n in range(first, first + cases, BLOCK)]
+    parts = [numbers[i : i + BLOCK] for i in range(0, len(numbers), BLOCK)]
     if jobs == 1:
         yield from (block(seed, part, device) for part in parts)
         return
@@ -59,11 +60,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--case", type=int, help="this number alone")
+    parser.add_argument("--ops", nargs="*", choices=OPS, metavar="OP", help="of all, theirs alone")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     given = parser.parse_args(arguments)
     first, cases = (given.first, given.cases) if given.case is None else (given.case, 1)
+    numbers = [n for n in range(first, first + cases) if OPS[n % len(OPS)] in (given.ops or OPS)]
     total, started, told = Tally(), time.monotonic(), 0.0
-    for part in blocks(given.seed, first, cases, given.device, given.jobs):
+    for part in blocks(given.seed, numbers, given.device, given.jobs):
         total.add(part)
         for number, op, text in part.failures:
             print(f"FAILED {op}: {text}\n    {command(given.seed, number, given.device)}")

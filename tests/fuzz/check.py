@@ -6,6 +6,7 @@ import math
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -124,7 +125,7 @@ def one(seed: int, number: int, device: str = "cpu", tally: Tally | None = None)
     return tally
 
 
-def block(seed: int, numbers: range, device: str) -> Tally:
+def block(seed: int, numbers: Iterable[int], device: str) -> Tally:
     """The cases of these numbers; run in a worker."""
     # Small arrays gain nothing from more.
     import_module("torch").set_num_threads(1)
