@@ -54,6 +54,12 @@ MUTANTS = (
         "if constexpr (N < 8) rotate<2>(four, number & 4);", "", f"{_NUMBERS}[float32-dense]",
     ),
     mutant(
+        "the assembler leaves each element of a row its word", "cuda_src/common/philox.cuh",
+        "u32 bits = 0;", "const Staying stays = staying(); u32 bits = 0;",
+        "test_kernels.py::test_the_assembler_leaves_no_element_without_its_word"
+        "[softmax_dropout-lanes_c0_steps-4-sm_90]",
+    ),
+    mutant(
         "a vector of eight takes whole words of two counters", "cuda_src/common/philox.cuh",
         "counted((number >> 2) + (first >> 2), place, four);", "counted(number >> 2, place, four);",
         "test_random.py::test_a_kernel_draws_the_numbers_of_the_body[uniform-bfloat16-dense]",
