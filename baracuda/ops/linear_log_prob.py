@@ -236,7 +236,8 @@ def linear_log_prob(
     mode : {"raise", "drop"}
         What a target or a row out of range does: raise, or count as ignored.
     chunk : int, optional
-        Rows per chunk. Default: as many rows as give 2**28 logits.
+        Rows per chunk. Default: as many rows as give 2**28 logits; in the gradients 4,096 and d
+        rows at least, as in `linear_cross_entropy`.
     **dispatch
         `Dispatch` options.
 
