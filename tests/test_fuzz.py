@@ -119,3 +119,10 @@ def test_several_processes_share_the_cases():
     command = [sys.executable, "-m", "tests.fuzz", "--cases", "210", "--jobs", "2"]
     done = subprocess.run(command, cwd=lanes.ROOT, capture_output=True, text=True)
     assert f"of {len(draw.OPS)} ops" in done.stdout, done.stderr
+
+
+def test_the_command_takes_ops(capsys):
+    assert main(["--cases", str(2 * len(draw.OPS)), "--ops", "relu", "lerp"]) == 0
+    assert "comparisons of 2 ops" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--ops", "reluu"])

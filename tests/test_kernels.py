@@ -344,7 +344,7 @@ def test_a_diagonal_is_found_for_as_many_rows_as_are_counted(shape: tuple[int, .
 def test_the_assembler_leaves_no_element_without_its_word(
     op: str, form: str, words: int, arch: str
 ) -> None:
-    """It has lost half of them, where the source asked for bits of their numbers."""
+    """It has lost half of them, where the bounds of a mask of rows were found once."""
     (entry,) = (
         e for e in plannable.compiled(op, "float32", arch) if e.symbol == f"{op}_f32_{form}"
     )
