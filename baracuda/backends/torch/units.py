@@ -41,6 +41,11 @@ def gelu(x: Array, /, *, approximate: str) -> Array:
     return weight.mul_(x)
 
 
+def _softsign(x: Array) -> Array:
+    weight = torch.abs(x).add_(1)
+    return torch.div(x, weight, out=weight)
+
+
 def _reglu(a: Array, b: Array) -> Array:
     return torch.relu(b).mul_(a)
 
@@ -145,6 +150,7 @@ UNITS = {
         tail=1,
         few=lambda dy, x: (_slopes(dy, x),),
     ),
+    "softsign": Namesake("div", lambda problem: _softsign, WIDE),
     "reglu": _unit("relu", _reglu),
     "reglu_backward": _unit("threshold_backward", _reglu_backward),
     "geglu": _unit(
