@@ -64,6 +64,15 @@ def test_autograd_of_a_cpu_gives_the_explicit_gradient(name: str) -> None:
     np.testing.assert_allclose(x.grad, wide.grad, rtol=2e-6)
 
 
+@pytest.mark.parametrize("name", ["l1_loss", "tanhshrink"])
+def test_a_body_of_a_cpu_has_its_explicit_gradient(name: str) -> None:
+    """Not that of each of its steps."""
+    x, targets = torch.ones(3), [torch.zeros(3)] * (name == "l1_loss")
+    op = getattr(bc, name)
+    assert op.plan(x, *targets).sku.kernel == "body"
+    assert type(op(x.requires_grad_(), *targets).grad_fn).__name__ == "FusedBackward"
+
+
 def test_gradients_of_targets_flow_beside_explicit_ones() -> None:
     x = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
     t = torch.tensor([0.2, 0.9, 1.0], dtype=torch.float64, requires_grad=True)
