@@ -122,12 +122,15 @@ class Head:
 
 
 def losses(head: Head) -> None:
-    """The loss with its gradients."""
+    """The loss, alone and with its gradients."""
     hidden, weight, target = head.hidden, head.weight, head.target
 
     def loss(chunk: int | None = None) -> torch.Tensor:
         return bc.linear_cross_entropy(hidden, weight, target, chunk=chunk)
 
+    forward = partial(_quietly, loss)
+    head.beside_products({"loss": forward}, 1)
+    line("loss", forward)
     with_gradient = partial(bc.linear_cross_entropy_with_gradient, *head.plain)
     autograd = partial(head.pull, loss)
     head.beside_products({"loss with gradients": with_gradient, "loss, autograd": autograd}, 3)
@@ -135,8 +138,16 @@ def losses(head: Head) -> None:
         if chunk is None or chunk <= len(hidden):
             line(f"loss with gradients, chunk {chunk}", partial(with_gradient, chunk=chunk))
             line(f"loss, autograd, chunk {chunk}", partial(head.pull, partial(loss, chunk)))
-    plain = partial(F.cross_entropy, target=target)
-    line("loss, torch", partial(head.pull, lambda: plain((hidden @ weight.T).float())))
+
+    def in_torch() -> torch.Tensor:
+        return F.cross_entropy((hidden @ weight.T).float(), target)
+
+    torch.compiler.reset()
+    for name, function in (
+        ("torch", in_torch), ("torch.compile", torch.compile(in_torch, dynamic=False))
+    ):  # fmt: skip
+        line(f"loss, {name}", partial(_quietly, function))
+        line(f"loss with gradients, {name}", partial(head.pull, function))
     try:
         from liger_kernel.transformers.fused_linear_cross_entropy import (
             LigerFusedLinearCrossEntropyLoss,
@@ -145,15 +156,19 @@ def losses(head: Head) -> None:
         pass
     else:
         liger = LigerFusedLinearCrossEntropyLoss()
-        line("loss, Liger", partial(head.pull, lambda: liger(weight, hidden, target)))
+        line("loss, Liger", partial(_quietly, liger, weight, hidden, target))
+        line(
+            "loss with gradients, Liger", partial(head.pull, partial(liger, weight, hidden, target))
+        )
     try:
         from quack.linear_cross_entropy import chunked_linear_cross_entropy
 
         # Its compiler cannot tell a chunk's rows from as many columns.
         rows = 4096 if hidden.shape[-1] != 4096 else 8192
         quack = partial(chunked_linear_cross_entropy, hidden, weight, target, chunk_size=rows)
-        head.beside_products({"loss, QuACK": partial(head.pull, quack)}, 3)
-        line("loss, QuACK", partial(head.pull, quack))
+        line("loss, QuACK", partial(_quietly, quack))
+        head.beside_products({"loss with gradients, QuACK": partial(head.pull, quack)}, 3)
+        line("loss with gradients, QuACK", partial(head.pull, quack))
     except Exception as error:
         # It may not be installed, or not go with the version of its compiler.
         print(f"  loss, QuACK: {error!r:.200}", flush=True)

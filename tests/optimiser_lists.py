@@ -124,12 +124,21 @@ def norms(report: Report, sizes: list[int], dtype: torch.dtype) -> None:
 
 
 def theirs(report: Report, sizes: list[int], dtype: torch.dtype, how: str) -> None:
-    """torch's step, fused or foreach, or that of our optimiser in its place."""
+    """torch's step, fused or foreach, torchao's, or that of our optimiser in its place."""
     params = [torch.zeros(n, dtype=dtype, device="cuda").requires_grad_() for n in sizes]
     for p in params:
         p.grad = torch.zeros_like(p)
     if how == "ours":
         report.line("bc.optim.AdamW", bc.optim.AdamW(params, capturable=True).step)
+    elif how == "torchao":
+        try:
+            from torchao.optim import AdamW8bit, _AdamW
+        except ImportError:
+            return
+        report.line("torchao", _AdamW(params).step)
+        # Its states have a byte an element; what scales their blocks is not counted.
+        short = replace(report, nbytes=sum(sizes) * (3 * dtype.itemsize + 4))
+        short.line("torchao, 8 bits", AdamW8bit(params).step)
     else:
         report.line(f"torch, {how}", torch.optim.AdamW(params, **{how: True}).step)
 
@@ -151,7 +160,7 @@ def main() -> None:
             torch.cuda.empty_cache()
             norms(report, sizes, param)
             torch.cuda.empty_cache()
-            for how in ("ours", "fused", "foreach") if param is state else ():
+            for how in ("ours", "fused", "foreach", "torchao") if param is state else ():
                 theirs(report, sizes, param, how)
                 torch.cuda.empty_cache()
 
