@@ -166,7 +166,8 @@ def test_memory_is_that_beside_results() -> None:
 def test_tasks_take_turns() -> None:
     calls: list[str] = []
     found = timing.in_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 0.0)
-    assert calls == ["a", "b"] * 6
+    # Once to warm up, then each comes first in its turn.
+    assert "".join(calls) == "ab" + "abbaabbaab"
     assert set(found) == {"a", "b"}
 
 
