@@ -335,7 +335,7 @@ def test_a_diagonal_is_found_for_as_many_rows_as_are_counted(shape: tuple[int, .
 @pytest.mark.parametrize(
     ("op", "form", "words"),
     [
-        # Elements of a thread, where each has a counter; vectors; a vector, and what fills none.
+        # Four elements with a counter each; four vectors; one vector, and one for the tail.
         ("softmax_dropout", "lanes_c0_steps", 4),
         ("softmax_dropout", "lanes_c0_vectors", 4),
         ("dropout", "flat_v4_d1_i32", 2),
@@ -344,12 +344,12 @@ def test_a_diagonal_is_found_for_as_many_rows_as_are_counted(shape: tuple[int, .
 def test_the_assembler_leaves_no_element_without_its_word(
     op: str, form: str, words: int, arch: str
 ) -> None:
-    """It has lost half of them, where the bounds of a mask of rows were found once."""
+    """It dropped half of the words where the cutoff of a mask of rows was found once."""
     (entry,) = (
         e for e in plannable.compiled(op, "float32", arch) if e.symbol == f"{op}_f32_{form}"
     )
     # A word takes ten rounds of two products.
     for factor in (0xD2511F53, 0xCD9E8D57):
         found = compiler.compiled(entry, arch).count(factor.to_bytes(4, "little"))
-        # Of the first round's counter, products may be shared or the same for all threads.
+        # A product of the first round may be the same for several elements, or for all threads.
         assert 9 * words < found <= 10 * words

@@ -9,13 +9,13 @@ template <class A> struct Dropout : Mask {
   static constexpr int inputs = 1, outputs = 1;
 
   struct Ready : Stream {
-    Staying stays;
+    Cutoff stays;
     A factor;
 
     HD A left(A x, u32 word) const { return stays(word) ? x * factor : A(0); }
     HD void operator()(const A (&x)[1], A (&y)[1], u32 word) const { y[0] = left(x[0], word); }
   };
-  HD Ready ready() const { return {*this, staying(), rise<A>()}; }
+  HD Ready ready() const { return {*this, cutoff(), rise<A>()}; }
 };
 
 template <class A> struct DropoutAdd : Dropout<A> {
@@ -40,13 +40,13 @@ template <class A> struct Bernoulli : Mask {
   static constexpr bool blind = true;
 
   struct Ready : Stream {
-    Staying stays;
+    Cutoff stays;
 
     HD void operator()(const A (&)[1], A (&y)[1], u32 word) const {
       y[0] = stays(word) ? A(0) : A(1);
     }
   };
-  HD Ready ready() const { return {*this, staying()}; }
+  HD Ready ready() const { return {*this, cutoff()}; }
 };
 
 template <class A> struct Uniform : WholeWords {

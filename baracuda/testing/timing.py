@@ -59,17 +59,18 @@ def in_turns(tasks: Mapping[str, Task], seconds: float) -> dict[str, tuple[float
     for task in tasks.values():
         task()
     times: dict[str, list[float]] = {name: [] for name in tasks}
-    order, rounds, first = list(tasks), 0, time.perf_counter()
-    end = first + seconds * len(tasks)
-    # Of what takes long, three say as much as five.
-    while rounds < 3 or (rounds < 1000 and time.perf_counter() < max(end, first + (rounds < 5))):
+    order, first = list(tasks), time.perf_counter()
+    for rounds in range(1, 1001):
         for name in order:
             start = time.perf_counter()
             tasks[name]()
             times[name].append(time.perf_counter() - start)
         # The first one maps memory anew where the last one has freed large arrays.
         order.append(order.pop(0))
-        rounds += 1
+        spent = time.perf_counter() - first
+        # Five rounds at least, or three of what takes longer than a second.
+        if spent >= seconds * len(tasks) and rounds >= (5 if spent < 1 else 3):
+            break
     return {name: _median(taken) for name, taken in times.items()}
 
 

@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     mutant(
         "the assembler leaves each element of a row its word", "cuda_src/common/philox.cuh",
-        "u32 bits = 0;", "const Staying stays = staying(); u32 bits = 0;",
+        "u32 bits = 0;", "const Cutoff stays = cutoff(); u32 bits = 0;",
         "test_kernels.py::test_the_assembler_leaves_no_element_without_its_word"
         "[softmax_dropout-lanes_c0_steps-4-sm_90]",
     ),

@@ -42,8 +42,8 @@ def gelu(x: Array, /, *, approximate: str) -> Array:
 
 
 def _softsign(x: Array) -> Array:
-    weight = torch.abs(x).add_(1)
-    return torch.div(x, weight, out=weight)
+    divisor = torch.abs(x).add_(1)
+    return torch.div(x, divisor, out=divisor)
 
 
 def _reglu(a: Array, b: Array) -> Array:

@@ -27,7 +27,7 @@ struct Stream {
     static_assert(N <= 8 && (N & (N - 1)) == 0, "neighbours of one counter");
     u32 four[4];
     counted(number >> 3, place, four);
-    // Which half is the first is asked once for all N, so that the others are known to a compiler.
+    // The first half is found once for all N: a compiler then knows where the others are.
     if constexpr (N < 8) rotate<2>(four, number & 4);
     if constexpr (N < 4) rotate<1>(four, number & 2);
     const bool behind = N == 1 && number & 1;
@@ -57,8 +57,7 @@ struct Stream {
     four[2] = c;
     four[3] = d;
   }
-  // The words from the one BY places behind the first on, and then those before it, where `some`.
-  // By selections, as only memory has places that are found when a program runs.
+  // The words rotated by BY places, where `some`. Selections, as registers have no run-time index.
   template <int BY> static HD void rotate(u32 (&x)[4], bool some) {
     const u32 was[4] = {x[0], x[1], x[2], x[3]};
     UNROLL for (int i = 0; i < 4; ++i) x[i] = some ? was[i + BY & 3] : was[i];
@@ -79,7 +78,7 @@ struct WholeWords : Stream {
 };
 
 // The words with which an element stays.
-struct Staying {
+struct Cutoff {
   bool some;
   u32 least;
 
@@ -93,7 +92,7 @@ struct Mask : Stream {
   // What stays is scaled by this; where nothing stays, no product with it may be infinite.
   template <class A> HD A rise() const { return A(1) / A(p < 1 ? 1 - p : 1); }
   // Found once of a probability: each conversion of float64 takes as long as several products.
-  HD Staying staying() const { return {p < 1, p < 1 ? u32(p * 4294967296.0) : 0}; }
+  HD Cutoff cutoff() const { return {p < 1, p < 1 ? u32(p * 4294967296.0) : 0}; }
   // A bit for each of N elements, the first of which may have any number where they do not lie
   // TOGETHER in one counter.
   template <int N, bool TOGETHER> HD u32 left(u64 number) const {
@@ -113,9 +112,9 @@ struct Mask : Stream {
   }
 
  private:
-  // Not by `staying`: with the bounds found once, the assembler of CUDA 13 loses words of elements.
+  // Not by `cutoff`: where it is found once, the assembler of CUDA 13 loses words of elements.
   HD bool stays(u32 word) const { return p < 1 && word >= u32(p * 4294967296.0); }
-  // As `draw`, with questions of each element.
+  // As `draw`, by selections for each element. `draw` has not been tried in rows on a device.
   template <int N> HD void search(u64 number, u32 (&words)[N]) const {
     u32 four[4];
     counted(number >> 3, 0, four);
