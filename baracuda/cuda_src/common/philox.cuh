@@ -99,12 +99,12 @@ struct Mask : Stream {
     u32 bits = 0;
     if constexpr (TOGETHER) {
       u32 words[N];
-      search(number, words);
+      draw(number, words);
       UNROLL for (int i = 0; i < N; ++i) bits |= u32(stays(words[i])) << i;
     } else {
       UNROLL for (int i = 0; i < N; ++i) {
         u32 word[1];
-        search(number + i, word);
+        draw(number + i, word);
         bits |= u32(stays(word[0])) << i;
       }
     }
@@ -114,20 +114,6 @@ struct Mask : Stream {
  private:
   // Not by `cutoff`: where it is found once, the assembler of CUDA 13 loses words of elements.
   HD bool stays(u32 word) const { return p < 1 && word >= u32(p * 4294967296.0); }
-  // As `draw`, by selections for each element. `draw` has not been tried in rows on a device.
-  template <int N> HD void search(u64 number, u32 (&words)[N]) const {
-    u32 four[4];
-    counted(number >> 3, 0, four);
-    UNROLL for (int i = 0; i < N; ++i) {
-      const int k = N == 8 ? i : (int(number) + i) & 7;
-      const u32 some = chosen(four, k >> 1), next = chosen(four, (k >> 1) + 1 & 3);
-      words[i] = k & 1 ? some << 16 | next >> 16 : some;
-    }
-  }
-  static HD u32 chosen(const u32 (&x)[4], int k) {
-    const u32 low = k & 1 ? x[1] : x[0], high = k & 1 ? x[3] : x[2];
-    return k & 2 ? high : low;
-  }
 };
 
 // Whether elements of a functor have random words.
