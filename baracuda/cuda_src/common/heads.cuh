@@ -3,10 +3,11 @@
 //
 // A warp takes a position, or one of some slices of its heads: it makes the angles once, and walks
 // over the heads of q, then of k, as many at once as it has runs of lanes. A lane owns HELD chunks
-// of a head, each two parts of V elements, so that both elements of a pair are its own: parts lie
-// side by side when INTERLEAVED, else half of what turns apart. Chunks that turn come first. Where
-// not every part is an aligned vector (VECTOR), they move element by element. ROUND: what is
-// normalised is rounded to T before it is scaled.
+// of a head, each two parts of V elements, so that both elements of a pair are its own: parts are
+// half of what turns apart, so that neighbouring lanes access neighbouring vectors. Single elements
+// of interleaved pairs lie side by side. Chunks that turn come first. Where not every part is an
+// aligned vector (VECTOR), they move element by element. ROUND: what is normalised is rounded to T
+// before it is scaled.
 //
 // Angles and scales are on chip in the accumulate type, a part of 16 bytes of each chunk next to
 // that of the next chunk: no two lanes of a run want the same bank. So are sums of gradients of the
@@ -31,11 +32,16 @@ struct Heads {
   static constexpr int RESIDENT = sizeof(A) == 8 || HELD > 2 ? 1 : BACK || HELD == 2 ? 2 : 3;
   // Parts on chip: elements of one, and how many make a vector.
   static constexpr int PART = lesser(V, 16 / sizeof(A)), MANY = V / PART;
+  // From a part on chip to the next of the same chunk: a constant, so that no address is computed.
+  static constexpr int ROOM = 32 * HELD;
+  // Both elements of a pair in one part.
+  static constexpr bool WITHIN = INTERLEAVED && V > 1;
   using Part = Vec<A, PART>;
 
   // Heads of q, or of k: how many, and how loads and the result lie.
   struct Side {
-    i64 heads, add, stride[LOADS + 1], inner[LOADS + 1];
+    i32 heads, add;
+    i64 stride[LOADS + 1], inner[LOADS + 1];
   };
   struct Args {
     const T* in[LOADS][2];
@@ -54,10 +60,17 @@ struct Heads {
 
   // Where a part of a chunk begins.
   static DEVICE int start(const Args& args, int chunk, int part) {
-    constexpr int STEP = INTERLEAVED ? 2 * V : V;
+    constexpr bool BESIDE = INTERLEAVED && !WITHIN;
+    constexpr int STEP = BESIDE ? 2 * V : V;
     const bool turns = chunk < args.turning;
     const int first = turns ? chunk * STEP : args.rest + (chunk - args.turning) * STEP;
-    return first + part * (INTERLEAVED ? V : turns ? args.half : args.apart);
+    return first + part * (BESIDE ? V : turns ? args.half : args.apart);
+  }
+  // Which pair of a head is the j-th of a chunk.
+  static DEVICE int pair(const Args& args, int chunk, int j) {
+    if constexpr (!WITHIN) return chunk * V + j;
+    constexpr int PAIRS = greater(V / 2, 1);
+    return j / PAIRS * (args.half / 2) + chunk * PAIRS + j % PAIRS;
   }
   static DEVICE bool exists(const Args& args, int chunk, int part) {
     return chunk < args.chunks && (V > 1 || start(args, chunk, part) < args.length);
@@ -74,48 +87,54 @@ struct Heads {
     Vec<T, V> v[LOADS][HELD][2];
   };
 
-  // What a warp knows of a task.
+  // What a lane knows of a task. On chip its parts lie from its first chunk on.
   struct Task {
     const i64* at;
     const Part* angles;
     const Part* scales;
     Part* sums;
     int lane, lanes, group, groups;
+    // Of its chunks: where their parts begin, which are there, and which turn.
+    int start[HELD][2];
+    bool there[HELD][2], turns[HELD];
+  };
 
-    DEVICE int chunk(int h) const { return (lane & (lanes - 1)) + h * lanes; }
+  // Where a lane's head lies.
+  struct Place {
+    const T* from[LOADS];
+    T* to;
+
+    DEVICE void advance(const i64 (&step)[LOADS + 1]) {
+      UNROLL for (int k = 0; k < LOADS; ++k) from[k] += step[k];
+      to += step[LOADS];
+    }
   };
 
   static DEVICE void fetch(
-      const Args& args, const Task& task, int s, i64 head, Flight& flight) {
-    const Side& side = args.side[s];
+      const Side& side, const Task& task, const Place& place, bool there, Flight& flight) {
     UNROLL for (int k = 0; k < LOADS; ++k) {
-      const T* const row = args.in[k][s] + task.at[2 * k + s] + head * side.stride[k];
       UNROLL for (int h = 0; h < HELD; ++h) {
         UNROLL for (int p = 0; p < 2; ++p) {
           Vec<T, V>& v = flight.v[k][h][p];
           v = {};
-          const int chunk = task.chunk(h);
-          if (head >= side.heads || !exists(args, chunk, p)) continue;
-          const T* const from = row + start(args, chunk, p) * (VECTOR ? 1 : side.inner[k]);
+          if (!there || !task.there[h][p]) continue;
+          const i64 inner = VECTOR ? 1 : side.inner[k];
+          const T* const from = place.from[k] + task.start[h][p] * inner;
           if constexpr (VECTOR) {
             v = load<V>(from);
           } else {
-            UNROLL for (int i = 0; i < V; ++i) v.set(i, from[i * side.inner[k]]);
+            UNROLL for (int i = 0; i < V; ++i) v.set(i, from[i * inner]);
           }
         }
       }
     }
   }
 
-  static DEVICE void write(
-      const Args& args, const Task& task, int s, i64 head, int h, A (&y)[2][V]) {
-    const Side& side = args.side[s];
+  static DEVICE void write(const Side& side, const Task& task, T* out, int h, A (&y)[2][V]) {
     const i64 inner = VECTOR ? 1 : side.inner[LOADS];
     UNROLL for (int p = 0; p < 2; ++p) {
-      const int chunk = task.chunk(h);
-      if (head >= side.heads || !exists(args, chunk, p)) continue;
-      T* const to = args.out[s] + task.at[2 * LOADS + s] + head * side.stride[LOADS] +
-                    start(args, chunk, p) * inner;
+      if (!task.there[h][p]) continue;
+      T* const to = out + task.start[h][p] * inner;
       if constexpr (VECTOR) {
         if (side.add) put<true>(to, y[p]);
         else put<false>(to, y[p]);
@@ -130,12 +149,11 @@ struct Heads {
   }
 
   // Turns the pairs of a chunk in place, where it is one that turns.
-  static DEVICE void turn(const Args& args, const Task& task, int h, A (&x)[2][V]) {
-    const int chunk = task.chunk(h), room = task.lanes * HELD;
-    if (chunk >= args.turning) return;
+  static DEVICE void turn(const Task& task, int h, A (&x)[2][V]) {
+    if (!task.turns[h]) return;
+    const Part* const angles = task.angles + h * task.lanes;
     UNROLL for (int q = 0; q < MANY; ++q) {
-      const Part cosine = task.angles[q * room + chunk];
-      const Part sine = task.angles[(MANY + q) * room + chunk];
+      const Part cosine = angles[q * ROOM], sine = angles[(MANY + q) * ROOM];
       UNROLL for (int i = 0; i < PART; ++i) {
         const int j = q * PART + i, a = INTERLEAVED ? 2 * j : j, b = INTERLEAVED ? a + 1 : V + j;
         A c, d;
@@ -147,9 +165,9 @@ struct Heads {
   }
 
   static DEVICE void scales(const Task& task, int s, int h, int p, A (&w)[V]) {
-    const int room = task.lanes * HELD;
+    const Part* const scales = task.scales + h * task.lanes;
     UNROLL for (int q = 0; q < MANY; ++q) {
-      const Part v = task.scales[((2 * s + p) * MANY + q) * room + task.chunk(h)];
+      const Part v = scales[((2 * s + p) * MANY + q) * ROOM];
       UNROLL for (int i = 0; i < PART; ++i) w[q * PART + i] = v.at[i];
     }
   }
@@ -174,7 +192,7 @@ struct Heads {
   }
 
   static DEVICE void head(
-      const Args& args, const Task& task, int s, i64 head, const Flight& flight) {
+      const Args& args, const Task& task, int s, T* out, bool there, const Flight& flight) {
     A x[HELD][2][V], pulled[HELD][2][V];
     Several<A, LOADS> sum{};
     UNROLL for (int h = 0; h < HELD; ++h) {
@@ -186,7 +204,7 @@ struct Heads {
         }
       }
       if constexpr (BACK) {
-        turn(args, task, h, pulled[h]);
+        turn(task, h, pulled[h]);
         UNROLL for (int p = 0; p < 2; ++p) {
           A w[V];
           scales(task, s, h, p, w);
@@ -208,7 +226,7 @@ struct Heads {
           const A along = sum.at[1] * inverse * share * inverse;
           UNROLL for (int i = 0; i < V; ++i) y[p][i] *= pulled[h][p][i];
           // Of a head that is not there all is 0, and eps may be too: that is no number.
-          if (head < args.side[s].heads) add(task, s, h, p, y[p]);
+          if (there) add(task, s, h, p, y[p]);
           UNROLL for (int i = 0; i < V; ++i) {
             y[p][i] = inverse * fused(-x[h][p][i], along, pulled[h][p][i] * w[i]);
           }
@@ -216,8 +234,36 @@ struct Heads {
           UNROLL for (int i = 0; i < V; ++i) y[p][i] *= w[i];
         }
       }
-      if constexpr (!BACK) turn(args, task, h, y);
-      write(args, task, s, head, h, y);
+      if constexpr (!BACK) turn(task, h, y);
+      if (there) write(args.side[s], task, out, h, y);
+    }
+  }
+
+  // Every `slices`-th of the heads of q, or of k, that a warp takes at once, from the first on.
+  static DEVICE void walk(const Args& args, const Task& task, int s, i32 first, i32 slices) {
+    const Side& side = args.side[s];
+    const i32 by = slices * task.groups;
+    i32 own = first + task.group;  // the head of the lane
+    i64 step[LOADS + 1];
+    UNROLL for (int k = 0; k <= LOADS; ++k) step[k] = by * side.stride[k];
+    Place place;
+    UNROLL for (int k = 0; k < LOADS; ++k) {
+      place.from[k] = args.in[k][s] + task.at[2 * k + s] + own * side.stride[k];
+    }
+    place.to = args.out[s] + task.at[2 * LOADS + s] + own * side.stride[LOADS];
+    Flight next;
+    fetch(side, task, place, own < side.heads, next);
+    ROLLED while (first < side.heads) {
+      const Flight now = next;
+      const bool there = own < side.heads;
+      T* const out = place.to;
+      first += by;
+      own += by;
+      place.advance(step);
+      // What is next is on its way while a head is computed, where there is room for both.
+      if (HELD == 1 && first < side.heads) fetch(side, task, place, own < side.heads, next);
+      head(args, task, s, out, there, now);
+      if (HELD > 1) fetch(side, task, place, own < side.heads, next);
     }
   }
 
@@ -231,22 +277,32 @@ struct Heads {
     task.group = task.lane >> args.log_lanes;
     task.groups = 32 >> args.log_lanes;
     const int warp = int(threadIdx.x) / 32, warps = int(blockDim.x) / 32;
-    const int room = task.lanes * HELD;
+    // Chunks of a head, a power of two as lanes are.
+    const int room = task.lanes * HELD, log_room = args.log_lanes + __ffs(HELD) - 1;
+    const int mine = task.lane & (task.lanes - 1);
+    UNROLL for (int h = 0; h < HELD; ++h) {
+      const int chunk = mine + h * task.lanes;
+      task.turns[h] = chunk < args.turning;
+      UNROLL for (int p = 0; p < 2; ++p) {
+        task.start[h][p] = start(args, chunk, p);
+        task.there[h][p] = exists(args, chunk, p);
+      }
+    }
     Part* const scales = reinterpret_cast<Part*>(memory);
-    Part* const angles = scales + (2 + warp) * 2 * MANY * room;
+    Part* const angles = scales + (2 + warp) * 2 * MANY * ROOM;
     i64* const at = near.at[warp];
     task.at = at;
-    task.scales = scales;
-    task.angles = angles;
-    task.sums = scales + (2 + warps) * 2 * MANY * room;
+    task.scales = scales + mine;
+    task.angles = angles + mine;
+    task.sums = scales + (2 + warps) * 2 * MANY * ROOM;
     for (int i = int(threadIdx.x); i < 4 * V * room; i += int(blockDim.x)) {
-      const int chunk = i % room, part = i / room / V, j = i / room % V;
+      const int chunk = i & room - 1, part = (i >> log_room) / V, j = (i >> log_room) % V;
       A w = 0;
       if (exists(args, chunk, part % 2)) {
         const i64 at = (start(args, chunk, part % 2) + j) * args.weight_step[part / 2];
         w = widen(args.weight[part / 2][at]) + A(args.offset);
       }
-      scales[(part * MANY + j / PART) * room + chunk].at[j % PART] = w;
+      scales[(part * MANY + j / PART) * ROOM + chunk].at[j % PART] = w;
     }
     if constexpr (BACK) {
       UNROLL for (int i = 0; i < 4 * HELD * MANY; ++i) {
@@ -263,34 +319,21 @@ struct Heads {
       if (task.lane < OPERANDS) at[task.lane] = args.place.offset(place, task.lane);
       __syncwarp();
       for (int i = task.lane; i < V * room; i += 32) {
-        const int chunk = i % room, j = i / room;
+        const int chunk = i & room - 1, j = i >> log_room;
         if (chunk >= args.turning) continue;
         typename SOURCE::template Chunk<1, i64> one;
         Pair<A> angle[1];
         i64 own[SOURCE::OFFSETS];
         UNROLL for (int k = 0; k < SOURCE::OFFSETS; ++k) own[k] = at[2 * LOADS + 2 + k];
-        one.load_early(args.angles, args.source, own, chunk * V + j);
-        one.make(args.angles, near.source, own, chunk * V + j, angle);
-        angles[j / PART * room + chunk].at[j % PART] = angle[0].first;
-        angles[(MANY + j / PART) * room + chunk].at[j % PART] = angle[0].second;
+        const int number = pair(args, chunk, j);
+        one.load_early(args.angles, args.source, own, number);
+        one.make(args.angles, near.source, own, number, angle);
+        angles[j / PART * ROOM + chunk].at[j % PART] = angle[0].first;
+        angles[(MANY + j / PART) * ROOM + chunk].at[j % PART] = angle[0].second;
       }
       __syncwarp();
-      ROLLED for (int s = 0; s < 2; ++s) {
-        i64 first = slice * task.groups;
-        Flight next;
-        fetch(args, task, s, first + task.group, next);
-        ROLLED for (; first < args.side[s].heads;) {
-          const Flight now = next;
-          const i64 now_first = first;
-          first += slices * task.groups;
-          // What is next is on its way while a head is computed, where there is room for both.
-          if (HELD == 1 && first < args.side[s].heads) {
-            fetch(args, task, s, first + task.group, next);
-          }
-          head(args, task, s, now_first + task.group, now);
-          if (HELD > 1) fetch(args, task, s, first + task.group, next);
-        }
-      }
+      ROLLED for (int s = 0; s < 2; ++s) walk(
+          args, task, s, i32(slice) * task.groups, i32(slices));
     }
     if constexpr (BACK) leave(args, task);
   }

@@ -55,8 +55,8 @@ struct Rows {
   // have to allow: after a join they would be waited for again.
   static constexpr int OWN = BY == BY_PLANES ? 1 : V;
   static constexpr bool EAGER = WIDE && WAY != LONG && BY != BY_MIXED_PLANES && SUMS == 0 &&
-                                COLUMNS > 0 &&
-                                COLUMNS * HELD * OWN * sizeof(C) <= 4 * V * sizeof(T);
+                                COLUMNS > 0 && COLUMNS * HELD * OWN *
+                                lesser(sizeof(C), sizeof(T)) <= 4 * V * int(sizeof(T));
   // 64 registers, 80 where more than rows is looked after, 128 for single elements and for losses
   // that are found in stages, 48 for small planes.
   static constexpr int RESIDENT =

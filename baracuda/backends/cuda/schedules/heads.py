@@ -31,6 +31,8 @@ _MOST_PAIRS = 160
 # common/heads.cuh: dimensions of positions; chunks of a lane, and their bytes in each of two parts,
 # beyond which no registers are left.
 _MOST_DIMS, _MOST_HELD, _MOST_BYTES = 5, 8, 64
+# What 32 bits count, with room for one more step.
+_MOST_HEADS = 1 << 30
 _WARP = 32
 # Bytes on chip beside those that a launch asks for: offsets, and frequencies.
 _NEAR = 4 << 10
@@ -78,11 +80,6 @@ class Chunks(NamedTuple):
     apart: int
     lanes: int
     held: int
-
-    @property
-    def room(self) -> int:
-        """Chunks that the lanes of a head have room for."""
-        return self.lanes * self.held
 
 
 def chunks(length: int, rotary: int, widest: int, size: int) -> Chunks:
@@ -147,6 +144,7 @@ def plan(call: Call) -> Steps:
     *places, heads, length = of.loads[0].shape
     cut = chunks(length, options["rotary_dim"], WIDEST // call.itemsize, size)
     many, summed = [heads, of.loads[1].shape[-2]], len(call.outs) > 2
+    at_most(_MOST_HEADS, "heads", max(many))
     # A warp has as many heads at once as it has runs of lanes.
     together = _WARP // cut.lanes
     positions, steps = prod(places), max(-(-n // together) for n in many)
@@ -173,7 +171,7 @@ def _room(call: Call, cut: Chunks, size: int, summed: bool) -> tuple[int, int]:
     part = 2 * cut.width * size
     for threads in (THREADS, THREADS // 2, THREADS // 4, _WARP):
         # Scales of q and k, and angles of each warp; sums of each thread.
-        shared = part * cut.room * (2 + threads // _WARP) + summed * part * 2 * cut.held * threads
+        shared = part * cut.held * (_WARP * (2 + threads // _WARP) + summed * 2 * threads)
         if shared <= call.facts.shared_per_block - _NEAR:
             return threads, shared
     raise Refusal(
@@ -202,7 +200,7 @@ def _heads(call: Call, of: Operands, cut: Chunks, slices: int, tasks: int, block
     packer.add("i", cut.lanes.bit_length() - 1, 0)
     for side in (0, 1):
         own = [*of.loads[side::2], of.outs[side]]
-        packer.add("q", own[0].shape[-2], call.adds[side])
+        packer.add("i", own[0].shape[-2], call.adds[side])
         packer.add("q", *[v.strides[-2] for v in own], *[v.strides[-1] for v in own])
     packer.walk(dims, len(of.rows) + 2, most=_MOST_DIMS)
     if tables:
