@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from collections.abc import Iterator
 from typing import Any
 
 import kinds
@@ -14,6 +15,7 @@ import torch
 import baracuda as bc
 from baracuda.calls.op import registry
 from baracuda.examples import tape
+from baracuda.libraries import library_of
 from baracuda.testing.cases import Subject, many, subjects
 
 FORWARDS = [name for name, op in registry.items() if op.adjoint is not None]
@@ -95,6 +97,89 @@ def test_a_result_that_was_not_used_has_no_cotangent() -> None:
     for wrong in ([None, None], [dy]):
         with pytest.raises(TypeError, match="add_rms_norm: cotangents: expected 2 cotangents"):
             pair.pull(kept, wrong)
+
+
+# Gradients of several results; those of ropes take nothing that says how large the other one is.
+SEVERAL = sorted(
+    name for name, op in registry.items()
+    if (pair := op.adjoint) is not None
+    and len({*pair.cotangents.values()} & {*pair.op.spec.arrays}) > 1
+)  # fmt: skip
+UNKNOWN = ("rope_qk", "rope_qk_with_tables")
+
+
+def gradient_calls(
+    name: str, lib: str
+) -> Iterator[tuple[Any, list[Any], dict[str, Any], list[int]]]:
+    """The gradient of an op, arrays and keywords for it, and where cotangents are."""
+    subject = next(s for s in subjects([name], [lib]) if s.dtype == "float32")
+    pair, rng = registry[name].adjoint, np.random.default_rng(0)
+    assert pair is not None
+    for call in subject.calls():
+        arrays = call.given()
+        results = many(registry[name](*arrays, **call.options))
+        if len(results) == 1:
+            continue
+        kept = pair.keep(arrays, results, call.options)
+        xp = library_of(results[0]).xp
+        known = dict(kept.arrays)
+        for (result, dual), y in zip(pair.cotangents.items(), results, strict=False):
+            if dual in pair.op.spec.arrays:
+                known[dual] = xp.asarray(rng.standard_normal(y.shape), dtype=kept.dtypes[result])
+        given = [known.get(n) for n in pair.op.spec.arrays]
+        while given[-1] is None:
+            given.pop()
+        places = [pair.op.spec.arrays.index(d) for d in pair.cotangents.values() if d in known]
+        yield pair.op, given, kept.options, places
+
+
+@pytest.mark.parametrize("lib", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("name", [name for name in SEVERAL if name not in UNKNOWN])
+def test_a_cotangent_that_is_none_counts_as_zeros(name: str, lib: str) -> None:
+    tried = 0
+    for op, given, options, places in gradient_calls(name, lib):
+        xp = library_of(given[places[0]]).xp
+        for place in places:
+            for missing in ([place], [p for p in places if p != place]):
+                none = [None if i in missing else x for i, x in enumerate(given)]
+                zeros = [xp.zeros_like(x) if i in missing else x for i, x in enumerate(given)]
+                want = many(op(*zeros, **options))
+                plan = op.plan(*none, **options)
+                scalars = {k: v for k, v in options.items() if k in op.spec.scalars}
+                for found in (
+                    op(*none, **options),
+                    plan(*none, **scalars),
+                    op.planned(*none, **options)[0],
+                ):
+                    for a, b in zip(many(found), want, strict=True):
+                        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+                        tried += 1
+    assert tried
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_cotangent_of_unknown_size_is_asked_for(name: str) -> None:
+    op, given, options, places = next(gradient_calls(name, "numpy"))
+    none = [None if i == places[1] else x for i, x in enumerate(given)]
+    with pytest.raises(TypeError, match="expected"):
+        op(*none, **options)
+
+
+def test_a_graph_takes_none_for_a_cotangent() -> None:
+    dy, weight = torch.randn(4, 8), torch.ones(8)
+    plan = bc.add_rms_norm_backward.plan(dy, None, dy, weight)
+    for call in (bc.add_rms_norm_backward, plan):
+        compiled = torch.compile(
+            lambda *x, f=call: f(x[0], None, *x[1:]), backend="eager", fullgraph=True
+        )
+        for a, b in zip(compiled(dy, dy, weight), call(dy, None, dy, weight), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_zeros_of_a_cotangent_have_the_dtype_of_its_role() -> None:
+    stream, y = torch.randn(4, 8), torch.randn(4, 8).bfloat16()
+    want = bc.add_rms_norm_backward(y, torch.zeros(4, 8), stream)
+    assert torch.equal(bc.add_rms_norm_backward(y, None, stream), want)
 
 
 def test_a_cotangent_that_is_a_gradient_is_not_copied() -> None:

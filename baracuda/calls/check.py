@@ -269,25 +269,6 @@ def traced(arrays: Sequence[Array]) -> bool:
     return state is not None and state[0] == "traced"
 
 
-def _zeros_like(x: Array) -> Array:
-    return library_of(x).xp.zeros_like(x)
-
-
-def completed(
-    spec: OpSpec, arrays: Sequence[Any], zeros_like: Callable[[Array], Array] = _zeros_like
-) -> Sequence[Any]:
-    """The arrays, with zeros for a first cotangent that is left out, where another is like it."""
-    first, *others = spec.arrays
-    if not arrays or arrays[0] is not None or spec.role(first).wide != "cotangent":
-        return arrays
-    forms = [{p.name: p.terms for p in form.inputs} for form in spec.signatures]
-    for name, x in zip(others, arrays[1:], strict=False):
-        alike = any(first in form and form.get(name) == form[first] for form in forms)
-        if x is not None and alike and spec.role(name) == spec.role(first):
-            return (zeros_like(x), *arrays[1:])
-    return arrays
-
-
 def _facts(spec: OpSpec, given: Mapping[str, Array]) -> tuple[Library, dict[str, Facts]]:
     """The library, and the facts of every array given."""
     first = spec.arrays[0]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from baracuda.calls import check, lists, records
+from baracuda.calls import check, cotangents, lists, records
 from baracuda.calls.cache import plan_cache
 from baracuda.calls.plan import Plan, make
 from baracuda.calls.recent import Recent, written
@@ -100,7 +100,7 @@ class Op(Generic[P, R]):
             plan = alias = None
         if plan is None or (state is not None and state[0] == "traced"):
             self._signature_check(arrays, {**options, **scalars})
-            if (given := check.completed(self.spec, arrays)) is not arrays:
+            if (given := self.completed(arrays)) is not arrays:
                 return self(*given, **options, **scalars)
             if self._lists.takes(arrays):
                 return self._lists.run(arrays, options, scalars)  # type: ignore[no-any-return]
@@ -136,13 +136,17 @@ class Op(Generic[P, R]):
     @property
     def adjoint(self) -> Pairing | None:
         """The gradient of this op, what it takes and returns; None where no op is its gradient."""
-        found = [op for op in registry.values() if op.spec.adjoint_of == self._name]
-        return pairing(self.spec, found[0], found[0].spec) if found else None
+        found = next((op for op in registry.values() if op.spec.adjoint_of == self._name), None)
+        return pairing(self.spec, found, found.spec) if found else None
 
     @property
     def early(self) -> Op[Any, Any] | None:
         """The op that computes the result of this one and its gradients at once."""
         return next((op for op in registry.values() if op.spec.ahead_of == self._name), None)
+
+    def completed(self, arrays: Sequence[Any], torch: Any = None) -> Sequence[Any]:
+        """The arrays, with zeros for cotangents that are None."""
+        return cotangents.completed(self.spec, registry, arrays, torch)
 
     def _misfit(self, arrays: Sequence[Any], options: Mapping[str, Any]) -> Plan:
         """The plan for arrays that look like those of the last call, but lie differently."""
@@ -190,8 +194,7 @@ class Op(Generic[P, R]):
         """The call as torch's graphs, modes and subclasses see it: one operator."""
         if self._lists.takes(arrays):
             return lists.each(self, arrays, options)
-        given = check.completed(self.spec, arrays, torch.zeros_like)
-        return in_graph(torch, self, given, options, self._in_graphs)
+        return in_graph(torch, self, self.completed(arrays, torch), options, self._in_graphs)
 
     def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan[R]:
         """Choose once: the plan that a call with these arguments runs.
@@ -217,7 +220,7 @@ class Op(Generic[P, R]):
         self._signature_check(arrays, {**dict.fromkeys(self._scalars, 0.0), **given})
         if self._lists.takes(arrays):
             return self._lists.find(arrays, given)  # type: ignore[return-value, arg-type]
-        taken = unwrapped(check.completed(self.spec, arrays))
+        taken = unwrapped(self.completed(arrays))
         if check.are_arrays(scalars.values()):
             return self._valued(taken, given, scalars, whole=False)[0]
         try:
@@ -236,7 +239,7 @@ class Op(Generic[P, R]):
         if self._lists.takes(arrays):
             found = self._lists.find(arrays, given)  # type: ignore[arg-type]
             return found(*arrays, **scalars), found  # type: ignore[return-value]
-        taken = autocast.settled(self.spec, check.completed(self.spec, arrays))
+        taken = autocast.settled(self.spec, self.completed(arrays))
         if check.are_arrays(scalars.values()):
             plan, scalars = self._valued(taken, given, scalars)
         else:
@@ -292,11 +295,10 @@ class Op(Generic[P, R]):
             library = library_of(arrays[0])
         except (IndexError, TypeError):
             return None
-        state, name = library.state(arrays), library.name
-        if not state or not state[0]:
+        state = library.state(arrays)
+        if not state or not state[0] or (route := route_of(library.name)) is None:
             return None
-        route = route_of(name)
-        return route if route and route.takes(self, arrays, state[0]) else None
+        return route if route.takes(self, arrays, state[0]) else None
 
     def _find(
         self,

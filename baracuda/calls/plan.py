@@ -42,6 +42,9 @@ class Owner(Protocol):
     def as_operator(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
         """A call as torch's graphs see it."""
 
+    def completed(self, arrays: Sequence[Any], torch: Any = None) -> Sequence[Any]:
+        """The arrays, with zeros for cotangents that are None."""
+
 
 class Plan(Generic[R]):
     """A choice made once: which kernel, on which backend, for arrays of these shapes.
@@ -197,7 +200,7 @@ class Plan(Generic[R]):
         except UNFIT:
             fits = False
         if not fits and not plan._same_facts(arrays):
-            arrays = tuple(unwrapped(arrays))
+            arrays = tuple(unwrapped(self._owner.completed(arrays)))
             plan = plan.fitting(arrays)
         outs: tuple[Array, ...] | None = None
         adds: Adds = False
@@ -222,6 +225,7 @@ class Plan(Generic[R]):
                 f"{op}: plan: torch.compile and torch.export take no out= or accumulate=: write "
                 f"out.copy_(plan(...)) or out.add_(plan(...))"
             )
+        arrays = self._owner.completed(arrays, torch)
         given = [(tuple(x.shape), x.dtype) for x in arrays if x is not None]
         planned = [(x.shape, problem.library.dtype(x.dtype)) for x in problem.given]
         if given != planned:

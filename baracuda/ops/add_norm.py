@@ -83,9 +83,9 @@ def add_rms_norm(
     kernel=kernel("AddRmsNormBackward"),
 )
 def add_rms_norm_backward(
-    dy: A,
-    ds: Array,
-    s: Array,
+    dy: Array | None,
+    ds: Array | None,
+    s: A,
     weight: Array | None = None,
     /,
     *,
@@ -98,10 +98,10 @@ def add_rms_norm_backward(
 
     Parameters
     ----------
-    dy : array of shape [*b, n]
-        Gradient of y. Any floating dtype.
-    ds : array of shape [*b, n]
-        Gradient of s, in its dtype.
+    dy : array of shape [*b, n] or None
+        Gradient of y. Any floating dtype. None counts as zeros, of the dtype of `s`.
+    ds : array of shape [*b, n] or None
+        Gradient of s, in its dtype. None counts as zeros.
     s : array of shape [*b, n]
         dtype of `dy`, or float32 beside 16 bits. The sum that `add_rms_norm` returned.
     weight : array of shape [n], optional
@@ -199,9 +199,9 @@ def add_layer_norm(
     kernel=kernel("AddLayerNormBackward"),
 )
 def add_layer_norm_backward(
-    dy: A,
-    ds: Array,
-    s: Array,
+    dy: Array | None,
+    ds: Array | None,
+    s: A,
     weight: Array | None = None,
     /,
     *,
@@ -212,10 +212,10 @@ def add_layer_norm_backward(
 
     Parameters
     ----------
-    dy : array of shape [*b, n]
-        Gradient of y. Any floating dtype.
-    ds : array of shape [*b, n]
-        Gradient of s, in its dtype.
+    dy : array of shape [*b, n] or None
+        Gradient of y. Any floating dtype. None counts as zeros, of the dtype of `s`.
+    ds : array of shape [*b, n] or None
+        Gradient of s, in its dtype. None counts as zeros.
     s : array of shape [*b, n]
         dtype of `dy`, or float32 beside 16 bits. The sum that `add_layer_norm` returned.
     weight : array of shape [n], optional

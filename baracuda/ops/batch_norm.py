@@ -100,9 +100,9 @@ def batch_norm(
     kernel=planes("NormalisedBackward"),
 )
 def batch_norm_backward(
-    dy: Array,
-    dmean: Array,
-    dvar: Array,
+    dy: Array | None,
+    dmean: Array | None,
+    dvar: Array | None,
     x: A,
     weight: Array | None = None,
     /,
@@ -118,10 +118,10 @@ def batch_norm_backward(
 
     Parameters
     ----------
-    dy : array of shape [n, c, *s]
-        Gradient of the result.
-    dmean, dvar : arrays of shape [c]
-        Gradients of the statistics: zeros where these are only kept.
+    dy : array of shape [n, c, *s] or None
+        Gradient of the result. None counts as zeros.
+    dmean, dvar : arrays of shape [c] or None
+        Gradients of the statistics: None, which counts as zeros, where these are only kept.
     x : array of shape [n, c, *s]
     weight : array of shape [c], optional
     eps, **dispatch

@@ -194,8 +194,8 @@ def qk_norm_rope(
     kernel=Kernel("qk_norm_rope.cu", "QkNormRopeBackward", schedule="heads"),
 )
 def qk_norm_rope_backward(
-    dq_out: Array,
-    dk_out: Array,
+    dq_out: Array | None,
+    dk_out: Array | None,
     q: A,
     k: Array,
     q_weight: Array,
@@ -217,10 +217,10 @@ def qk_norm_rope_backward(
 
     Parameters
     ----------
-    dq_out : array of shape [*b, s, h, d]
-        Gradient of q_out; dtype of `q`.
-    dk_out : array of shape [*b, s, g, d]
-        Gradient of k_out; dtype of `q`.
+    dq_out : array of shape [*b, s, h, d] or None
+        Gradient of q_out; dtype of `q`. None counts as zeros.
+    dk_out : array of shape [*b, s, g, d] or None
+        Gradient of k_out; dtype of `q`. None counts as zeros.
     q : array of shape [*b, s, h, d]
     k : array of shape [*b, s, g, d]
     q_weight : array of shape [d]

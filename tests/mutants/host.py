@@ -406,6 +406,27 @@ _PLANS = (
 
 _CHECKS = (
     mutant(
+        "zeros of a cotangent have the dtype of its role", "calls/cotangents.py",
+        "values.sort(key=lambda n: spec.role(n) != role)", "pass",
+        "test_pairing.py::test_zeros_of_a_cotangent_have_the_dtype_of_its_role",
+    ),
+    mutant(
+        "a cotangent of unknown size is asked for", "calls/cotangents.py",
+        "if any(x is None for x in zeros.values()):", "if False:",
+        "test_pairing.py::test_a_cotangent_of_unknown_size_is_asked_for[rope_qk]",
+    ),
+    mutant(
+        "a plan takes None for a cotangent", "calls/plan.py",
+        "arrays = tuple(unwrapped(self._owner.completed(arrays)))",
+        "arrays = tuple(unwrapped(arrays))",
+        "test_pairing.py::test_a_cotangent_that_is_none_counts_as_zeros[log_prob-numpy]",
+    ),
+    mutant(
+        "a plan in a graph takes None for a cotangent", "calls/plan.py",
+        "arrays = self._owner.completed(arrays, torch)", "",
+        "test_pairing.py::test_a_graph_takes_none_for_a_cotangent",
+    ),
+    mutant(
         "a backend that mixes nothing is passed over", "backends/__init__.py",
         "if problem.mixed and not _mixes(backend, problem.spec):", "if False:",
         "test_mixed.py::test_a_backend_that_mixes_nothing_is_passed_over",
