@@ -36,7 +36,7 @@ FLOORS = [
     {"families/chunks", "families/numerics", "families/reductions"},
     {"families/entropy", "families/frequencies", "families/indexing", "families/philox"},
     {"families/rotation"},
-    {"calls/check", "calls/partitioning", "calls/ranges"},
+    {"calls/check", "calls/cotangents", "calls/partitioning", "calls/ranges"},
     {"calls/body", "calls/outputs"},
     {"backends"},
     {"calls/plan"},

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from baracuda.declaration.shapes import Pattern
 from baracuda.declaration.spec import OpSpec
 from baracuda.libraries import Array, library_of
 
-if TYPE_CHECKING:
-    from baracuda.calls.op import Op
-
 
 def completed(
-    spec: OpSpec, registry: Mapping[str, Op[Any, Any]], arrays: Sequence[Any], torch: Any = None
+    spec: OpSpec, registry: Mapping[str, Any], arrays: Sequence[Any], torch: Any = None
 ) -> Sequence[Any]:
     """The arrays, with zeros for each cotangent that is None where no form goes without it.
 
@@ -25,7 +22,7 @@ def completed(
     spec : OpSpec
         A gradient, or any other op.
     registry : dict of str to Op
-        Where its forward is.
+        Every op by its name.
     arrays : sequence of array or None
         As the op takes them.
     torch : module, optional
@@ -53,10 +50,10 @@ def completed(
     return [zeros.get(name) if x is None else x for name, x in pairs]
 
 
-def _takes(spec: OpSpec, names: Any) -> dict[str, Pattern] | None:
+def _takes(spec: OpSpec, names: Collection[str]) -> dict[str, Pattern] | None:
     """The axes of the arrays of a form that takes just these; None where none does."""
     form = next((f for f in spec.signatures if f.takes(names)), None)
-    return form and {p.name: p for p in form.inputs}
+    return {p.name: p for p in form.inputs} if form is not None else None
 
 
 def _zeros(
