@@ -253,13 +253,13 @@ def square_unit(largest: Array) -> Array:
     return xp.where(largest > 2.0**end, 2.0**high, small)
 
 
-def usual(size: Array) -> bool:
-    """Whether all sizes are known to be 0, or such that the `square_unit` of each is 1."""
+def usual(size: Array, p: float) -> bool:
+    """Whether all sizes are known to be 0, or to have p-th powers that lie far within the range."""
     library = library_of(size)
     if has_slopes(size) or not library.readable(size):
         return False
     xp = library.xp
-    end = 2.0 ** (40 if size.dtype == xp.float32 else 320)
+    end = 2.0 ** ((100 if size.dtype == xp.float32 else 800) / p)
     if 0 in size.shape or not xp.max(size) <= end:
         return 0 in size.shape
     # Where no size is 0 two passes tell that write nothing.

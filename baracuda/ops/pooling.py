@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
+from itertools import starmap
 from operator import add, mul
 from typing import Any, Unpack
 
@@ -82,9 +83,9 @@ def _pool(x: Array, p: float, kernel: Any, stride: Any, ceil_mode: bool) -> Arra
     if p == 1:
         return reduce(add, slide(x * _sign(x)))
     size = xp.abs(x)
-    if p == 2 and usual(size):
-        # To multiply by a unit of 1 would change nothing.
-        return root(reduce(add, slide(xp.square(x))), p)
+    if p > 1 and usual(size, p):
+        # Each cell is raised once, not in each of its windows.
+        return root(reduce(add, slide(_power(size, p))), p)
     largest = reduce(xp.maximum, slide(size))
     if p == 2:
         scale = square_unit(largest)
@@ -112,6 +113,14 @@ def _pool_backward(dy: Array, x: Array, y: Array, p: float, kernel: Any, stride:
     x = _reached(x, dy.shape, kernel, stride)
     # A window of zeros counts as none; one with a NaN sends it to all of its cells.
     live = y > 0
+    extents = x.shape[x.ndim - len(kernel) :]
+    sizes = (xp.abs(x), p), (y, p), (xp.abs(dy), 2)
+    if 1 < p <= 3 and all(starmap(usual, sizes)):
+        # Neither factor over- or underflows.
+        pull = xp.where(live, dy / _power(xp.where(live, y, 1), p - 1), 0)
+        covering = coverings((pull,), (0.0,), extents, kernel, stride)
+        total = reduce(add, (gradient for (gradient,) in covering))
+        return total * (x if p == 2 else _sign(x) * _power(xp.abs(x), p - 1))
     dy, norm, none = xp.where(live, dy, y), xp.where(live, y, math.inf), math.inf
     if p == 2:
 
@@ -141,7 +150,6 @@ def _pool_backward(dy: Array, x: Array, y: Array, p: float, kernel: Any, stride:
                 return xp.where(zero, 0, size * norm)
             return sign * _power(size / norm, p - 1)
 
-    extents = x.shape[x.ndim - len(kernel) :]
     covering = coverings((dy, norm), (0.0, none), extents, kernel, stride)
     return reduce(add, (gradient * slope(norm) for gradient, norm in covering))
 
