@@ -366,6 +366,7 @@ def batches(g: Given, axis: int) -> Iterator[tuple[tuple[int | None, ...], list[
         yield tuple(axis if i in which else None for i in range(n)), given, want
 
 
+@pytest.mark.slow("the full lane compiles a program for each operand of ops made of others")
 @pytest.mark.parametrize(
     ("op", "axis"), lanes.cases(itertools.product(registry, (0, -1)), lanes.thinned(_usual_axis))
 )
