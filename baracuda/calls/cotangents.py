@@ -32,10 +32,13 @@ def completed(
     -------
     sequence of array or None
     """
-    forward = registry.get(spec.adjoint_of or "")
-    if forward is None or all(x is not None for x in arrays):
+    if all(x is not None for x in arrays):
         return arrays
-    cotangents = {f"d{p.name}" for form in forward.spec.signatures for p in form.outputs}
+    forward = registry.get(spec.adjoint_of or "")
+    forms = forward.spec.signatures if forward is not None else ()
+    cotangents = {f"d{p.name}" for form in forms for p in form.outputs}
+    # Those of ops that are no gradient themselves, but compute one.
+    cotangents |= {name for name in spec.arrays if spec.role(name).wide == "cotangent"}
     pairs = [*zip(spec.arrays, arrays, strict=False)]
     given = {name: x for name, x in pairs if x is not None}
     missing = [name for name, x in pairs if x is None and name in cotangents]
