@@ -34,11 +34,10 @@ def completed(
     """
     if all(x is not None for x in arrays):
         return arrays
-    forward = registry.get(spec.adjoint_of or "")
-    forms = forward.spec.signatures if forward is not None else ()
-    cotangents = {f"d{p.name}" for form in forms for p in form.outputs}
-    # Those of ops that are no gradient themselves, but compute one.
-    cotangents |= {name for name in spec.arrays if spec.role(name).wide == "cotangent"}
+    # Of ops that are no gradient themselves, but compute one, the role says it.
+    cotangents = {name for name in spec.arrays if spec.role(name).wide == "cotangent"}
+    if spec.adjoint_of:
+        cotangents.update(registry[spec.adjoint_of].adjoint.cotangents.values())
     pairs = [*zip(spec.arrays, arrays, strict=False)]
     given = {name: x for name, x in pairs if x is not None}
     missing = [name for name, x in pairs if x is None and name in cotangents]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
-from itertools import starmap
 from operator import add, mul
 from typing import Any, Unpack
 
@@ -114,13 +113,13 @@ def _pool_backward(dy: Array, x: Array, y: Array, p: float, kernel: Any, stride:
     # A window of zeros counts as none; one with a NaN sends it to all of its cells.
     live = y > 0
     extents = x.shape[x.ndim - len(kernel) :]
-    sizes = (xp.abs(x), p), (y, p), (xp.abs(dy), 2)
-    if 1 < p <= 3 and all(starmap(usual, sizes)):
-        # Neither factor over- or underflows.
+    size = xp.abs(x)
+    # Neither factor over- or underflows.
+    if 1 < p <= 3 and usual(size, p) and usual(y, p) and usual(xp.abs(dy), 2):
         pull = xp.where(live, dy / _power(xp.where(live, y, 1), p - 1), 0)
         covering = coverings((pull,), (0.0,), extents, kernel, stride)
         total = reduce(add, (gradient for (gradient,) in covering))
-        return total * (x if p == 2 else _sign(x) * _power(xp.abs(x), p - 1))
+        return total * (x if p == 2 else _sign(x) * _power(size, p - 1))
     dy, norm, none = xp.where(live, dy, y), xp.where(live, y, math.inf), math.inf
     if p == 2:
 
@@ -128,7 +127,7 @@ def _pool_backward(dy: Array, x: Array, y: Array, p: float, kernel: Any, stride:
             return x / norm
 
     else:
-        sign, size = _sign(x), xp.abs(x)
+        sign = _sign(x)
         if p == math.inf:
             counts = dy.shape[dy.ndim - len(kernel) :]
             reach = windows(size, kernel, stride, counts)
