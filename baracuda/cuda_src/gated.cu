@@ -38,9 +38,12 @@ template <class A> struct RegluBackward {
   }
 };
 
-template <class A, Pair<A> (*act)(A)> struct Gated {
+template <class A, Pair<A> (*act)(A), Pair<A> (*quick)(A) = act> struct Gated {
   static constexpr int inputs = 2, outputs = 1;
-  HD void operator()(const A (&x)[2], A (&y)[1]) const { y[0] = x[0] * act(x[1]).first; }
+  template <bool QUICK = false> HD void operator()(const A (&x)[2], A (&y)[1]) const {
+    if constexpr (QUICK) y[0] = x[0] * quick(x[1]).first;
+    else y[0] = x[0] * act(x[1]).first;
+  }
 };
 
 template <class A, Pair<A> (*act)(A)> struct GatedBackward {
@@ -55,7 +58,7 @@ template <class A, Pair<A> (*act)(A)> struct GatedBackward {
 
 template <class A> struct Swiglu : Gated<A, silu<A>> {};
 template <class A> struct SwigluBackward : GatedBackward<A, silu<A>> {};
-template <class A> struct Geglu : Gated<A, gelu<A>> {};
+template <class A> struct Geglu : Gated<A, gelu<A>, quick_gelu<A>> {};
 template <class A> struct GegluBackward : GatedBackward<A, gelu<A>> {};
 template <class A> struct GegluTanh : Gated<A, gelu_tanh<A>> {};
 template <class A> struct GegluBackwardTanh : GatedBackward<A, gelu_tanh<A>> {};

@@ -12,9 +12,12 @@ template <class A, Pair<A> (*act)(A), Pair<A> (*quick)(A)> struct SelfGated {
   }
 };
 
-template <class A, Pair<A> (*act)(A)> struct SelfGatedBackward {
+template <class A, Pair<A> (*act)(A), Pair<A> (*quick)(A) = act> struct SelfGatedBackward {
   static constexpr int inputs = 2, outputs = 1;
-  HD void operator()(const A (&in)[2], A (&d)[1]) const { d[0] = in[0] * act(in[1]).second; }
+  template <bool QUICK = false> HD void operator()(const A (&in)[2], A (&d)[1]) const {
+    if constexpr (QUICK) d[0] = in[0] * quick(in[1]).second;
+    else d[0] = in[0] * act(in[1]).second;
+  }
 };
 
 template <class A> struct Silu : SelfGated<A, silu<A>, silu<A, true>> {};
@@ -22,7 +25,7 @@ template <class A> struct SiluBackward : SelfGatedBackward<A, silu<A>> {};
 template <class A> struct Mish : SelfGated<A, mish<A>, mish<A, true>> {};
 template <class A> struct MishBackward : SelfGatedBackward<A, mish<A>> {};
 template <class A> struct Gelu : SelfGated<A, gelu<A>, quick_gelu<A>> {};
-template <class A> struct GeluBackward : SelfGatedBackward<A, gelu<A>> {};
+template <class A> struct GeluBackward : SelfGatedBackward<A, gelu<A>, quick_gelu<A>> {};
 template <class A> struct GeluTanh : SelfGated<A, gelu_tanh<A>, gelu_tanh<A, true>> {};
 template <class A> struct GeluBackwardTanh : SelfGatedBackward<A, gelu_tanh<A>> {};
 

@@ -336,9 +336,9 @@ template <class A> HD Pair<A> normal(A b) {
   return {b < 0 ? tail : 1 - tail, q * A(0.39894228040143267794)};
 }
 
-// The distribution function alone, to 2^-20 and a few roundings of b*b, also where it is small: the
-// tail by r = 1/(1 + 0.36 z) and a polynomial in r, fitted for z up to 13.2, behind which it is 0.
-HD f32 quick_normal(f32 b) {
+// The same to 2^-20 and a few roundings of b*b, also where it is small: the tail by
+// r = 1/(1 + 0.36 z) and a polynomial in r, fitted for z up to 13.2, behind which it is 0.
+HD Pair<f32> quick_normal(f32 b) {
   const f32 r = reciprocal(fused(magnitude(b), 0.36f, 1.0f));
   f32 p = fused(0.047526996582746506f, r, -0.18137510120868683f);
   p = fused(p, r, 0.18314574658870697f);
@@ -346,10 +346,10 @@ HD f32 quick_normal(f32 b) {
   p = fused(p, r, 0.1402716189622879f);
   p = fused(p, r, 0.14167135953903198f);
   p = fused(p, r, 0.14372025430202484f);
-  const f32 tail = exponential2(b * b * -0.72134752f) * r * p;
-  return b < 0 ? tail : 1 - tail;
+  const f32 e = exponential2(b * b * -0.72134752f), tail = e * r * p;
+  return {b < 0 ? tail : 1 - tail, e * 0.39894228f};
 }
-HD f64 quick_normal(f64 b) { return normal(b).first; }
+HD Pair<f64> quick_normal(f64 b) { return normal(b); }
 
 // The weight of b in the tanh form of gelu, and the slope of that weight.
 template <bool QUICK = false, class A> HD Pair<A> normal_tanh(A b) {
@@ -371,7 +371,7 @@ template <class A> HD Pair<A> weighed(A b, Pair<A> weight) {
   return {b * weight.first, fused(b, weight.second, weight.first)};
 }
 template <class A> HD Pair<A> gelu(A b) { return weighed(b, normal(b)); }
-template <class A> HD Pair<A> quick_gelu(A b) { return {b * quick_normal(b), A(0)}; }
+template <class A> HD Pair<A> quick_gelu(A b) { return weighed(b, quick_normal(b)); }
 template <class A, bool QUICK = false> HD Pair<A> gelu_tanh(A b) {
   return weighed(b, normal_tanh<QUICK>(b));
 }

@@ -109,9 +109,13 @@ struct SumLists {
   // The first of a list, or one more.
   template <int N>
   static DEVICE void add(A (&x)[N], const Element<N>& element, const A (&known)[N], bool first) {
-    A y[N];
-    element.of(known, y);
-    UNROLL for (int v = 0; v < N; ++v) x[v] = first ? y[v] : F::join(x[v], y[v]);
+    if (first) {
+      element.of(known, x);
+    } else {
+      A y[N];
+      element.of(known, y);
+      UNROLL for (int v = 0; v < N; ++v) x[v] = F::join(x[v], y[v]);
+    }
   }
 
   static DEVICE void of_rows(const Args& args, u32 group, u32 column, u32 lane) {
@@ -154,12 +158,12 @@ struct SumLists {
       const u32 element = at < all ? args.order[from] : NONE;
       const u32 many = F::COUNTS ? __shfl_sync(~0u, length, list) : 0;
       const u32 lasts = __ballot_sync(~0u, at + 1 == __shfl_sync(~0u, end, list));
-      const u32 here = all - window < LANES ? all - window : LANES;
+      const u32 here = lesser(all - window, LANES);
       ROLLED for (u32 i = 0; i < here; i += ONCE) {
         Element<V> taken[ONCE];
         UNROLL for (int j = 0; j < ONCE; ++j) {
-          const u32 k = __shfl_sync(~0u, element, i + j);
-          if (i + j < here) taken[j].fetch(args, k, column);
+          const u32 k = __shfl_sync(~0u, element, lesser(i + j, here - 1));
+          taken[j].fetch(args, k, column);
         }
         UNROLL for (int j = 0; j < ONCE; ++j) {
           if (i + j >= here) break;
@@ -191,12 +195,9 @@ struct SumLists {
       u32 element[ONCE];
       Element<V> taken[ONCE];
       UNROLL for (int j = 0; j < ONCE; ++j) {
-        if (i + j < length) element[j] = args.order[begin + i + j];
+        element[j] = args.order[begin + lesser(i + j, length - 1)];
       }
-      UNROLL for (int j = 0; j < ONCE; ++j) {
-        if (i + j >= length) break;
-        taken[j].fetch(args, element[j], column);
-      }
+      UNROLL for (int j = 0; j < ONCE; ++j) taken[j].fetch(args, element[j], column);
       UNROLL for (int j = 0; j < ONCE; ++j) {
         if (i + j < length) add(x, taken[j], known, i + j == 0);
       }
@@ -225,14 +226,15 @@ struct SumLists {
       know(args, args.dealt.row_of(slot), column, known);
       ROLLED for (u32 window = from; window < to; window += LANES) {
         const u32 element = window + lane < to ? args.order[window + lane] : NONE;
-        ROLLED for (u32 i = 0; i < LANES && window + i < to; i += MANY) {
+        const u32 here = lesser(to - window, LANES);
+        ROLLED for (u32 i = 0; i < here; i += MANY) {
           Element<HALF> taken[MANY];
           UNROLL for (int j = 0; j < MANY; ++j) {
-            const u32 k = __shfl_sync(~0u, element, i + j);
-            if (window + i + j < to) taken[j].fetch(args, k, column);
+            const u32 k = __shfl_sync(~0u, element, lesser(i + j, here - 1));
+            taken[j].fetch(args, k, column);
           }
           UNROLL for (int j = 0; j < MANY; ++j) {
-            if (window + i + j < to) add(x, taken[j], known, false);
+            if (i + j < here) add(x, taken[j], known, false);
           }
         }
       }
