@@ -37,17 +37,11 @@ class Tuning(NamedTuple):
     rows, rows_of_16_bits : int
         Rows of a thread, all in flight at once; of pairs of 16 bits, and of 16 bits where the walk
         is the general one. See `_depth`.
-    flights : int
-        How many times as many rows a thread turns by angles that it has read from tables, where
-        that leaves `waves` blocks for each multiprocessor.
-    waves : int
     """
 
     prefetch_bytes: int
     rows: int
     rows_of_16_bits: int
-    flights: int
-    waves: int
 
 
 SM_90 = Tuning(
@@ -56,9 +50,6 @@ SM_90 = Tuning(
     prefetch_bytes=3 << 19,
     rows=2,
     rows_of_16_bits=4,
-    # A float32 table is as many bytes as two bf16 rows of the thread's, one way.
-    flights=4,
-    waves=16,
 )
 TUNINGS = {"sm_90": SM_90}
 
@@ -176,7 +167,7 @@ def _part(call: Call, turning: Turning, first: int, pairs: int, last: bool) -> S
     if dims > 2 or chunks[1]:
         dims = 0
     depth = _depth(call, dims)
-    rows = _rows(call, turning, places, depth)
+    rows = _rows(turning, depth)
     # The distance to what is prefetched: in threads of the same rows, and in rows.
     bytes_each = rows * width * call.itemsize * (1 if interleaved else 2)
     prefetched = call.facts.tuned(TUNINGS).prefetch_bytes
@@ -216,16 +207,12 @@ def _part(call: Call, turning: Turning, first: int, pairs: int, last: bool) -> S
     return Step(entry, (blocks(places), sum(fronts)), arguments, [(v.slot, 0) for v in seen])
 
 
-def _rows(call: Call, turning: Turning, places: int, depth: int) -> int:
-    """Rows of a thread."""
-    tuning, free = call.facts.tuned(TUNINGS), [side.free for side in turning.sides]
-    rows, most = depth, depth * (tuning.flights if turning.tables else 1)
-    enough = tuning.waves * call.facts.multiprocessors
-    while rows < most and blocks(places) * sum([-(-n // (2 * rows)) for n in free]) >= enough:
-        rows *= 2
-    # The grid has room for so many, one block of each side's perhaps not full.
+def _rows(turning: Turning, depth: int) -> int:
+    """Rows of a thread: those in flight at once, or as many as the grid leaves for each."""
+    free = [side.free for side in turning.sides]
+    # One block of each side is perhaps not full.
     least = -(-sum(free) // (MOST_ROWS - len(free)))
-    return min(max(rows, least), max(free))
+    return min(max(depth, least), max(free))
 
 
 def _computed(
