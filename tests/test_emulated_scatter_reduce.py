@@ -13,7 +13,7 @@ import lanes
 import numpy as np
 import pytest
 from test_emulated_embedding import call_of
-from test_emulated_index_add import DTYPES, SCATTERS, Array, drawn
+from test_emulated_index_add import DTYPES, SCATTERS, Array, drawn, index, values
 from test_emulated_segments import close
 
 from baracuda.backends.cuda import index_errors
@@ -160,3 +160,16 @@ def test_of_two_zeros_the_larger_is_that_above_and_infinities_stay() -> None:
             out = emulator.empty((3,), kind)
             run(call, [*given, out], 1)
             assert np.array_equal(out, want)
+
+
+@pytest.mark.parametrize("mine", [True, False])
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_means_of_16_bits_are_sums_on_chip_of_wider_elements(kind: str, mine: bool) -> None:
+    x, src = values(kind, (70, 40), (70, 64))
+    x, src, at = np.asfortranarray(x), np.asfortranarray(src), index(40, (70, 64))
+    out, size, *_ = wanted([x, at, src], x, 1, "mean", mine)
+    call = call_of("scatter_reduce", [x, at, src], axis=1, reduction="mean", include_self=mine)
+    assert any(s.entry.schedule.startswith("ScatterTiles<f32") for s in plan(call).kernels)
+    made = emulator.empty(out.shape, kind)
+    run(call, [x, at, src, made], 1)
+    near(made, out, size, kind)

@@ -71,3 +71,13 @@ def test_transforms_share_evenly_as_well() -> None:
     _, got = jax.jvp(loss(jnp.asarray), (jnp.asarray(x), jnp.asarray(src)), tuple(tangents))
     right = sum(float(jnp.asarray(w) @ t) for w, t in zip(want, tangents, strict=True))
     assert float(got) == pytest.approx(right)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "max"])
+def test_no_gradient_is_the_cotangent(reduction: str) -> None:
+    dout, src = torch.ones(4), torch.ones(3)
+    x, at = torch.zeros(4), torch.tensor([0, 1, 1])
+    how = {"axis": 0, "reduction": reduction}
+    for dx in bc.scatter_reduce_backward(dout, x, at, src, x, **how):
+        dx.zero_()
+    assert bool((dout == 1).all())

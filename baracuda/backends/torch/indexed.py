@@ -109,7 +109,10 @@ def scatter_reduce_backward(
     hit = _same(src, out.gather(axis, index)) if extreme else None
     own = _same(x, out) if extreme and include_self else None
     share, many = dout, None
-    if reduction != "sum":
+    if reduction == "sum":
+        # A result is no argument.
+        share = dout.clone() if include_self else dout
+    else:
         start = torch.full_like(dout, include_self) if own is None else own.to(dout.dtype)
         shares = torch.ones((), dtype=dout.dtype) if hit is None else hit.to(dout.dtype)
         many = start.scatter_add_(axis, index, shares.expand(index.shape))

@@ -14,8 +14,10 @@ from baracuda import layouts
 from baracuda.backends.cuda.geometry import Dim, Packer, View, count, merged, reach, wide
 from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, blocks, flag
 from baracuda.backends.cuda.schedules.indexed import scatter
-from baracuda.backends.cuda.schedules.indexed.frames import apart, frame
+from baracuda.backends.cuda.schedules.indexed.frames import added, apart, frame
 from baracuda.declaration.dtypes import named
+from baracuda.declaration.indexed import indexed
+from baracuda.declaration.spec import Operand
 from baracuda.layouts import Shape
 
 _SIGNS = {"max": 1, "min": -1}
@@ -38,11 +40,12 @@ class Places:
         self.workspaces: list[tuple[Shape, str]] = []
         self._before = before
 
-    def room(self, dtype: str) -> View:
-        """A workspace with an element for each place."""
-        self.workspaces.append((self.shape, dtype))
+    def room(self, dtype: str, shape: Shape | None = None) -> View:
+        """A workspace with an element for each place, or of another shape."""
+        shape = self.shape if shape is None else shape
+        self.workspaces.append((shape, dtype))
         slot = self.call.workspace(self._before + len(self.workspaces) - 1)
-        return View(slot, 0, self.shape, layouts.contiguous(self.shape))
+        return View(slot, 0, shape, layouts.contiguous(shape))
 
     def state(self, functor: str, out: View | None = None, listens: bool = True) -> View:
         """What the entries of each place leave there; `out` where ties with it count."""
@@ -106,9 +109,9 @@ class Places:
         self._launch(kind, packer, count(dims), views, functor, integer, add=add)
 
     def _by_place(self, kind: str, of: Sequence[View], *tags: str, add: bool = False) -> None:
-        if 0 in self.shape:
+        if 0 in of[-1].shape:
             return
-        dims = merged(self.shape, [v.strides for v in of])
+        dims = merged(of[-1].shape, [v.strides for v in of])
         packer = self._packer(dims).pointers(len(of)).indices(count(dims)).walk(dims, len(of))
         self._launch(f"{kind}{packer.type}>", packer, count(dims), of, *tags, add=add)
 
@@ -153,17 +156,47 @@ def _sums(call: Call, kind: str, mine: bool) -> Steps:
     beside = kind == "mean" and call.type != call.accumulate
     if beside:
         fixed = fixed._replace(outs=(layouts.contiguous(out.shape),), wide=(True,))
-    added = scatter.added_to(fixed._replace(add=True))
-    work = Places(call, len(added.workspaces))
-    sums = work.room(call.accumulate_dtype) if beside else out
+    summed = scatter.added_to(fixed._replace(add=True))
+    wider = _on_chip(fixed, summed) if beside else None
+    summed = wider or summed
+    work = Places(call, len(summed.workspaces))
+    sums, src = work.room(call.accumulate_dtype) if beside else out, added(call)
     own, to = call.type, call.accumulate if beside else call.type
     many = work.state("Counted", listens=False)
     work.places("Passed" if mine else "Held", work.having[0], sums, many, types=(own, to))
-    work.steps += [_into(step, out.slot, sums.slot) for step in added.steps]
+    steps = [_into(step, out.slot, sums.slot) for step in summed.steps]
+    if wider:
+        values = work.room(call.accumulate_dtype, src.shape)
+        work.places("Passed", src, values, types=(own, to))
+        steps = [_into(step, src.slot, values.slot) for step in steps]
+    work.steps += steps
     if kind == "mean":
         work.places("Split", sums, out, many, types=(to, own))
-    workspaces = (*added.workspaces, *work.workspaces)
-    return Steps(tuple(work.steps), workspaces, f"{kind}, {added.variant}")
+    workspaces = (*summed.workspaces, *work.workspaces)
+    return Steps(tuple(work.steps), workspaces, f"{kind}, {summed.variant}")
+
+
+def _on_chip(call: Call, narrow: Steps) -> Steps | None:
+    """The sums of elements that are widened first, where this allows a form on chip.
+
+    Forms on chip have bins as narrow as the elements. Exact sums in memory, `narrow`, take several
+    passes and 12 bytes a place.
+    """
+    problem, name = call.problem, indexed(call.problem).asked
+    on_chip = (scatter.TILES, scatter.TRANSPOSED)
+    if narrow.variant not in (*on_chip, scatter.FIXED):
+        return None
+
+    def widened(x: Operand) -> Operand:
+        kept = x.name in problem.spec.discrete
+        return x if kept else x._replace(dtype=call.accumulate_dtype, strides=None, alignment=16)
+
+    inputs = tuple([x and widened(x) for x in problem.inputs])
+    wide = replace(problem, inputs=inputs, outputs=tuple(map(widened, problem.outputs)))
+    elements = next(x.nbytes for x in wide.given if x.name == name)
+    steps = scatter.added_to(call._replace(problem=wide, add=True, wide=(), alignment=16))
+    small = steps.workspace_size + elements <= narrow.workspace_size
+    return steps if small and steps.variant in on_chip else None
 
 
 def _into(step: Step | Zero, slot: int, other: int) -> Step | Zero:
