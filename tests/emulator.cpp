@@ -17,6 +17,7 @@
 #include <vector>
 
 Dim threadIdx, blockIdx, blockDim, gridDim;
+unsigned emulated_misaligned;
 
 namespace emulated {
 namespace {

@@ -18,9 +18,17 @@ struct Dim {
 };
 extern Dim threadIdx, blockIdx, blockDim, gridDim;
 
+// Accesses whose address was no multiple of their size.
+extern "C" unsigned emulated_misaligned;
+
 namespace emulated {
 
 constexpr size_t FIXED = 16384;
+
+template <class V> V* at(V* p) {
+  emulated_misaligned += reinterpret_cast<uintptr_t>(p) % alignof(V) != 0;
+  return p;
+}
 
 void launch(
     void (*kernel)(const void*), const void* args, Dim grid, unsigned count, unsigned cluster,

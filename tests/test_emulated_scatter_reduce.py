@@ -173,3 +173,14 @@ def test_means_of_16_bits_are_sums_on_chip_of_wider_elements(kind: str, mine: bo
     made = emulator.empty(out.shape, kind)
     run(call, [x, at, src, made], 1)
     near(made, out, size, kind)
+
+
+def test_an_index_may_lie_anywhere_beside_widened_elements() -> None:
+    x, src = values("bfloat16", (70, 40), (70, 64))
+    at = emulator.empty((70 * 64 + 1,), "int64")[1:].reshape(70, 64)
+    at[...] = index(40, at.shape)
+    out, size, *_ = wanted([x, at, src], x, 1, "mean", True)
+    made = emulator.empty(out.shape, "bfloat16")
+    call = call_of("scatter_reduce", [x, at, src], axis=1, reduction="mean")
+    run(call._replace(alignment=8), [x, at, src, made], 1)
+    near(made, out, size, "bfloat16")

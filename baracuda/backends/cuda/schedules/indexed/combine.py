@@ -189,12 +189,13 @@ def _on_chip(call: Call, narrow: Steps) -> Steps | None:
 
     def widened(x: Operand) -> Operand:
         kept = x.name in problem.spec.discrete
-        return x if kept else x._replace(dtype=call.accumulate_dtype, strides=None, alignment=16)
+        return x if kept else x._replace(dtype=call.accumulate_dtype, strides=None)
 
     inputs = tuple([x and widened(x) for x in problem.inputs])
     wide = replace(problem, inputs=inputs, outputs=tuple(map(widened, problem.outputs)))
     elements = next(x.nbytes for x in wide.given if x.name == name)
-    steps = scatter.added_to(call._replace(problem=wide, add=True, wide=(), alignment=16))
+    # The index stays where it is, so addresses count as aligned as they were.
+    steps = scatter.added_to(call._replace(problem=wide, add=True, wide=()))
     small = steps.workspace_size + elements <= narrow.workspace_size
     return steps if small and steps.variant in on_chip else None
 
