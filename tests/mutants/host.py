@@ -1158,6 +1158,23 @@ _TOOLS = (
 
 _NAMESAKES = (
     mutant(
+        "no gradient is the cotangent itself", "backends/torch/indexed.py",
+        "dout.clone() if include_self else dout", "dout",
+        "test_scatter_reduce.py::test_no_gradient_is_the_cotangent[sum]",
+    ),
+    mutant(
+        "widened elements are those that are summed",
+        "backends/cuda/schedules/indexed/combine.py",
+        "_into(step, src.slot, values.slot)", "_into(step, src.slot, src.slot)",
+        "test_emulated_scatter_reduce.py::test_an_index_may_lie_anywhere_beside_widened_elements",
+    ),
+    mutant(
+        "an index beside widened elements lies where it did",
+        "backends/cuda/schedules/indexed/combine.py",
+        "problem=wide, add=True, wide=()", "problem=wide, add=True, wide=(), alignment=16",
+        "test_emulated_scatter_reduce.py::test_an_index_may_lie_anywhere_beside_widened_elements",
+    ),
+    mutant(
         "torch's two meanings of a NaN are told", "backends/torch/adapters.py",
         "        if nan is not None and has_nan(arrays[nan]):\n            return None\n",
         "",

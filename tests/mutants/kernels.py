@@ -501,6 +501,16 @@ MUTANTS = (
         "test_emulated_segments.py::test_rows_of_segments_are_reduced[numbers-bfloat16]",
     ),
     mutant(
+        "each row of a window is loaded", "cuda_src/indexed/lists.cuh",
+        "element, lesser(i + j, here - 1));\n          taken", "element, i);\n          taken",
+        "test_emulated_embedding.py::test_rows_are_added_up_in_any_layout[None-ids of two axes-bfloat16]",
+    ),
+    mutant(
+        "the density falls as its exponential does", "cuda_src/common/math.cuh",
+        "tail, e * 0.39894228f};", "tail, 0.39894228f};",
+        "test_functors.py::test_gelu_beside_another_input_loses_hundredths_of_a_unit[float16]",
+    ),
+    mutant(
         "the bag of an entry is the last that begins before it", "cuda_src/indexed/bags.cuh",
         "edge(at, middle) <= entry;", "edge(at, middle) < entry;",
         _BAGS + "[sum-offsets-bfloat16]",
