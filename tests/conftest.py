@@ -26,17 +26,17 @@ import lanes
 
 # Most of the time of JAX's tests is compiling. What XLA makes of a program it still decides; only
 # the machine code is plainer. Without the emitters of fusions it takes half the time, and half of
-# that without LLVM's passes, in one module a program. Some gradients of the full lane lose digits
-# without these passes.
+# that without LLVM's passes, in one module a program. The full lane has the first of these passes:
+# without any, some gradients of its cases lose digits or overflow.
 if not lanes.FULL:
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    # A flag that XLA does not know ends the process, so other versions of it get none.
-    if version("jaxlib").startswith("0.10."):
-        os.environ.setdefault(
-            "XLA_FLAGS",
-            "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 "
-            "--xla_cpu_parallel_codegen_split_count=1",
-        )
+# A flag that XLA does not know ends the process, so other versions of it get none.
+if version("jaxlib").startswith("0.10."):
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        f"--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level={int(lanes.FULL)} "
+        "--xla_cpu_parallel_codegen_split_count=1",
+    )
 
 # A collection goes through all objects of torch and JAX: at the usual thresholds a sixth of a run.
 gc.set_threshold(50_000, 20, 20)

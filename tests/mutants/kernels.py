@@ -503,7 +503,8 @@ MUTANTS = (
     mutant(
         "each row of a window is loaded", "cuda_src/indexed/lists.cuh",
         "element, lesser(i + j, here - 1));\n          taken", "element, i);\n          taken",
-        "test_emulated_embedding.py::test_rows_are_added_up_in_any_layout[None-ids of two axes-bfloat16]",
+        "test_emulated_embedding.py::test_rows_are_added_up_in_any_layout"
+        "[None-ids of two axes-bfloat16]",
     ),
     mutant(
         "the density falls as its exponential does", "cuda_src/common/math.cuh",
