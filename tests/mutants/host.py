@@ -658,13 +658,24 @@ _BODIES = (
         "test_plans.py::test_halves_of_a_packed_array_are_as_wide_as_whole_arrays[float16-glu]",
     ),
     mutant(
-        "blocks cut what does not depend on other elements alone", "backends/numpy/blocks.py",
-        "if label.term.name in self.free and label.name not in fixed:",
+        "blocks cut what does not depend on other elements alone", "calls/cuts.py",
+        "if label.term.name in free and label.name not in fixed:",
         "if label.name not in fixed:",
         "test_rows.py::test_rows_longer_than_a_block_stay_whole",
     ),
     mutant(
-        "a diagonal knows its place", "backends/numpy/blocks.py",
+        "heads of which there are fewer are not cut with the others", "calls/cuts.py",
+        "free = self.free - {name for term in bound for name in (term.name, term.bound)}",
+        "free = self.free",
+        "test_blocks.py::test_heads_of_which_there_are_fewer_are_not_cut_with_the_others",
+    ),
+    mutant(
+        "sums over blocks of torch are added", "backends/torch/blocks.py",
+        "put(block, total).add_(value)", "put(block, total).copy_(value)",
+        "test_blocks.py::test_blocks_make_the_whole[rms_norm_backward-torch]",
+    ),
+    mutant(
+        "a diagonal knows its place", "calls/cuts.py",
         "and label.name not in fixed:", ":",
         "test_rows.py::test_a_diagonal_knows_its_place_in_blocks[shape1]",
     ),

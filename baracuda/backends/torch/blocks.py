@@ -1,7 +1,8 @@
-"""Run an elementwise body block by block into the result, so that its temporaries stay in a cache.
+"""Run a body block by block into the result, so that its temporaries stay in a cache.
 
-On a CPU, of arrays in C order that have one shape, or of which one holds two as its halves. New
-memory for each step of a body of large arrays takes longer than the step.
+On a CPU. New memory for each step of a body of large arrays takes longer than the step. Elements
+are cut where arrays in C order have one shape, or one holds two as its halves; else rows and sums
+over rows are, as `calls.cuts` has it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from itertools import repeat
 from typing import Any
 
 from baracuda.calls import body
+from baracuda.calls.cuts import Form, cuts, indexer
 from baracuda.calls.partitioning import located
 from baracuda.declaration.backend import Adds, Runner, each
 from baracuda.declaration.spec import Problem
@@ -19,11 +21,23 @@ from baracuda.libraries.numpy import settle
 
 # Elements per block: temporaries of 256 KiB stay in a cache, and calls of torch stay few.
 BLOCK = 1 << 16
+# Of what is no element alone: a block is cut along several axes, and sums of blocks are added.
+ROWS = 1 << 18
 
 
 def variant(problem: Problem) -> str:
     """How a body runs, for the SKU: a vector loop that ends elsewhere may round otherwise."""
-    return f"blocks of {BLOCK}" if _Cut(problem).fits else ""
+    if _Cut(problem).fits:
+        return f"blocks of {BLOCK}"
+    return f"blocks of {ROWS}" if _steps(problem, Form(problem)) else ""
+
+
+def _steps(problem: Problem, form: Form) -> dict[str, tuple[int, int]]:
+    """How rows are cut, if they are: of elements the body takes few passes."""
+    spec = problem.spec
+    if problem.device != "cpu" or spec.elementwise or spec.composite or problem.reads:
+        return {}
+    return form.steps(ROWS)
 
 
 def runner(problem: Problem) -> Runner:
@@ -31,9 +45,10 @@ def runner(problem: Problem) -> Runner:
     if problem.device == "cpu":
         settle()
     whole = body.runner(problem)
-    cut = _Cut(problem)
+    cut, form = _Cut(problem), Form(problem)
     if not cut.fits:
-        return whole
+        steps = _steps(problem, form)
+        return _of_rows(problem, form, steps) if steps else whole
     evaluate, library = body.evaluator(problem), problem.library
 
     def run(
@@ -58,6 +73,50 @@ def runner(problem: Problem) -> Runner:
                 values = evaluate(parts, scalars)
                 for place, value, add in zip(places, values, adds, strict=True):
                     library.assign(place, value, add)
+        return results if len(results) > 1 else results[0]
+
+    return run
+
+
+def _of_rows(problem: Problem, form: Form, steps: Mapping[str, tuple[int, int]]) -> Runner:
+    """The runner of a body whose rows are cut."""
+    evaluate, library = body.evaluator(problem), problem.library
+    compute = library.dtype(problem.compute_dtype)
+    takes = [indexer(form.labels(p), steps) if p else None for p in form.patterns()]
+    puts = [indexer(form.labels(p), steps) for p in form.signature.outputs]
+    summed = [not steps.keys() <= {x.name for x in form.labels(p)} for p in form.signature.outputs]
+
+    def run(
+        arrays: Sequence[Array],
+        outs: tuple[Array, ...] | None,
+        accumulate: Adds,
+        scalars: Mapping[str, Any],
+    ) -> Any:
+        results = outs or tuple(
+            [library.empty(x.shape, x.dtype, arrays[0], x.strides) for x in problem.outputs]
+        )
+        inputs, targets = form.arrays(arrays), form.outs(results)
+        sums = [
+            x.new_zeros(x.shape, dtype=compute) if some else None
+            for x, some in zip(targets, summed, strict=True)
+        ]
+        adds = each(accumulate, len(targets))
+        with library.running(problem.device):
+            for block in cuts(steps):
+                parts = [
+                    take if take is None or x is None else take(block, x)
+                    for take, x in zip(takes, inputs, strict=True)
+                ]
+                values = evaluate(parts, scalars)
+                for i, (put, value) in enumerate(zip(puts, values, strict=True)):
+                    total = sums[i]
+                    if total is None:
+                        library.assign(put(block, targets[i]), value, adds[i])
+                    else:
+                        put(block, total).add_(value)
+            for target, total, add in zip(targets, sums, adds, strict=True):
+                if total is not None:
+                    library.assign(target, total, add)
         return results if len(results) > 1 else results[0]
 
     return run
