@@ -27,6 +27,7 @@ TRIED = {"matches_the_body_in_float64", "outputs_may_be_given"}
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(numpy_blocks, "BLOCK", FEW)
     monkeypatch.setattr(torch_blocks, "ROWS", FEW)
+    monkeypatch.setattr(torch_blocks, "LARGE", 0)
     bc.plan_cache.clear()
     yield
     bc.plan_cache.clear()

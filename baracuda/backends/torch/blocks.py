@@ -21,8 +21,9 @@ from baracuda.libraries.numpy import settle
 
 # Elements per block: temporaries of 256 KiB stay in a cache, and calls of torch stay few.
 BLOCK = 1 << 16
-# Of what is no element alone: a block is cut along several axes, and sums of blocks are added.
-ROWS = 1 << 18
+# The same of rows, whose sums are added, and of how many elements on: temporaries of fewer stay in
+# a cache as they are.
+ROWS, LARGE = 1 << 18, 1 << 21
 
 
 def variant(problem: Problem) -> str:
@@ -33,11 +34,22 @@ def variant(problem: Problem) -> str:
 
 
 def _steps(problem: Problem, form: Form) -> dict[str, tuple[int, int]]:
-    """How rows are cut, if they are: of elements the body takes few passes."""
+    """How rows are cut, if they are: into runs of memory.
+
+    Of elements alone the body takes few passes. Where it counts positions, as ropes do, most of it
+    is many small steps, which blocks would only repeat.
+    """
     spec = problem.spec
     if problem.device != "cpu" or spec.elementwise or spec.composite or problem.reads:
         return {}
-    return form.steps(ROWS)
+    small = max(x.size for x in (*problem.given, *problem.outputs)) < LARGE
+    if small or spec.counted or any(x.strides for x in problem.given):
+        return {}
+    steps, first = form.steps(ROWS), form.signature.outputs[0]
+    extents = zip(form.labels(first), first.shape(problem.axes), strict=True)
+    outer = [label.name for label, extent in extents if extent > 1]
+    cut = {name for name, (extent, step) in steps.items() if step < extent}
+    return steps if cut == set(outer[: len(cut)]) else {}
 
 
 def runner(problem: Problem) -> Runner:
