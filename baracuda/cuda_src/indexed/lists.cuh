@@ -160,6 +160,7 @@ struct SumLists {
       const u32 lasts = __ballot_sync(~0u, at + 1 == __shfl_sync(~0u, end, list));
       const u32 here = lesser(all - window, LANES);
       ROLLED for (u32 i = 0; i < here; i += ONCE) {
+        // The last one again where there are fewer: a load under a condition is waited for at once.
         Element<V> taken[ONCE];
         UNROLL for (int j = 0; j < ONCE; ++j) {
           const u32 k = __shfl_sync(~0u, element, lesser(i + j, here - 1));
