@@ -9,7 +9,7 @@ a block. The last axis comes after all others, as its elements lie side by side.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,6 +23,9 @@ _RUN = 512
 
 Cut: TypeAlias = Mapping[str, slice]
 """A block, as a slice of each label."""
+
+Part: TypeAlias = Callable[[Cut, Array], Array]
+"""What takes a block's part out of one array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,16 @@ class Form:
         known = {p.name: p for p in self.signature.inputs}
         return [known.get(name) for name in self.problem.spec.arrays]
 
+    def parts(self, steps: Iterable[str]) -> tuple[list[Part | None], list[Part], list[bool]]:
+        """What takes a block's part of each parameter and of each output; which are sums."""
+        names = set(steps)
+        labels = [self.labels(p) for p in self.signature.outputs]
+        return (
+            [indexer(self.labels(p), names) if p else None for p in self.patterns()],
+            [indexer(some, names) for some in labels],
+            [not names <= {label.name for label in some} for some in labels],
+        )
+
     def steps(self, block: int) -> dict[str, tuple[int, int]]:
         """Extent and step of every label that is cut, the outermost first; none for one block.
 
@@ -153,8 +166,8 @@ def cuts(steps: Mapping[str, tuple[int, int]]) -> Iterator[Cut]:
         yield {n: slice(at, at + steps[n][1]) for n, at in zip(names, starts, strict=True)}
 
 
-def indexer(labels: Sequence[Label], cut_names: Iterable[str]) -> Callable[[Cut, Array], Array]:
-    """What takes a block's part out of one array."""
+def indexer(labels: Sequence[Label], cut_names: Collection[str]) -> Part:
+    """What takes a block's part out of one array with these labels."""
     names = [label.name if label.name in cut_names else "" for label in labels]
     maybe = {i for i, label in enumerate(labels) if label.term.or_one}
     whole = slice(None)

@@ -13,7 +13,7 @@ import numpy as np
 
 from baracuda.backends.numpy import programs
 from baracuda.calls import body
-from baracuda.calls.cuts import Cut, Form, cuts, indexer
+from baracuda.calls.cuts import Cut, Form, cuts
 from baracuda.declaration.backend import Adds, Prepared, Runner, each
 from baracuda.declaration.spec import Problem
 from baracuda.forks import Guard
@@ -50,9 +50,7 @@ def prepare(problem: Problem) -> Prepared:
 def _runner(problem: Problem, form: Form, steps: Mapping[str, tuple[int, int]]) -> Runner:
     evaluate = body.evaluator(problem)
     library, compute = problem.library, problem.library.dtype(problem.compute_dtype)
-    takes = [indexer(form.labels(p), steps) if p else None for p in form.patterns()]
-    puts = [indexer(form.labels(p), steps) for p in form.signature.outputs]
-    summed = [not steps.keys() <= {x.name for x in form.labels(p)} for p in form.signature.outputs]
+    takes, puts, summed = form.parts(steps)
 
     def run(
         arrays: Sequence[Array],

@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Any
 
 from baracuda.calls import body
-from baracuda.calls.cuts import Form, cuts, indexer
+from baracuda.calls.cuts import Form, cuts
 from baracuda.calls.partitioning import located
 from baracuda.declaration.backend import Adds, Runner, each
 from baracuda.declaration.spec import Problem
@@ -30,10 +30,10 @@ def variant(problem: Problem) -> str:
     """How a body runs, for the SKU: a vector loop that ends elsewhere may round otherwise."""
     if _Cut(problem).fits:
         return f"blocks of {BLOCK}"
-    return f"blocks of {ROWS}" if _steps(problem, Form(problem)) else ""
+    return f"blocks of {ROWS}" if _rows(problem) else ""
 
 
-def _steps(problem: Problem, form: Form) -> dict[str, tuple[int, int]]:
+def _rows(problem: Problem) -> tuple[Form, dict[str, tuple[int, int]]] | None:
     """How rows are cut, if they are: into runs of memory.
 
     Of elements alone the body takes few passes. Where it counts positions, as ropes do, most of it
@@ -41,15 +41,16 @@ def _steps(problem: Problem, form: Form) -> dict[str, tuple[int, int]]:
     """
     spec = problem.spec
     if problem.device != "cpu" or spec.elementwise or spec.composite or problem.reads:
-        return {}
+        return None
     small = max(x.size for x in (*problem.given, *problem.outputs)) < LARGE
     if small or spec.counted or any(x.strides for x in problem.given):
-        return {}
+        return None
+    form = Form(problem)
     steps, first = form.steps(ROWS), form.signature.outputs[0]
     extents = zip(form.labels(first), first.shape(problem.axes), strict=True)
     outer = [label.name for label, extent in extents if extent > 1]
     cut = {name for name, (extent, step) in steps.items() if step < extent}
-    return steps if cut == set(outer[: len(cut)]) else {}
+    return (form, steps) if steps and cut == set(outer[: len(cut)]) else None
 
 
 def runner(problem: Problem) -> Runner:
@@ -57,10 +58,10 @@ def runner(problem: Problem) -> Runner:
     if problem.device == "cpu":
         settle()
     whole = body.runner(problem)
-    cut, form = _Cut(problem), Form(problem)
+    cut = _Cut(problem)
     if not cut.fits:
-        steps = _steps(problem, form)
-        return _of_rows(problem, form, steps) if steps else whole
+        rows = _rows(problem)
+        return _of_rows(problem, *rows) if rows else whole
     evaluate, library = body.evaluator(problem), problem.library
 
     def run(
@@ -94,9 +95,7 @@ def _of_rows(problem: Problem, form: Form, steps: Mapping[str, tuple[int, int]])
     """The runner of a body whose rows are cut."""
     evaluate, library = body.evaluator(problem), problem.library
     compute = library.dtype(problem.compute_dtype)
-    takes = [indexer(form.labels(p), steps) if p else None for p in form.patterns()]
-    puts = [indexer(form.labels(p), steps) for p in form.signature.outputs]
-    summed = [not steps.keys() <= {x.name for x in form.labels(p)} for p in form.signature.outputs]
+    takes, puts, summed = form.parts(steps)
 
     def run(
         arrays: Sequence[Array],
