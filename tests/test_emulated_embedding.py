@@ -27,6 +27,8 @@ from baracuda.declaration.dispatch import DEFAULT
 
 Array = NDArray[Any]
 FACTS = DeviceFacts(0, "sm_90", 4, 232448)
+# A device of which every problem fills the multiprocessors.
+ALONE = FACTS._replace(multiprocessors=1)
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 SCALE, PADDING = -1.5, 3
 

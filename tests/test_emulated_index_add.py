@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_emulated_embedding import call_of
+from test_emulated_embedding import ALONE, FACTS, call_of
 from test_emulated_segments import close
 
 from baracuda.backends.cuda import index_errors
@@ -28,6 +28,7 @@ SCATTERS = {
     "few a row": ((9, 64), (9, 2), 1),
     "rows": ((6, 30), (6, 90), -1),
     "columns": ((5, 20, 18), (4, 50, 18), 1),
+    "whole columns": ((2, 9, 7), (2, 40, 7), 1),
     "nothing to add": ((5, 4), (0, 4), 0),
 }
 SLICES = {
@@ -162,9 +163,10 @@ def test_the_last_of_several_elements_stays(name: str, kind: str) -> None:
     dsrc = np.zeros(src.shape, x.dtype).reshape(-1)
     dsrc[which[which >= 0]] = x[which >= 0]
     dx = np.where(which < 0, x, np.zeros_like(x))
-    forward = call_of("scatter", [x, at, src], axis=axis)
-    backward = call_of("scatter_backward", [x, at], axis=axis)
-    for seed in (1, 2):
+    given = {"axis": axis}
+    calls = call_of("scatter", [x, at, src], **given), call_of("scatter_backward", [x, at], **given)
+    for seed, facts in ((1, FACTS), (2, FACTS), (3, ALONE), (4, ALONE)):
+        forward, backward = (call._replace(facts=facts) for call in calls)
         out, given = emulator.empty(x.shape, kind), x.copy()
         run(forward, [x, at, src, out], seed)
         run(forward, [given, at, src, given], seed)

@@ -12,16 +12,18 @@ import emulator
 import lanes
 import numpy as np
 import pytest
-from test_emulated_embedding import call_of
+from test_emulated_embedding import ALONE, FACTS, call_of
 from test_emulated_index_add import DTYPES, SCATTERS, Array, drawn, index, values
 from test_emulated_segments import close
 
 from baracuda.backends.cuda import index_errors
 from baracuda.backends.cuda.compiler import Entry
-from baracuda.backends.cuda.launch_plan import Call
+from baracuda.backends.cuda.launch_plan import Call, DeviceFacts
 from baracuda.backends.cuda.schedules import plan
 
 NAMES = [name for name in SCATTERS if name != "few a row"]
+# Where states are: on chip where each multiprocessor has a block.
+PLACES = {"in memory": FACTS, "on chip": ALONE}
 HOWS = [*product(("sum", "mean", "max", "min"), (True, False))]
 
 
@@ -67,18 +69,23 @@ def wanted(arrays: list[Array], dout: Array, axis: int, how: str, mine: bool) ->
     return [out, size, dx, dsrc]
 
 
-def calls(name: str, kind: str, how: str, mine: bool) -> tuple[Call, Call]:
+def calls(
+    name: str, kind: str, how: str, mine: bool, facts: DeviceFacts = FACTS
+) -> tuple[Call, Call]:
     arrays, dout, axis = given(name, kind)
     options = {"axis": axis, "reduction": how, "include_self": mine}
     x, at, src = arrays
     forward = call_of("scatter_reduce", arrays, **options)
-    return forward, call_of("scatter_reduce_backward", [dout, x, at, src, x], **options)
+    backward = call_of("scatter_reduce_backward", [dout, x, at, src, x], **options)
+    return forward._replace(facts=facts), backward._replace(facts=facts)
 
 
 @cache
 def entries(kind: str) -> tuple[Entry, ...]:
     """Every kernel of a dtype, compiled together."""
-    every = [call for name in NAMES for how in HOWS for call in calls(name, kind, *how)]
+    every = [
+        c for n in NAMES for how in HOWS for f in PLACES.values() for c in calls(n, kind, *how, f)
+    ]
     every += [call._replace(add=True) for call in every if call.problem.spec.adjoint_of]
     found = {s.entry.symbol: s.entry for call in every for s in plan(call).kernels}
     return tuple(found.values())
@@ -101,11 +108,14 @@ def near(got: Array, want: Array, size: Array, kind: str) -> None:
 @pytest.mark.parametrize("kind", lanes.cases(DTYPES, "float32".__eq__))
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("how", HOWS, ids=lambda how: f"{how[0]} {how[1]}")
-def test_elements_are_joined(name: str, how: tuple[str, bool], kind: str) -> None:
+@pytest.mark.parametrize("where", PLACES)
+def test_elements_are_joined(where: str, name: str, how: tuple[str, bool], kind: str) -> None:
     """Twice with the same bits, the threads in another order; and gradients that are added."""
     arrays, dout, axis = given(name, kind)
     out, size, *gradients = wanted(arrays, dout, axis, *how)
-    forward, backward = calls(name, kind, *how)
+    forward, backward = calls(name, kind, *how, PLACES[where])
+    if where == "on chip" and name in ("rows", "whole columns") and how[0] != "sum":
+        assert any(s.entry.schedule.startswith("TellTiles<") for s in plan(forward).kernels)
     found = [emulator.empty(out.shape, kind) for _ in range(2)]
     for seed, made in enumerate(found):
         run(forward, [*arrays, made], seed + 1, entries(kind))

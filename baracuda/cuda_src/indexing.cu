@@ -13,6 +13,7 @@
 #include "indexed/permute.cuh"
 #include "indexed/scatter.cuh"
 #include "indexed/sort_index.cuh"
+#include "indexed/tell.cuh"
 #include "indexed/transposed_scatter.cuh"
 #include "indexed/units.cuh"
 

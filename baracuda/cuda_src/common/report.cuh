@@ -26,9 +26,12 @@ inline __device__ __noinline__ void report(Report* to, u32 ticket, i64 value, i6
   *reinterpret_cast<volatile u32*>(&to->state) = 2;
 }
 
-// Whether 0 <= i < n; reported where somebody listens. The unsigned comparison takes both ends.
+// Whether 0 <= i < n. The unsigned comparison takes both ends.
+template <class P> DEVICE bool within(P i, i64 n) { return u64(i64(i)) < u64(n); }
+
+// The same; where it is not, that is reported if somebody listens.
 template <class P> DEVICE bool valid(P i, i64 n, Report* to, u32 ticket, i64 position) {
-  if (u64(i64(i)) < u64(n)) return true;
+  if (within(i, n)) return true;
   if (to) report(to, ticket, i64(i), position);
   return false;
 }

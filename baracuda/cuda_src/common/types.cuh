@@ -80,6 +80,7 @@ template <class T, int IN> struct Operands<T, IN, 0> {
 
 HD constexpr int greater(int a, int b) { return a > b ? a : b; }
 HD constexpr int lesser(int a, int b) { return a < b ? a : b; }
+template <class T> HD constexpr T lesser(T a, T b) { return a < b ? a : b; }
 HD constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 HD constexpr int ones(int x) { return x ? (x & 1) + ones(x >> 1) : 0; }
 

@@ -72,26 +72,26 @@ template <class T, class O, int N, bool WEIGHTED, class F> struct SumBags {
     if (item >= args.items) return;
     const BagSizes& sizes = args.sizes;
     const u32 bag = args.across.divide(item), unit = item - bag * args.across.size;
-    Report* listener = unit ? nullptr : args.listener;
     const u32 end = sizes.end(args, bag);
+    bool strange = false;
     A x[V];
     UNROLL for (int v = 0; v < V; ++v) x[v] = F::template none<A>();
     u32 many = 0;
     ROLLED for (u32 first = sizes.begin(args, bag); first < end; first += MANY) {
+      i64 row[MANY];
       Vec<T, V> value[MANY];
       A weight[MANY];
       bool there[MANY];
+      // The last entry again where there are fewer: no branch lies between two loads.
       UNROLL for (u32 j = 0; j < MANY; ++j) {
-        there[j] = first + j < end;
-        if (!there[j]) continue;
-        const i64 row = sizes.id(args, bag, first + j);
-        there[j] = valid(row, sizes.extent, listener, args.ticket, sizes.number(bag, first + j)) &&
-                   row != sizes.skipped;
-        if (!there[j]) continue;
-        value[j] = unit_of<N, V>(args.rows, row, unit * V, sizes.columns);
-        if constexpr (WEIGHTED) {
-          weight[j] = widen(args.weights[sizes.of_weights.at(bag, first + j)]);
-        }
+        const u32 entry = lesser(first + j, end - 1);
+        row[j] = sizes.id(args, bag, entry);
+        if constexpr (WEIGHTED) weight[j] = widen(args.weights[sizes.of_weights.at(bag, entry)]);
+      }
+      UNROLL for (u32 j = 0; j < MANY; ++j) {
+        there[j] = first + j < end && sizes.counts(row[j]);
+        strange |= !within(row[j], sizes.extent);
+        if (there[j]) value[j] = unit_of<N, V>(args.rows, row[j], unit * V, sizes.columns);
       }
       UNROLL for (u32 j = 0; j < MANY; ++j) {
         if (!there[j]) continue;
@@ -109,6 +109,15 @@ template <class T, class O, int N, bool WEIGHTED, class F> struct SumBags {
       UNROLL for (int v = 0; v < V; ++v) x[v] = 0;
     }
     keep_unit<N>(args.out, bag, unit * V, sizes.columns, x);
+    if (strange && !unit && args.listener) refuse(args, bag);
+  }
+
+  static DEVICE void refuse(const Args& args, u32 bag) {
+    const BagSizes& sizes = args.sizes;
+    ROLLED for (u32 e = sizes.begin(args, bag); e < sizes.end(args, bag); ++e) {
+      const i64 row = sizes.id(args, bag, e), number = sizes.number(bag, e);
+      valid(row, sizes.extent, args.listener, args.ticket, number);
+    }
   }
 };
 

@@ -21,8 +21,9 @@ template <class T, class X, class O, class P> struct ByRowArrays {
 // What F takes; the others are not there.
 enum Takes { TAKES_X = 1, TAKES_Y = 2, TAKES_KNOWN = 4, TAKES_SUMS = 8, TAKES_COUNT = 16 };
 
+// A thread has DEPTH vectors under way.
 template <class T, class X, class O, class P, int V, class F> struct ByRow {
-  static constexpr int RESIDENT = 4;
+  static constexpr int RESIDENT = 4, DEPTH = 2;
   using A = Acc<T>;
 
   struct Args : ByRowArrays<T, X, O, P> {
@@ -33,34 +34,47 @@ template <class T, class X, class O, class P, int V, class F> struct ByRow {
     u32 pad;
   };
 
-  template <int FLAG, class U>
-  static DEVICE void take(const U* from, i64 at, A (&x)[V]) {
+  template <int FLAG, class U> static DEVICE void take(const U* from, i64 at, A (&x)[V]) {
     if constexpr ((F::TAKES & FLAG) != 0) widen(load<V>(from + at), x);
   }
 
   static DEVICE void run(const Args& args) {
-    const u32 item = blockIdx.x * blockDim.x + threadIdx.x;
-    if (item >= args.items) return;
-    const u32 row = args.across.divide(item);
-    const i64 at = i64(item) * V;
-    const i64 segment = *row_of(args.index, row, args.step);
-    A x[V] = {}, y[V] = {}, known[V] = {}, sums[V] = {}, out[V] = {};
-    if (u64(segment) < args.dealt.rows) {
-      const i64 beside = (segment * args.across.size + (item - row * args.across.size)) * V;
-      take<TAKES_X>(args.x, at, x);
-      take<TAKES_Y>(args.y, at, y);
-      take<TAKES_KNOWN>(args.known, beside, known);
-      take<TAKES_SUMS>(args.sums, beside, sums);
-      u32 many = 1;
-      if constexpr ((F::TAKES & TAKES_COUNT) != 0) {
-        const u32* begin = args.offsets + args.dealt.place(u32(segment));
-        many = begin[1] - begin[0];
-      }
-      UNROLL for (int v = 0; v < V; ++v) out[v] = F::of(x[v], y[v], known[v], sums[v], A(many));
+    const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, lane = thread & 31;
+    const u32 first = (thread - lane) * DEPTH + lane;
+    u32 item[DEPTH], row[DEPTH];
+    i64 segment[DEPTH];
+    A x[DEPTH][V] = {}, y[DEPTH][V] = {}, known[DEPTH][V] = {}, sums[DEPTH][V] = {};
+    u32 many[DEPTH];
+    // The last vector again where there are fewer: no branch lies between two loads.
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      item[d] = lesser(first + d * 32, args.items - 1);
+      row[d] = args.across.divide(item[d]);
+      segment[d] = *row_of(args.index, row[d], args.step);
+      take<TAKES_X>(args.x, i64(item[d]) * V, x[d]);
+      take<TAKES_Y>(args.y, i64(item[d]) * V, y[d]);
     }
-    Vec<O, V> result;
-    narrow(out, result);
-    store<V>(args.out + at, result);
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      many[d] = 1;
+      if (u64(segment[d]) >= args.dealt.rows) continue;
+      const u32 column = item[d] - row[d] * args.across.size;
+      const i64 beside = (segment[d] * args.across.size + column) * V;
+      take<TAKES_KNOWN>(args.known, beside, known[d]);
+      take<TAKES_SUMS>(args.sums, beside, sums[d]);
+      if constexpr ((F::TAKES & TAKES_COUNT) != 0) {
+        const u32* begin = args.offsets + args.dealt.place(u32(segment[d]));
+        many[d] = begin[1] - begin[0];
+      }
+    }
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      if (first + d * 32 >= args.items) return;
+      A out[V] = {};
+      UNROLL for (int v = 0; v < V && u64(segment[d]) < args.dealt.rows; ++v) {
+        out[v] = F::of(x[d][v], y[d][v], known[d][v], sums[d][v], A(many[d]));
+      }
+      Vec<O, V> result;
+      narrow(out, result);
+      store<V>(args.out + i64(item[d]) * V, result);
+    }
   }
 };
 

@@ -23,7 +23,7 @@ template <class T, class P> struct GatherArrays {
 template <class T, class P, bool SHARED, int V, int XI, int DEPTH, class I, class F = Unchanged,
           bool ADD = false>
 struct Gather {
-  static constexpr int RESIDENT = 4;
+  static constexpr int RESIDENT = 4, ASKED = SHARED ? 1 : V;
 
   // The fields of F are run-time values, which stand behind the pointers.
   struct Args : GatherArrays<T, P>, F {
@@ -35,18 +35,35 @@ struct Gather {
   };
 
   static DEVICE void run(const Args& args) {
-    const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
+    // A warp has a run of vectors.
+    const I thread = I(blockIdx.x) * I(blockDim.x) + I(threadIdx.x), lane = thread & 31;
+    const I first = (thread - lane) * DEPTH + lane;
+    I item[DEPTH], at[DEPTH][3];
+    Vec<P, ASKED> index[DEPTH];
     Vec<T, V> out[DEPTH];
-    I at[DEPTH][3];
+    // Indices are under way together, then elements: no branch lies between two loads.
     UNROLL for (int d = 0; d < DEPTH; ++d) {
-      const I item = first + d * I(blockDim.x);
-      if (item < args.items) {
-        args.walk.template offsets<1>(item, at[d]);
-        fetch(args, item, at[d], out[d]);
+      item[d] = lesser(first + d * 32, args.items - 1);
+      args.walk.template offsets<1>(item[d], at[d]);
+      UNROLL for (int v = 0; v < ASKED; v += XI) {
+        Vec<P, XI> part = load<XI>(args.index + at[d][1] + v * args.step_index);
+        paste(index[d], v, part);
       }
     }
+    bool inside = true;
     UNROLL for (int d = 0; d < DEPTH; ++d) {
-      if (first + d * I(blockDim.x) >= args.items) return;
+      UNROLL for (int v = 0; v < ASKED; ++v) {
+        const P i = index[d].get(v);
+        const bool known = within(i, args.extent);
+        const T* src = args.src + at[d][0] + I(i) * args.axis;
+        if constexpr (SHARED) out[d] = known ? load<V>(src) : Vec<T, V>{};
+        else out[d].set(v, known ? src[v * args.step_src] : T{});
+        inside &= known;
+      }
+    }
+    if (!inside) refuse(args, item, index);
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      if (first + d * 32 >= args.items) return;
       args.apply(out[d]);
       if constexpr (ADD) {
         Acc<T> x[V];
@@ -58,23 +75,11 @@ struct Gather {
     }
   }
 
-  static DEVICE void fetch(const Args& args, I item, const I (&at)[3], Vec<T, V>& out) {
-    const i64 position = i64(item) * V;
-    const T* src = args.src + at[0];
-    if constexpr (SHARED) {
-      const P i = args.index[at[1]];
-      out = valid(i, args.extent, args.listener, args.ticket, position)
-                ? load<V>(src + I(i) * args.axis) : Vec<T, V>{};
-    } else {
-      Vec<P, V> index;
-      UNROLL for (int v = 0; v < V; v += XI) {
-        Vec<P, XI> part = load<XI>(args.index + at[1] + v * args.step_index);
-        paste(index, v, part);
-      }
-      UNROLL for (int v = 0; v < V; ++v) {
-        const P i = index.get(v);
-        const bool inside = valid(i, args.extent, args.listener, args.ticket, position + v);
-        out.set(v, inside ? src[I(i) * args.axis + v * args.step_src] : T{});
+  static DEVICE void refuse(const Args& args, const I (&item)[DEPTH],
+                            const Vec<P, ASKED> (&index)[DEPTH]) {
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      UNROLL for (int v = 0; v < ASKED; ++v) {
+        valid(index[d].get(v), args.extent, args.listener, args.ticket, i64(item[d]) * V + v);
       }
     }
   }

@@ -3,14 +3,12 @@
 // First the number of the last entry that points to each place is found, from 1 on: as a maximum of
 // integers, which no order changes. Then each place takes its element. Any layout.
 #pragma once
-#include "common/index.cuh"
-#include "common/report.cuh"
-#include "common/vec.cuh"
+#include "tell.cuh"
 #ifdef __CUDACC__
 
 namespace baracuda {
 
-template <bool ADD, class T> DEVICE void leave(T* p, T x) {
+template <bool ADD, class T> DEVICE void hand_out(T* p, T x) {
   if constexpr (ADD) {
     Acc<T> sum[1] = {widen(x)};
     put<true>(p, sum);
@@ -20,38 +18,7 @@ template <bool ADD, class T> DEVICE void leave(T* p, T x) {
 }
 
 // A thread has DEPTH entries or places under way.
-template <class P, int DEPTH, class I> struct FindLast {
-  static constexpr int RESIDENT = 4;
-
-  struct Args {
-    const P* index;
-    u32* last;
-    Report* listener;
-    i64 extent;
-    u32 ticket, pad;
-    I items, axis;       // axis: the stride of places along it
-    Walk<0, 3, I> walk;  // index, places with the axis left out, number along the axis
-  };
-
-  static DEVICE void run(const Args& args) {
-    const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
-    I at[DEPTH][3];
-    P index[DEPTH];
-    UNROLL for (int d = 0; d < DEPTH; ++d) {
-      const I item = first + d * I(blockDim.x);
-      if (item >= args.items) break;
-      args.walk.template offsets<1>(item, at[d]);
-      index[d] = args.index[at[d][0]];
-    }
-    UNROLL for (int d = 0; d < DEPTH; ++d) {
-      const I item = first + d * I(blockDim.x);
-      if (item >= args.items) return;
-      if (!valid(index[d], args.extent, args.listener, args.ticket, i64(item))) continue;
-      atomicMax(args.last + at[d][1] + I(index[d]) * args.axis, u32(at[d][2]) + 1);
-    }
-  }
-};
-
+//
 // Each place: its last element, or what it begins with. HELD places get 0 instead, in a gradient.
 template <class T, int DEPTH, class I, bool HELD, bool ADD> struct TakeLast {
   static constexpr int RESIDENT = 4;
@@ -67,21 +34,23 @@ template <class T, int DEPTH, class I, bool HELD, bool ADD> struct TakeLast {
 
   static DEVICE void run(const Args& args) {
     const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
-    I to[DEPTH];
+    I at[DEPTH][4];
+    u32 last[DEPTH];
     T x[DEPTH];
+    // The last place again where there are fewer: no branch lies between two loads.
     UNROLL for (int d = 0; d < DEPTH; ++d) {
-      const I item = first + d * I(blockDim.x);
-      if (item >= args.items) break;
-      I at[4];
-      args.walk.template offsets<1>(item, at);
-      to[d] = at[3];
-      const u32 last = args.last[at[1]];
-      x[d] = T{};
-      if (!last) x[d] = args.from[at[0]];
-      else if (!HELD) x[d] = args.src[at[2] + I(last - 1) * args.axis];
+      const I item = lesser(first + d * I(blockDim.x), args.items - 1);
+      args.walk.template offsets<1>(item, at[d]);
+      last[d] = args.last[at[d][1]];
     }
     UNROLL for (int d = 0; d < DEPTH; ++d) {
-      if (first + d * I(blockDim.x) < args.items) leave<ADD>(args.out + to[d], x[d]);
+      x[d] = T{};
+      const T* own = args.from + at[d][0];
+      if (!HELD && last[d]) own = args.src + at[d][2] + I(last[d] - 1) * args.axis;
+      if (!HELD || !last[d]) x[d] = *own;
+    }
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      if (first + d * I(blockDim.x) < args.items) hand_out<ADD>(args.out + at[d][3], x[d]);
     }
   }
 };
@@ -102,22 +71,25 @@ template <class T, class P, int DEPTH, class I, bool ADD> struct GiveLast {
 
   static DEVICE void run(const Args& args) {
     const I first = I(blockIdx.x) * I(blockDim.x * DEPTH) + I(threadIdx.x);
-    I to[DEPTH];
+    I at[DEPTH][5];
+    P index[DEPTH];
+    u32 last[DEPTH];
     T x[DEPTH];
     UNROLL for (int d = 0; d < DEPTH; ++d) {
-      const I item = first + d * I(blockDim.x);
-      if (item >= args.items) break;
-      I at[5];
-      args.walk.template offsets<1>(item, at);
-      to[d] = at[4];
-      const P i = args.index[at[0]];
-      x[d] = T{};
-      if (u64(i64(i)) >= u64(args.extent)) continue;
-      const u32 last = args.last[at[1] + I(i) * args.axis];
-      if (last == u32(at[3]) + 1) x[d] = args.dout[at[2] + I(i) * args.axis_dout];
+      const I item = lesser(first + d * I(blockDim.x), args.items - 1);
+      args.walk.template offsets<1>(item, at[d]);
+      index[d] = args.index[at[d][0]];
     }
     UNROLL for (int d = 0; d < DEPTH; ++d) {
-      if (first + d * I(blockDim.x) < args.items) leave<ADD>(args.out + to[d], x[d]);
+      const bool inside = within(index[d], args.extent);
+      last[d] = inside ? args.last[at[d][1] + I(index[d]) * args.axis] : 0;
+    }
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      const bool own = last[d] == u32(at[d][3]) + 1;
+      x[d] = own ? args.dout[at[d][2] + I(index[d]) * args.axis_dout] : T{};
+    }
+    UNROLL for (int d = 0; d < DEPTH; ++d) {
+      if (first + d * I(blockDim.x) < args.items) hand_out<ADD>(args.out + at[d][4], x[d]);
     }
   }
 };

@@ -63,26 +63,27 @@ template <class T, class P, class O, int N, bool WEIGHTED, int MANY, int UNITS> 
     const u32 item = blockIdx.x * blockDim.x + threadIdx.x;
     if (item >= args.items) return;
     const u32 token = args.across.divide(item), unit = item - token * args.across.size;
-    // One thread of a row reports.
-    Report* listener = unit ? nullptr : args.listener;
     A x[UNITS][V] = {};
+    bool strange = false;
     ROLLED for (u32 first = 0; first < args.choices; first += MANY) {
+      P row[MANY];
       Vec<T, V> value[MANY][UNITS];
       A weight[MANY];
       bool there[MANY];
+      // The last choice again where there are fewer: no branch lies between two loads.
       UNROLL for (u32 j = 0; j < MANY; ++j) {
-        const u32 choice = first + j;
-        there[j] = choice < args.choices;
-        if (!there[j]) continue;
-        const P row = args.index[args.of_index.at(token, choice)];
-        const i64 place = i64(token) * args.choices + choice;
-        there[j] = valid(row, args.extent, listener, args.ticket, place);
-        if (!there[j]) continue;
+        const u32 choice = lesser(first + j, args.choices - 1);
+        row[j] = args.index[args.of_index.at(token, choice)];
+        weight[j] = weight_of<WEIGHTED>(args, token, choice);
+      }
+      UNROLL for (u32 j = 0; j < MANY; ++j) {
+        const bool known = within(row[j], args.extent);
+        there[j] = first + j < args.choices && known;
+        strange |= !known;
         UNROLL for (u32 u = 0; u < UNITS; ++u) {
           const u32 column = (unit + u * args.across.size) * V;
-          value[j][u] = unit_of<N, V>(args.rows, row, column, args.columns);
+          if (there[j]) value[j][u] = unit_of<N, V>(args.rows, row[j], column, args.columns);
         }
-        weight[j] = weight_of<WEIGHTED>(args, token, choice);
       }
       UNROLL for (u32 j = 0; j < MANY; ++j) {
         if (!there[j]) continue;
@@ -95,6 +96,16 @@ template <class T, class P, class O, int N, bool WEIGHTED, int MANY, int UNITS> 
       const u32 column = (unit + u * args.across.size) * V;
       keep_unit<N>(args.out, token, column, args.columns, x[u]);
     }
+    // One thread of a row reports.
+    if (strange && !unit && args.listener) refuse(args, token);
+  }
+
+  static DEVICE void refuse(const Args& args, u32 token) {
+    ROLLED for (u32 choice = 0; choice < args.choices; ++choice) {
+      const P row = args.index[args.of_index.at(token, choice)];
+      const i64 place = i64(token) * args.choices + choice;
+      valid(row, args.extent, args.listener, args.ticket, place);
+    }
   }
 };
 
@@ -105,7 +116,7 @@ template <class T, class P, class O, int N, bool WEIGHTED, int MANY, int UNITS> 
 template <class T, class P, class O, int N, bool WEIGHTED, int MANY> struct SpreadRows {
   static constexpr int V = 16 / sizeof(T), FEW = MANY < 8;
   static constexpr int RESIDENT = ((WEIGHTED ? 1 : 2) + FEW) * (1 + (N == V));
-  static constexpr u32 ROWS = 8;
+  static constexpr u32 ROWS = 8, UNITS = WEIGHTED || FEW ? 1 : 4;
   using A = Acc<T>;
   using Room = Several<A, 32 * MANY>;
 
@@ -135,39 +146,52 @@ template <class T, class P, class O, int N, bool WEIGHTED, int MANY> struct Spre
     return begin[1] - begin[0];
   }
 
+  // Units of a token that a thread has under way, from the column `at` on.
+  static DEVICE void take(const Args& args, u32 token, u32 at, Vec<T, V> (&x)[UNITS]) {
+    UNROLL for (u32 u = 0; u < UNITS; ++u) {
+      const u32 column = at + u * blockDim.x * V;
+      if (column < args.columns) x[u] = unit_of<N, V>(args.tokens, token, column, args.columns);
+    }
+  }
+
   static DEVICE void of_token(const Args& args, u32 token) {
     __shared__ typename SpreadRows::Room rooms[2];
     int turn = 0;
+    const u32 begin = threadIdx.x * V, step = UNITS * blockDim.x * V;
     ROLLED for (u32 first = 0; first < args.choices.size; first += MANY) {
+      i64 to[MANY];
       u32 row[MANY];
       A weight[MANY];
       bool there[MANY], alone[MANY];
       UNROLL for (u32 j = 0; j < MANY; ++j) {
-        there[j] = alone[j] = false;
-        row[j] = 0, weight[j] = 0;
-        if (first + j >= args.choices.size) continue;
-        const i64 to = args.index[args.of_index.at(token, first + j)];
-        if (u64(to) >= args.dealt.rows) continue;
-        row[j] = u32(to), there[j] = true, alone[j] = length(args, row[j]) == 1;
-        weight[j] = weight_of<WEIGHTED>(args, token, first + j);
+        const u32 choice = lesser(first + j, args.choices.size - 1);
+        to[j] = args.index[args.of_index.at(token, choice)];
+        weight[j] = weight_of<WEIGHTED>(args, token, choice);
+      }
+      UNROLL for (u32 j = 0; j < MANY; ++j) {
+        there[j] = first + j < args.choices.size && u64(to[j]) < args.dealt.rows;
+        row[j] = there[j] ? u32(to[j]) : 0;
+        alone[j] = there[j] && length(args, row[j]) == 1;
       }
       Several<A, MANY> sums{};
-      for (u32 at = threadIdx.x * V; at < args.columns; at += blockDim.x * V) {
-        A x[V];
-        widen(unit_of<N, V>(args.tokens, token, at, args.columns), x);
-        Vec<T, V> other[MANY];
-        if constexpr (WEIGHTED) {
-          UNROLL for (u32 j = 0; j < MANY; ++j) {
-            if (there[j]) other[j] = unit_of<N, V>(args.rows, row[j], at, args.columns);
-          }
+      for (u32 at = begin; at < args.columns; at += step) {
+        Vec<T, V> own[UNITS], other[MANY];
+        take(args, token, at, own);
+        UNROLL for (u32 j = 0; j < MANY && WEIGHTED; ++j) {
+          if (there[j]) other[j] = unit_of<N, V>(args.rows, row[j], at, args.columns);
         }
         UNROLL for (u32 j = 0; j < MANY; ++j) {
-          A y[V];
-          UNROLL for (int v = 0; v < V; ++v) {
-            y[v] = x[v] * weight[j];
-            if (WEIGHTED && there[j]) sums.at[j] = fused(x[v], widen(other[j], v), sums.at[j]);
+          UNROLL for (u32 u = 0; u < UNITS; ++u) {
+            const u32 column = at + u * blockDim.x * V;
+            A x[V], y[V];
+            widen(own[u], x);
+            UNROLL for (int v = 0; v < V; ++v) {
+              y[v] = x[v] * weight[j];
+              if (WEIGHTED && there[j]) sums.at[j] = fused(x[v], widen(other[j], v), sums.at[j]);
+            }
+            if (!alone[j] || column >= args.columns) continue;
+            keep_unit<N>(args.out, row[j], column, args.columns, y);
           }
-          if (alone[j]) keep_unit<N>(args.out, row[j], at, args.columns, y);
         }
       }
       if constexpr (WEIGHTED) {

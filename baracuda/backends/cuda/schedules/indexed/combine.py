@@ -13,14 +13,17 @@ from math import prod
 from baracuda import layouts
 from baracuda.backends.cuda.geometry import Dim, Packer, View, count, merged, reach, wide
 from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, blocks, flag
-from baracuda.backends.cuda.schedules.indexed import scatter
+from baracuda.backends.cuda.schedules.indexed import scatter, states
 from baracuda.backends.cuda.schedules.indexed.frames import added, apart, frame
+from baracuda.backends.cuda.schedules.indexed.states import Told, word
 from baracuda.declaration.dtypes import named
 from baracuda.declaration.indexed import indexed
 from baracuda.declaration.spec import Operand
 from baracuda.layouts import Shape
 
 _SIGNS = {"max": 1, "min": -1}
+# Places or entries of a thread that are under way together.
+_DEPTH = 4
 
 
 class Places:
@@ -53,25 +56,21 @@ class Places:
         wide_keys = functor.startswith("Extreme") and call.accumulate == "f64"
         state = self.room("int64" if wide_keys else "int32")
         mine = self.self and (out is not None or functor == "Counted")
-        if mine:
-            own = self.having[-2] if out else self.having[-1]
-            of = (own, out or own, state)
-            ties = "ties" if out else "ones"
-            self._by_place(f"StartCounts<{call.type}, {flag(out)}, ", of, ties)
-        elif prod(self.shape):
-            self.steps.append(Zero(state.slot, prod(self.shape) * (8 if wide_keys else 4)))
-        if 0 in index.shape:
+        start = "ZERO" if not mine else "TIES" if out else "ONES"
+        own = self.having[-2] if mine and out else self.having[-1] if mine else state
+        size = 8 if wide_keys else 4
+        told = Told(functor, start, index, src, out or state, own, state, self.axis, size)
+        step = states.on_chip(call, told, listens)
+        if step is not None:
+            self.steps.append(step)
             return state
-        at = out or state
-        strides = (index.strides, src.strides, *(apart(v.strides, self.axis) for v in (at, state)))
-        dims = merged(index.shape, strides)
-        packer = self._packer(dims, at, state).pointers(4)
-        packer.add("Q", call.listener if listens else 0).add("q", self.shape[self.axis])
-        packer.add("I", call.ticket, 0).indices(count(dims))
-        packer.indices(at.strides[self.axis], state.strides[self.axis]).walk(dims, 4)
-        integer = named(call.problem.index_dtype or "").short
-        kind = f"TellPlaces<{call.type}, {integer}, {functor}, {packer.type}>"
-        self._launch(kind, packer, count(dims), (index, src, at, state), functor, integer)
+        if mine:
+            of = (own, out or own, state)
+            self._by_place(f"StartCounts<{call.type}, {flag(out)}, ", of, start.lower())
+        elif prod(self.shape):
+            self.steps.append(Zero(state.slot, prod(self.shape) * size))
+        if 0 not in index.shape:
+            self.steps.append(states.in_memory(call, told, listens))
         return state
 
     def places(
@@ -124,14 +123,10 @@ class Places:
         add: bool = False,
     ) -> None:  # fmt: skip
         arguments, name = packer.done(), kind.partition("<")[0].lower()
-        words = "_".join([name, *(_word(tag) for tag in tags), packer.type, *["add"] * add])
-        entry = self.call.entry(kind, len(arguments), words)
-        self.steps.append(Step(entry, (blocks(items), 1), arguments, [(v.slot, 0) for v in views]))
-
-
-def _word(functor: str) -> str:
-    """A functor as part of a name."""
-    return "".join([c for c in functor.lower().replace("-", "minus") if c.isalnum()])
+        words = "_".join([name, *(word(tag) for tag in tags), packer.type, *["add"] * add])
+        entry, front = self.call.entry(kind, len(arguments), words), [(v.slot, 0) for v in views]
+        grid = (blocks(items, 1 if name == "startcounts" else _DEPTH), 1)
+        self.steps.append(Step(entry, grid, arguments, front))
 
 
 def plan(call: Call) -> Steps:

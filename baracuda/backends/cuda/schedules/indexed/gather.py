@@ -32,6 +32,8 @@ class Tuning(NamedTuple):
 
     Attributes
     ----------
+    threads : int
+        Of a block, straight from memory.
     vectors, runs, elements : int
         Of a thread, under way together, straight from memory: vectors of indices; vectors that
         share an index; single elements.
@@ -47,6 +49,7 @@ class Tuning(NamedTuple):
         The same across the axis, by the bytes of an element; one where these are not named.
     """
 
+    threads: int
     vectors: int
     runs: int
     elements: int
@@ -59,6 +62,8 @@ class Tuning(NamedTuple):
 
 
 SM_90 = Tuning(
+    # With 128 and 256 rows of 8 KB take 264 and 270 us in bf16, 521 and 533 in float32.
+    threads=128,
     vectors=1,
     runs=2,
     elements=4,
@@ -141,9 +146,9 @@ def _straight(call: Call) -> Steps:
     )
     way = "runs" if shared else "cells"
     symbol = (way, kind, f"v{width}", f"a{together}", packer.type, *["add"] * call.add)
-    entry = call.entry(schedule, len(arguments), *symbol)
+    entry = call.entry(schedule, len(arguments), *symbol, threads=tuning.threads)
     front = [(src.slot, 0), (index.slot, 0), (out.slot, 0)]
-    step = Step(entry, (blocks(items, depth), 1), arguments, front, scalars)
+    step = Step(entry, (blocks(items, depth, tuning.threads), 1), arguments, front, scalars)
     return Steps((step,), variant=STRAIGHT)
 
 

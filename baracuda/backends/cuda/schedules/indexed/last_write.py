@@ -8,7 +8,9 @@ from math import prod
 from baracuda import layouts
 from baracuda.backends.cuda.geometry import Dim, Packer, View, at_most, count, merged, reach, wide
 from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, blocks, flag
+from baracuda.backends.cuda.schedules.indexed import states
 from baracuda.backends.cuda.schedules.indexed.frames import Frame, apart, frame
+from baracuda.backends.cuda.schedules.indexed.states import Told
 from baracuda.declaration.dtypes import named
 from baracuda.declaration.indexed import indexed
 from baracuda.layouts import Shape
@@ -69,20 +71,15 @@ def _found(call: Call) -> tuple[Frame, View, tuple[Step | Zero, ...]]:
     framed = frame(call)
     index, axis, shape = framed.index, framed.axis, framed.whole.shape
     last = View(call.workspace(), 0, shape, layouts.contiguous(shape))
-    many = prod(shape)
     at_most((1 << 32) - 2, "entries along the axis", index.shape[axis])
-    zero = Zero(last.slot, 4 * many)
-    if 0 in index.shape or not many:
-        return framed, last, (zero,) if many else ()
-    strides = (index.strides, apart(last.strides, axis), _numbers(index.shape, axis))
-    dims = merged(index.shape, strides)
-    packer = _packer(dims, many).pointers(2).add("Q", call.listener).add("q", shape[axis])
-    packer.add("I", call.ticket, 0).indices(count(dims), last.strides[axis]).walk(dims, 3)
-    integer = named(call.problem.index_dtype or "").short
-    step = _step(
-        call, "FindLast", packer, f"{integer}, {_DEPTH}, {packer.type}", count(dims), integer
-    )
-    return framed, last, (zero, step._replace(front=[(index.slot, 0), (last.slot, 0)]))
+    if not prod(shape):
+        return framed, last, ()
+    told = Told("Last", "ZERO", index, index, last, last, last, axis)
+    step = states.on_chip(call, told, True)
+    if step is not None:
+        return framed, last, (step,)
+    zero = Zero(last.slot, 4 * prod(shape))
+    return framed, last, (zero, *[states.in_memory(call, told, True)] * (0 not in index.shape))
 
 
 def _numbers(shape: Shape, axis: int) -> Shape:

@@ -16,6 +16,9 @@ from baracuda.backends.cuda.schedules.indexed.tiles import Lanes
 from baracuda.backends.cuda.schedules.indexed.work import Work
 from baracuda.declaration.dtypes import named
 
+# Vectors of a thread that are under way together.
+_DEPTH = 2
+
 
 class Segments(Work):
     """The launches of one call over rows of segments."""
@@ -67,7 +70,8 @@ class Segments(Work):
         out = self.target(self.out, call.add) if last else self.room(self.out.shape, self.wide)
         taken, made = (self.wide if wide else own), (own if out is self.out else self.wide)
         kind = named(call.problem.index_dtype or "")
-        width = divisor([self.count], call.elements(named(self.wide).itemsize))
+        narrow = sums is None and taken == made == own
+        width = divisor([self.count], call.elements(0 if narrow else named(self.wide).itemsize))
         across, cut = self.count // width, self.cut
         arguments = Packer(False).pointers(7)
         arguments.add("I", self.rows, self.extent, cut.slots, cut.shift)
@@ -83,7 +87,8 @@ class Segments(Work):
         nothing = out
         arrays = [v or nothing for v in (x, y, known, sums)]
         front = [(v.slot, 0) for v in (*arrays, self.index, self.lists[1], out)]
-        self.steps.append(Step(entry, (blocks(self.rows * across), 1), arguments.done(), front))
+        grid = (blocks(self.rows * across, _DEPTH), 1)
+        self.steps.append(Step(entry, grid, arguments.done(), front))
         if last:
             self.deliver(out, self.out, call.add)
         return out
