@@ -43,6 +43,8 @@ FACTS = DeviceFacts(0, "sm_90", 132, 232448)
 SMALL = DeviceFacts(0, "sm_90", 132, 64)
 # Without clusters.
 OLD = DeviceFacts(0, "sm_80", 108, 166912)
+# One that a block of any problem fills.
+ALONE = DeviceFacts(0, "sm_90", 1, 232448)
 # Whose compiler takes more registers.
 NEW = DeviceFacts(0, "sm_100", 148, 232448)
 HUGE = 1 << 16
@@ -495,6 +497,8 @@ def devices(spec: OpSpec) -> tuple[DeviceFacts, ...]:
         return (FACTS, NEW) if FULL or ALL else (FACTS,)
     if spec.kernel.schedule in ("scatter", "cross_entropy", "log_prob", "kl_div", "topk_kl_div"):
         return (FACTS, SMALL, OLD)
+    if spec.kernel.schedule.startswith(("combine", "last_write")):
+        return (FACTS, ALONE)
     return (FACTS,)
 
 

@@ -131,6 +131,18 @@ def test_elements_are_joined(where: str, name: str, how: tuple[str, bool], kind:
         near(more, want + 1, abs(want) + 1, kind)
 
 
+@pytest.mark.parametrize("places", ["one", "many"])
+@pytest.mark.parametrize("how", ["max", "mean"])
+def test_each_thread_has_several_entries_of_a_lane(how: str, places: str) -> None:
+    x, src = values("float32", (1, 40), (1, 2000))
+    arrays = [x, np.full(src.shape, 3) if places == "one" else index(40, src.shape), src]
+    out, size, *_ = wanted(arrays, x, 1, how, True)
+    call = call_of("scatter_reduce", arrays, axis=1, reduction=how)._replace(facts=ALONE)
+    made = emulator.empty(x.shape, "float32")
+    run(call, [*arrays, made], 1)
+    near(made, out, size, "float32")
+
+
 @pytest.mark.parametrize("how", HOWS, ids=lambda how: f"{how[0]} {how[1]}")
 def test_arrays_may_lie_anywhere_and_x_be_the_result(how: tuple[str, bool]) -> None:
     (x, at, src), dout, axis = given("columns", "bfloat16")

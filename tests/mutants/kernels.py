@@ -21,6 +21,7 @@ _TURNS = "test_functors.py::test_pairs_turn"
 _NUMBERS = "test_random.py::test_a_kernel_numbers_elements_as_they_lie_in_the_whole"
 _STATES = "test_optimisers.py::test_a_kernel_reads_and_writes_states_as_they_are"
 _SORTED = "test_emulated_embedding.py::test_a_long_index_is_sorted"
+_JOINED = "test_emulated_scatter_reduce.py::test_elements_are_joined"
 _BAGS = "test_emulated_bags.py::test_bags_are_joined_and_shared"
 _SENT = "test_emulated_permute.py::test_rows_are_sent_and_taken_back"
 
@@ -250,12 +251,12 @@ MUTANTS = (
     ),
     mutant(
         "kernels drop a negative index", "cuda_src/common/report.cuh",
-        "if (u64(i64(i)) < u64(n)) return true;", "if (i64(i) < n) return true;",
+        "return u64(i64(i)) < u64(n);", "return i64(i) < n;",
         f"{_GATHER}[float32-odd rows-straight]",
     ),
     mutant(
         "kernels drop the index at the extent", "cuda_src/common/report.cuh",
-        "if (u64(i64(i)) < u64(n)) return true;", "if (u64(i64(i)) <= u64(n)) return true;",
+        "return u64(i64(i)) < u64(n);", "return u64(i64(i)) <= u64(n);",
         f"{_GATHER}[float32-odd rows-straight]",
     ),
     mutant(
@@ -272,7 +273,7 @@ MUTANTS = (
     ),
     mutant(
         "gather reads each element with its own index", "cuda_src/indexed/gather.cuh",
-        "const P i = index.get(v);", "const P i = index.get(0);",
+        "const P i = index[d].get(v);", "const P i = index[d].get(0);",
         "test_emulated.py::test_gather_moves_what_is_asked_for[float32-a row in a tile-straight]",
     ),
     mutant(
@@ -469,9 +470,8 @@ MUTANTS = (
         _SENT + "[some rows often-bfloat16]",
     ),
     mutant(
-        "the last of several elements stays", "cuda_src/indexed/last_write.cuh",
-        "atomicMax(args.last + at[d][1] + I(index[d]) * args.axis, u32(at[d][2]) + 1);",
-        "args.last[at[d][1] + I(index[d]) * args.axis] = u32(at[d][2]) + 1;",
+        "the last of several elements stays", "cuda_src/indexed/tell.cuh",
+        "else atomicMax(state, x);", "else *state = x;",
         "test_emulated_index_add.py::test_the_last_of_several_elements_stays[numbers-float32]",
     ),
     mutant(
@@ -522,7 +522,8 @@ MUTANTS = (
     ),
     mutant(
         "padding is in no bag", "cuda_src/indexed/bags.cuh",
-        "&&\n                   row != sizes.skipped;", ";", _BAGS + "[mean-rows-bfloat16]",
+        "first + j < end && sizes.counts(row[j]);",
+        "first + j < end && within(row[j], sizes.extent);", _BAGS + "[mean-rows-bfloat16]",
     ),
     mutant(
         "a share is divided by the rows that count", "cuda_src/indexed/bags.cuh",
@@ -538,11 +539,31 @@ MUTANTS = (
     mutant(
         "what is there counts in a mean", "cuda_src/indexed/combine.cuh",
         "u32 count = 1;", "u32 count = 0;",
-        "test_emulated_scatter_reduce.py::test_elements_are_joined[mean True-rows-float32]",
+        _JOINED + "[in memory-mean True-rows-float32]",
     ),
     mutant(
-        "NaN is above all numbers", "cuda_src/indexed/combine.cuh",
+        "what is there counts in a mean on chip", "cuda_src/indexed/tell.cuh",
+        "State x = S == ONES;", "State x = 0;", _JOINED + "[on chip-mean True-rows-float32]",
+    ),
+    mutant(
+        "NaN is above all numbers", "cuda_src/indexed/tell.cuh",
         "return x != x ? ~0u : bits >> 31", "return bits >> 31",
-        "test_emulated_scatter_reduce.py::test_elements_are_joined[min False-rows-float32]",
+        _JOINED + "[in memory-min False-rows-float32]",
+    ),
+    mutant(
+        "states on chip wait for all entries", "cuda_src/indexed/tell.cuh",
+        "refuse(args, at, I(begin), I(together));\n    __syncthreads();",
+        "refuse(args, at, I(begin), I(together));",
+        "test_emulated_scatter_reduce.py::test_each_thread_has_several_entries_of_a_lane[max-many]",
+    ),
+    mutant(
+        "entries of a warp that have one place count once", "cuda_src/indexed/tell.cuh",
+        "if (threadIdx.x & 31) x = 0;", "",
+        "test_emulated_scatter_reduce.py::test_each_thread_has_several_entries_of_a_lane[mean-one]",
+    ),
+    mutant(
+        "lanes on chip have states of their own", "cuda_src/indexed/tell.cuh",
+        "own = lane * args.step_lane;", "own = 0;",
+        _JOINED + "[on chip-max True-whole columns-float32]",
     ),
 )  # fmt: skip
