@@ -27,6 +27,8 @@ template <class T> struct Targets {
   i64 classes, ignored, weight_step;
   u32 ticket, flags;
 
+  DEVICE RawEntry ask(i64 at) const { return raw_entry(target, at, flags & WIDE_TARGET); }
+  DEVICE i64 number(RawEntry raw) const { return entry_of(raw, flags & WIDE_TARGET); }
   DEVICE i64 fetch(i64 at) const { return entry_of(target, at, flags & WIDE_TARGET); }
   // Whether a row counts; whoever reports what is no class says so.
   DEVICE bool counts(i64 t, bool reports, i64 row) const {
@@ -60,19 +62,23 @@ template <class T> struct NllLoss {
     Both sum{};
     for (i64 first = begin + threadIdx.x; first < end; first += i64(blockDim.x) * DEPTH) {
       i64 at[DEPTH][3], t[DEPTH];
+      RawEntry raw[DEPTH];
       T x[DEPTH];
       bool counts[DEPTH];
+      // The last row again where there are fewer: no branch lies between two loads.
       UNROLL for (int d = 0; d < DEPTH; ++d) {
-        const i64 row = first + d * i64(blockDim.x);
-        t[d] = args.targets.ignored;
-        if (row >= end) continue;
-        args.walk.template offsets<1>(row, at[d]);
-        t[d] = args.targets.fetch(at[d][1]);
+        args.walk.template offsets<1>(lesser(first + d * i64(blockDim.x), end - 1), at[d]);
+        raw[d] = args.targets.ask(at[d][1]);
       }
       UNROLL for (int d = 0; d < DEPTH; ++d) {
-        counts[d] = args.targets.counts(t[d], true, first + d * i64(blockDim.x));
+        const bool there = first + d * i64(blockDim.x) < end;
+        t[d] = there ? args.targets.number(raw[d]) : args.targets.ignored;
+        counts[d] = t[d] != args.targets.ignored && within(t[d], args.targets.classes);
         x[d] = T{};
         if (counts[d] && flags & COSTS) x[d] = args.x[at[d][0] + t[d] * args.step];
+      }
+      UNROLL for (int d = 0; d < DEPTH; ++d) {
+        args.targets.counts(t[d], true, first + d * i64(blockDim.x));
       }
       UNROLL for (int d = 0; d < DEPTH; ++d) {
         const A share = counts[d] ? args.targets.share(t[d]) : A(0);
@@ -197,8 +203,10 @@ template <class T, int V, bool ACROSS, class I, bool ADD> struct NllLossBackward
     // From the first class on; of what is elsewhere, and of rows that do not count, before it.
     I local[V];
     A slopes[V];
+    RawEntry raw[V];
+    UNROLL for (int r = 0; r < V; ++r) raw[r] = args.targets.ask(at[1] + r * args.beside[1]);
     UNROLL for (int r = 0; r < V; ++r) {
-      const i64 target = args.targets.fetch(at[1] + r * args.beside[1]);
+      const i64 target = args.targets.number(raw[r]);
       const bool counts = args.targets.counts(target, begin == 0, row + r);
       const i64 from = target - begin;
       const bool here = counts && u64(from) < u64(args.run);

@@ -29,6 +29,19 @@ HD i64 entry_of(const void* p, i64 at, bool wide) {
   return wide ? static_cast<const i64*>(p)[at] : i64(static_cast<const i32*>(p)[at]);
 }
 
+// The same as it lies in memory. A thread that has several under way asks for all of them before it
+// makes numbers of any.
+struct RawEntry {
+  u32 low, high;
+};
+HD RawEntry raw_entry(const void* p, i64 at, bool wide) {
+  const u32* words = static_cast<const u32*>(p);
+  return {words[wide ? 2 * at : at], wide ? words[2 * at + 1] : 0};
+}
+HD i64 entry_of(RawEntry raw, bool wide) {
+  return wide ? i64(u64(raw.high) << 32 | raw.low) : i64(i32(raw.low));
+}
+
 // Splits items over dimensions, the innermost first, for K operands.
 //
 // DIMS 1: one run, in which all operands lie alike. DIMS 2: runs of `run` items with a stride

@@ -10,7 +10,7 @@ namespace baracuda {
 // and rounds once. HOW: as `deliver` reads it.
 template <class T, int OUT, int HOW> struct SumRows {
   using A = Acc<T>;
-  static constexpr int RESIDENT = 1;
+  static constexpr int RESIDENT = 2, ONCE = 8;
 
   struct Args {
     const A* sums;
@@ -23,10 +23,13 @@ template <class T, int OUT, int HOW> struct SumRows {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const i64 width = i64(args.n) * OUT, column = i64(blockIdx.x) * 32 + lane;
     A sum = 0;
-    if (column < width) {
-      _Pragma("unroll 4") for (int b = warp; b < args.blocks; b += warps) {
-        sum += args.sums[b * width + column];
+    for (int first = warp; first < args.blocks && column < width; first += warps * ONCE) {
+      A x[ONCE] = {};
+      UNROLL for (int i = 0; i < ONCE; ++i) {
+        const int line = first + i * warps;
+        if (line < args.blocks) x[i] = args.sums[line * width + column];
       }
+      UNROLL for (int i = 0; i < ONCE; ++i) sum += x[i];
     }
     using Lines = Several<A, 32 * 33>;
     __shared__ Lines lines;

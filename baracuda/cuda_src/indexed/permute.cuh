@@ -74,7 +74,6 @@ template <class T, class P, class O, int N, bool WEIGHTED, int MANY, int UNITS> 
       UNROLL for (u32 j = 0; j < MANY; ++j) {
         const u32 choice = lesser(first + j, args.choices - 1);
         row[j] = args.index[args.of_index.at(token, choice)];
-        weight[j] = weight_of<WEIGHTED>(args, token, choice);
       }
       UNROLL for (u32 j = 0; j < MANY; ++j) {
         const bool known = within(row[j], args.extent);
@@ -84,6 +83,10 @@ template <class T, class P, class O, int N, bool WEIGHTED, int MANY, int UNITS> 
           const u32 column = (unit + u * args.across.size) * V;
           if (there[j]) value[j][u] = unit_of<N, V>(args.rows, row[j], column, args.columns);
         }
+      }
+      // Each weight is waited for, as it becomes a number of another type at once.
+      UNROLL for (u32 j = 0; j < MANY; ++j) {
+        weight[j] = weight_of<WEIGHTED>(args, token, lesser(first + j, args.choices - 1));
       }
       UNROLL for (u32 j = 0; j < MANY; ++j) {
         if (!there[j]) continue;
@@ -166,12 +169,14 @@ template <class T, class P, class O, int N, bool WEIGHTED, int MANY> struct Spre
       UNROLL for (u32 j = 0; j < MANY; ++j) {
         const u32 choice = lesser(first + j, args.choices.size - 1);
         to[j] = args.index[args.of_index.at(token, choice)];
-        weight[j] = weight_of<WEIGHTED>(args, token, choice);
       }
       UNROLL for (u32 j = 0; j < MANY; ++j) {
         there[j] = first + j < args.choices.size && u64(to[j]) < args.dealt.rows;
         row[j] = there[j] ? u32(to[j]) : 0;
         alone[j] = there[j] && length(args, row[j]) == 1;
+      }
+      UNROLL for (u32 j = 0; j < MANY; ++j) {
+        weight[j] = weight_of<WEIGHTED>(args, token, lesser(first + j, args.choices.size - 1));
       }
       Several<A, MANY> sums{};
       for (u32 at = begin; at < args.columns; at += step) {

@@ -41,8 +41,8 @@ template <> struct Ordered<f64> {
 // Equal, as NaN is to NaN.
 template <class A> DEVICE bool alike(A x, A y) { return x == y || (x != x && y != y); }
 
-// What an entry leaves, by its element, the result that is there, and its number along the axis; 0 is
-// nothing. States are sums of that where SUMS, else the largest.
+// What an entry leaves, by its element, the result that is there, and its number along the axis; 0
+// is nothing. States are sums of that where SUMS, else the largest.
 struct Counted {
   static constexpr bool TAKES_SRC = false, TAKES_OUT = false, SUMS = true;
   template <class A> using State = u32;
