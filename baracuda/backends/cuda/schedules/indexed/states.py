@@ -6,6 +6,7 @@ A lane is a line along the axis, so lanes share no place. See indexed/tell.cuh.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -42,7 +43,8 @@ SM_90 = Tuning(threads=1024, columns=32, fewest=2)
 TUNINGS = {"sm_90": SM_90}
 
 
-class Told(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Told:
     """What becomes of entries: a functor of index, elements and results, into states of `size`
     bytes. They begin with `start` of what is there, `own`, and of the results."""
 
