@@ -64,20 +64,38 @@ def added(values: Array, index: Array, axis: int, extent: int) -> Array:
     return scatter_add(values, _beside(index, lead, rest), axis, (*lead, extent, *rest))
 
 
-def lasting(index: Array, axis: int, extent: int) -> Array:
-    """Which entries are in range, and the last of their line along an axis to point there."""
-    library, valid = library_of(index), inside(index, extent)
-    xp, shape = library.xp, (*index.shape[:axis], extent, *index.shape[axis + 1 :])
+def latest(index: Array, axis: int, extent: int) -> Array | None:
+    """The number along an axis of the last entry that points to each place, -1 where none does.
+
+    None where the library has no way of its own. Other axes are those of the index.
+    """
+    library = library_of(index)
+    if not library.combined or 0 in index.shape or not extent:
+        return None
+    shape = (*index.shape[:axis], extent + 1, *index.shape[axis + 1 :])
+    # Behind the last place is one for what is out of range.
+    at = library.xp.where(inside(index, extent), index, extent)
+    # Of entries for one place the numbers ascend, so the last is the largest.
+    last = library.combined(_numbers(index, axis), at, axis, shape, "last", -1)
+    return last[(*(slice(None),) * axis, slice(extent))]
+
+
+def _numbers(index: Array, axis: int) -> Array:
+    """The number of each entry of an index along an axis."""
+    xp, behind = library_of(index).xp, index.ndim - axis - 1
+    along = xp.arange(index.shape[axis], dtype=index.dtype, **_there(index))
+    return xp.broadcast_to(xp.reshape(along, (-1, *(1,) * behind)), index.shape)
+
+
+def lasting(index: Array, axis: int, extent: int) -> tuple[Array, Array | None]:
+    """Which entries are the last of their line along an axis to point to a place; and `latest`."""
+    library, valid, last = library_of(index), inside(index, extent), latest(index, axis, extent)
+    xp = library.xp
     if 0 in index.shape or not extent:
-        return valid
-    if library.combined:
-        # The number of an entry is its place in the line.
-        along = xp.arange(index.shape[axis], dtype=index.dtype, **_there(index))
-        along = xp.reshape(along, (-1, *(1,) * (index.ndim - axis - 1)))
-        at, numbers = xp.where(valid, index, 0), xp.where(valid, along, -1)
-        last = library.combined(numbers, at, axis, shape, "max", -1)
-        if last is not None:
-            return valid & (library.take(last, at, axis) == numbers)
+        return valid, None
+    if last is not None:
+        at = library.take(last, xp.where(valid, index, 0), axis)
+        return valid & (at == _numbers(index, axis)), last
     before = (slice(None),) * axis
     first, rest, but_last = (
         (*before, cut, ...) for cut in (slice(1), slice(1, None), slice(None, -1))
@@ -86,8 +104,8 @@ def lasting(index: Array, axis: int, extent: int) -> Array:
     keys = xp.take_along_axis(index, order, axis=axis)
     ends = xp.astype(keys[rest] != keys[but_last], index.dtype)
     ends = xp.concat([ends, xp.ones_like(keys[first])], axis=axis)
-    last = xp.take_along_axis(ends, xp.argsort(order, axis=axis), axis=axis)
-    return valid & (last > 0)
+    ends = xp.take_along_axis(ends, xp.argsort(order, axis=axis), axis=axis)
+    return valid & (ends > 0), None
 
 
 def distinct(index: Array, extent: int) -> tuple[Array, Array]:

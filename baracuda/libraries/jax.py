@@ -129,7 +129,7 @@ class Jax(Library):
     def combined(
         self, values: Array, index: Array, axis: int, shape: Shape, how: str, none: float
     ) -> Array | None:
-        if how != "max":
+        if how == "prod":
             # Products of which the factors repeat have no derivative here.
             return None
         return self._landed(jax.lax.scatter_max, values, index, axis, shape, none)

@@ -152,7 +152,7 @@ class NumPy(Library):
         line = self._line(index, axis)
         if line is None or line.size == values.size:
             # In float64, entry by entry.
-            sums = np.bincount(_places(index, axis, shape), np.ravel(values), math.prod(shape))
+            sums = np.bincount(places(index, axis, shape), np.ravel(values), math.prod(shape))
             return sums.astype(values.dtype).reshape(shape)
         out = np.zeros(shape, values.dtype)
         if values.size:
@@ -170,9 +170,14 @@ class NumPy(Library):
         self, values: Array, index: Array, axis: int, shape: Shape, how: str, none: float
     ) -> Array:
         out = np.full(shape, none, values.dtype)
+        flat, at, values = out.reshape(-1), places(index, axis, shape), np.ravel(values)
+        if how == "last":
+            # Along one axis the last of several values stays.
+            flat[at] = values
+            return out
         join = np.maximum if how == "max" else np.multiply
         # With one axis of places `at` is many times as fast.
-        join.at(out.reshape(-1), _places(index, axis, shape), np.ravel(values))
+        join.at(flat, at, values)
         return out
 
     def _line(self, index: Array, axis: int) -> Array | None:
@@ -185,14 +190,14 @@ class NumPy(Library):
         return np.errstate(all="ignore")
 
 
-def _places(index: Array, axis: int, shape: Shape) -> Array:
+def places(index: Array, axis: int, shape: Shape) -> Array:
     """The number of the place in `shape`, in C order, that each entry along an axis points to."""
-    steps, places = contiguous(shape), index.astype(np.intp, order="C")
-    places *= steps[axis]
+    steps, numbers = contiguous(shape), index.astype(np.intp, order="C")
+    numbers *= steps[axis]
     for other, along in enumerate(np.ogrid[tuple(map(slice, index.shape))]):
         if other != axis:
-            places += along * steps[other]
-    return places.reshape(-1)
+            numbers += along * steps[other]
+    return numbers.reshape(-1)
 
 
 def row_sums(ids: Array, rows: Array, dtype: Any, join: np.ufunc = np.add) -> tuple[Array, Array]:

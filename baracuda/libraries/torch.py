@@ -343,7 +343,7 @@ class Torch(Library):
     def combined(
         self, values: Array, index: Array, axis: int, shape: Shape, how: str, none: float
     ) -> Array:
-        start, how = values.new_full(shape, none), "amax" if how == "max" else how
+        start, how = values.new_full(shape, none), how if how == "prod" else "amax"
         return start.scatter_reduce(axis, index.long(), values, how, include_self=False)
 
     def scatter_add(self, values: Array, index: Array, axis: int, shape: Shape) -> Array:

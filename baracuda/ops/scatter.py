@@ -10,7 +10,7 @@ from baracuda.declaration import roles
 from baracuda.declaration.dispatch import Dispatch
 from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import choice, integer
-from baracuda.families.indexing import lasting, looked_up
+from baracuda.families.indexing import lasting, latest, looked_up
 from baracuda.families.numerics import scatter_add
 from baracuda.libraries import A, Array, library_of
 
@@ -93,9 +93,13 @@ def scatter(
     >>> bc.scatter(np.ones(3), np.asarray([2, 0, 2]), np.asarray([5.0, 6.0, 7.0]), axis=0)
     array([6., 1., 7.])
     """
-    xp, last = library_of(x).xp, lasting(index, axis, x.shape[axis])
-    written = scatter_add(xp.astype(last, x.dtype), index, axis, x.shape) > 0
-    return xp.where(written, scatter_add(xp.where(last, src, 0), index, axis, x.shape), x)
+    library, n = library_of(x), x.shape[axis]
+    xp, last = library.xp, latest(index, axis, n)
+    if last is not None and last.shape == x.shape:
+        return xp.where(last < 0, x, library.take(src, xp.where(last < 0, 0, last), axis))
+    stays, _ = lasting(index, axis, n)
+    written = scatter_add(xp.astype(stays, x.dtype), index, axis, x.shape) > 0
+    return xp.where(written, scatter_add(xp.where(stays, src, 0), index, axis, x.shape), x)
 
 
 @_op(
@@ -155,7 +159,11 @@ def scatter_backward(
     >>> bc.scatter_backward(np.asarray([1.0, 2.0, 4.0]), np.asarray([2, 0, 2]), axis=0)
     (array([0., 2., 0.]), array([0., 1., 4.]))
     """
-    xp, last = library_of(dout).xp, lasting(index, axis, dout.shape[axis])
-    written = scatter_add(xp.astype(last, dout.dtype), index, axis, dout.shape) > 0
+    xp, n = library_of(dout).xp, dout.shape[axis]
+    stays, last = lasting(index, axis, n)
+    if last is not None and last.shape == dout.shape:
+        written = last >= 0
+    else:
+        written = scatter_add(xp.astype(stays, dout.dtype), index, axis, dout.shape) > 0
     dsrc = looked_up(dout, index, axis, mode == "raise")
-    return xp.where(written, 0, dout), xp.where(last, dsrc, 0)
+    return xp.where(written, 0, dout), xp.where(stays, dsrc, 0)

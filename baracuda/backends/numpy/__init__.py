@@ -13,7 +13,7 @@ from baracuda.declaration.spec import OpSpec, Problem
 _INDEXED = {
     "scatter": indexed.scatter, "gather": indexed.gather, "add_rows": indexed.rows,
     "segments": indexed.rows, "join_rows": indexed.rows, "spread_rows": indexed.rows,
-    "last_write": indexed.rows, "last_write_backward": indexed.rows,
+    "last_write": indexed.last_write, "last_write_backward": indexed.last_write_backward,
     "bags": indexed.rows, "bags_backward": indexed.rows,
     "few_rows": indexed.rows, "combine": indexed.rows, "combine_backward": indexed.rows,
 }  # fmt: skip

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from baracuda.calls import body
 from baracuda.calls.ranges import out_of_range, outside
-from baracuda.declaration.backend import Adds, Prepared
+from baracuda.declaration.backend import Adds, Prepared, each
 from baracuda.declaration.indexed import indexed
 from baracuda.declaration.sku import PrecisionGuarantee
 from baracuda.declaration.spec import Operand, Problem
 from baracuda.libraries import Array, near
-from baracuda.libraries.numpy import row_sums
+from baracuda.libraries.numpy import places, row_sums
 
 # Entries per bincount: its bins, twice as wide as float32, stay in the cache.
 _ENTRIES = 1 << 14
@@ -97,6 +97,71 @@ def rows(problem: Problem) -> Prepared:
         kernel="body",
         variant="rows",
         arch=problem.library.arch(problem.device),
+        precision=body.precision(problem),
+    )
+
+
+def last_write(problem: Problem) -> Prepared:
+    """Along one axis NumPy writes entries in their order: the last of several stays."""
+
+    def write(arrays: Sequence[Array], at: Array, keep: Array | None) -> tuple[Array, ...]:
+        x, _, src = arrays
+        result, values = np.array(x, order="C"), np.ravel(src)
+        if keep is not None:
+            at, values = at[keep], values[keep]
+        result.reshape(-1)[at] = values
+        return (result,)
+
+    return _by_place(problem, write)
+
+
+def last_write_backward(problem: Problem) -> Prepared:
+    """The number of each entry is written, so that of the last stays."""
+
+    def give(arrays: Sequence[Array], at: Array, keep: Array | None) -> tuple[Array, ...]:
+        dx = np.array(arrays[0], order="C")
+        left, numbers = dx.reshape(-1), np.arange(at.size)
+        if keep is not None:
+            at, numbers = at[keep], numbers[keep]
+        last = np.empty(left.size, np.intp)
+        last[at] = numbers
+        found = np.where(last[at] == numbers, left[at], dx.dtype.type(0))
+        left[at] = 0
+        dsrc = found if keep is None else np.zeros(arrays[1].size, dx.dtype)
+        if keep is not None:
+            dsrc[numbers] = found
+        return dx, dsrc.reshape(arrays[1].shape)
+
+    return _by_place(problem, give)
+
+
+def _by_place(
+    problem: Problem, work: Callable[[Sequence[Array], Array, Array | None], tuple[Array, ...]]
+) -> Prepared:
+    """Work on the place of each entry, of which it keeps those in range; None: all."""
+    library, axis = problem.library, problem.options["axis"]
+
+    def run(
+        arrays: Sequence[Array],
+        outs: tuple[Array, ...] | None,
+        accumulate: Adds,
+        scalars: Mapping[str, Any],
+    ) -> Any:
+        index = arrays[1]
+        _check(problem, index)
+        keep = None if problem.raising else np.ravel(_valid(problem, index))
+        results = work(arrays, places(index, axis, arrays[0].shape), keep)
+        if outs is not None:
+            for out, value, add in zip(outs, results, each(accumulate, len(outs)), strict=True):
+                library.assign(out, value, add)
+            results = outs
+        return results if len(results) > 1 else results[0]
+
+    return Prepared(
+        run=run,
+        kernel="assignment",
+        variant="entries",
+        arch=library.arch(problem.device),
         precision=body.precision(problem),
     )
 
@@ -231,5 +296,5 @@ def _add_segments(
         hit, sums = _segments(flat, part.reshape(-1), dtype)
         if hit[-1] == total:
             hit, sums = hit[:-1], sums[:-1]
-        places = np.unravel_index(hit, target.shape)
-        target[places] = target[places].astype(dtype) + sums if adding else sums
+        hits = np.unravel_index(hit, target.shape)
+        target[hits] = target[hits].astype(dtype) + sums if adding else sums
