@@ -26,10 +26,10 @@ import lanes
 
 # Most of the time of JAX's tests is compiling. What XLA makes of a program it still decides; only
 # the machine code is plainer. Without the emitters of fusions it takes half the time, and half of
-# that without LLVM's passes, in one module a program. The full lane has the first of these passes:
-# without any, some gradients of its cases lose digits or overflow.
-if not lanes.FULL:
-    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# that without LLVM's passes, in one module a program.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Without any pass gradients of these overflow in cases of the full lane.
+PASSES = {"softmax", "log_softmax", "softmax_dropout", "linear_log_prob_with_gradient"}
 # A flag that XLA does not know ends the process, so other versions of it get none.
 if version("jaxlib").startswith("0.10."):
     os.environ.setdefault(
@@ -131,6 +131,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if lanes.FULL and (jax := sys.modules.get("jax")):
+        jax.config.update("jax_disable_most_optimizations", _op(item) not in PASSES)
     budget = item.config.getoption("--budget")
     if budget is not None and time.monotonic() - _started > budget:
         item.config.stash[_left_out]["late"] += 1
