@@ -761,7 +761,12 @@ _BODIES = (
     ),
     mutant(
         "of several entries for a place the last counts", "families/indexing.py",
-        "return valid & (library.take(last, at, axis) == numbers)", "return valid",
+        "return valid & (at == _numbers(index, axis)), last", "return valid, last",
+        "test_laws.py::test_laws[scatter_backward-array_api-jax-f64-last]",
+    ),
+    mutant(
+        "NumPy writes entries in their order", "backends/numpy/indexed.py",
+        "result.reshape(-1)[at] = values", "result.reshape(-1)[at[::-1]] = values[::-1]",
         "test_docs.py::test_the_examples_of_the_docstrings_run[baracuda.ops.scatter]",
     ),
     mutant(
