@@ -102,7 +102,8 @@ template <class T, class U, class O, class F, bool ADD, class I> struct GivePlac
 
 // Entries: F of the cotangent of their place and of their element; 0 for one out of range.
 template <class T, class P, class F, class I, bool ADD> struct GiveEntries {
-  static constexpr int RESIDENT = 4, DEPTH = 4;
+  // Offsets of 64 bits take twice the registers.
+  static constexpr int RESIDENT = sizeof(I) == 8 ? 2 : 4, DEPTH = 4;
   using A = Acc<T>;
 
   struct Args {
