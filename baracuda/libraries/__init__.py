@@ -71,7 +71,7 @@ class Library:
     differentiates: bool = True
     fuses: bool = False  # elementwise functions, so that none is a pass of its own
     stored_as: Mapping[str, str] = MappingProxyType({})
-    combined: Any = None  # of maxima, products, and what is last, a method: an own way
+    combined: Any = None  # of maxima, products and last values a method, where there is one
     search: Any = None  # of a bad entry a method, where a device can do it while nobody waits
     log_softmax: Any = None  # along the last axis, NaN where nothing is above -inf
     hosted: Any = None  # of an array on a host NumPy's view, and what takes such memory over

@@ -17,9 +17,8 @@ template <bool ADD, class T> DEVICE void hand_out(T* p, T x) {
   }
 }
 
-// A thread has DEPTH entries or places under way.
-//
-// Each place: its last element, or what it begins with. HELD places get 0 instead, in a gradient.
+// Each place: its last element, or what it begins with. HELD places get 0 instead, in a gradient. A
+// thread has DEPTH places under way, in GiveLast entries.
 template <class T, int DEPTH, class I, bool HELD, bool ADD> struct TakeLast {
   static constexpr int RESIDENT = 4;
 

@@ -10,10 +10,9 @@ from baracuda.backends.cuda.geometry import Dim, Packer, View, at_most, count, m
 from baracuda.backends.cuda.launch_plan import Call, Step, Steps, Zero, blocks, flag
 from baracuda.backends.cuda.schedules.indexed import states
 from baracuda.backends.cuda.schedules.indexed.frames import Frame, apart, frame
-from baracuda.backends.cuda.schedules.indexed.states import Told
+from baracuda.backends.cuda.schedules.indexed.states import Told, numbers
 from baracuda.declaration.dtypes import named
 from baracuda.declaration.indexed import indexed
-from baracuda.layouts import Shape
 
 _NAME = "last"
 # Entries or places of a thread that are under way together.
@@ -53,7 +52,7 @@ def backward(call: Call) -> Steps:
         steps.append(step._replace(front=front))
     if 0 not in dsrc.shape:
         places = [apart(v.strides, axis) for v in (last, dout)]
-        strides = (index.strides, *places, _numbers(index.shape, axis), dsrc.strides)
+        strides = (index.strides, *places, numbers(index.shape, axis), dsrc.strides)
         dims = merged(index.shape, strides)
         packer = _packer(dims, *[v.strides[axis] * v.shape[axis] for v in (last, dout)])
         packer.pointers(4).add("q", dout.shape[axis]).indices(count(dims), last.strides[axis])
@@ -80,11 +79,6 @@ def _found(call: Call) -> tuple[Frame, View, tuple[Step | Zero, ...]]:
         return framed, last, (step,)
     zero = Zero(last.slot, 4 * prod(shape))
     return framed, last, (zero, *[states.in_memory(call, told, True)] * (0 not in index.shape))
-
-
-def _numbers(shape: Shape, axis: int) -> Shape:
-    """The strides of what counts along the axis."""
-    return tuple([int(i == axis) for i in range(len(shape))])
 
 
 def _packer(dims: Sequence[Dim], *far: int) -> Packer:

@@ -15,6 +15,7 @@ from baracuda.backends.cuda.geometry import Packer, View, count, merged, reach, 
 from baracuda.backends.cuda.launch_plan import Call, Step, blocks
 from baracuda.backends.cuda.schedules.indexed.frames import apart
 from baracuda.declaration.dtypes import named
+from baracuda.layouts import Shape
 
 # Entries of a thread that are under way together.
 _DEPTH = 4
@@ -62,8 +63,8 @@ class Told:
 def in_memory(call: Call, told: Told, listens: bool) -> Step:
     """One kernel that changes states in memory, which hold what they begin with."""
     index, axis, places = told.index, told.axis, (told.out, told.state)
-    numbers = tuple([int(i == axis) for i in range(len(index.shape))])
-    strides = (index.strides, told.src.strides, *(apart(v.strides, axis) for v in places), numbers)
+    apart_from_axis = [apart(v.strides, axis) for v in places]
+    strides = (index.strides, told.src.strides, *apart_from_axis, numbers(index.shape, axis))
     dims = merged(index.shape, strides)
     along = sum([abs(v.strides[axis]) * v.shape[axis] for v in places])
     packer = Packer(wide(count(dims), reach(dims) + along)).pointers(4)
@@ -81,8 +82,8 @@ def on_chip(call: Call, told: Told, listens: bool) -> Step | None:
     if without(index.shape, axis) != without(state.shape, axis) or 0 in index.shape:
         return None
     length, extent = index.shape[axis], state.shape[axis]
-    numbers = View(0, 0, index.shape, layouts.contiguous(index.shape))
-    views = (index, told.src, told.out, told.own, state, numbers)
+    position = View(0, 0, index.shape, layouts.contiguous(index.shape))
+    views = (index, told.src, told.out, told.own, state, position)
     dims = merged(without(index.shape, axis), [without(v.strides, axis) for v in views])
     every, tuning, room = count(dims), call.facts.tuned(TUNINGS), call.facts.shared_per_block
     each = max(extent, 1) * told.size
@@ -128,6 +129,11 @@ def _step(
     tags = (name, word(told.functor), _integer(call), packer.type, *tags)
     entry = call.entry(kind, len(arguments), *tags, threads=threads)
     return Step(entry, (1, 1), arguments, [(v.slot, 0) for v in views])
+
+
+def numbers(shape: Shape, axis: int) -> Shape:
+    """The strides of what counts along the axis."""
+    return tuple([int(i == axis) for i in range(len(shape))])
 
 
 def word(functor: str) -> str:
