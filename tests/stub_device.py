@@ -122,7 +122,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StubDevice:
     monkeypatch.setattr(tune, "while_capturing", nullcontext)
     monkeypatch.setattr(runner.index_errors, "listener", lambda ordinal: listener)
     monkeypatch.setattr(tune, "stopwatch", device.stopwatch)
-    monkeypatch.setattr(tune, "_captured", lambda stream: device.capturing)
+    monkeypatch.setattr(tune, "_captured", lambda *stream: device.capturing)
     return device
 
 

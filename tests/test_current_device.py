@@ -152,6 +152,7 @@ class Seam:
 
     def __init__(self, driver: Driver, kernels: list[Any]) -> None:
         self._driver, self.kernels = driver, kernels
+        self.zeros: list[Any] = []
 
     def current_device(self) -> int:
         return self._driver.current[0] if self._driver.current else 0
@@ -164,8 +165,18 @@ class Seam:
         finally:
             self._driver.current = (before, SHARED)
 
-    def launch(self, function: Any, *rest: Any) -> tuple[int]:
+    def launch(self, function: Any, *rest: Any) -> tuple[Any]:
+        """As the driver: no kernel runs in a thread that has no context."""
+        if self._driver.current is None:
+            return (self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
         self.kernels.append(self._driver.current)
+        return (0,)
+
+    def clear(self, *given: Any) -> tuple[Any]:
+        """Zeros into memory, likewise: noted with the number of kernels before."""
+        if self._driver.current is None:
+            return (self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
+        self.zeros.append((len(self.kernels), self._driver.current))
         return (0,)
 
 
@@ -191,6 +202,7 @@ def seam(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Seam:
     monkeypatch.setattr(launch, "device_facts", lambda ordinal: facts)
     for module in (launch, fast_call):
         monkeypatch.setattr(module, "launch_kernel", made.launch)
+        monkeypatch.setattr(module, "clear", made.clear)
     return made
 
 
@@ -213,6 +225,31 @@ def test_calls_on_another_device(what: str, seam: Seam, caller: Any) -> None:
     # It ran where the arrays are; the context of a caller who is there already stays in place.
     assert {device for device, _ in seam.kernels} <= {1}
     assert seam.kernels or what == "plan"
+
+
+@pytest.mark.parametrize("first", ["kernel", "zeros"])
+def test_a_thread_that_has_no_context(
+    first: str, seam: Seam, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A thread of `torch.autograd` has none before it uses the device. To allocate from memory that
+    # is held does not use it.
+    from baracuda.backends.cuda import launch, launch_plan
+    from baracuda.libraries.torch import Torch
+
+    facts = launch_plan.DeviceFacts(0, "sm_90", 132, 232448)
+    monkeypatch.setattr(launch, "device_facts", lambda ordinal: facts)
+    describe = Torch.describe
+    monkeypatch.setattr(Torch, "describe", lambda s, x: describe(s, x)._replace(device="cuda:0"))
+    x, index = torch.ones(4, 16), torch.zeros(4, 16, dtype=torch.int64)
+    call = (lambda: bc.swiglu(x)) if first == "kernel" else (
+        lambda: bc.scatter(x, index, x, axis=0))  # fmt: skip
+    for _ in range(2):
+        driver.current = None
+        seam.kernels.clear()
+        seam.zeros.clear()
+        call()
+        assert set(seam.kernels) == {(0, SHARED)}
+        assert seam.zeros == [(0, (0, SHARED))] * (first == "zeros")
 
 
 def test_a_launch_that_fails(seam: Seam, caller: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,12 +308,19 @@ def test_each_device_reports_its_own_errors() -> None:
         bc.swiglu(src)
 
 
-def test_threads_that_never_used_the_device_may_call() -> None:
+@pytest.mark.parametrize("op", ["swiglu", "scatter"])
+def test_threads_that_never_used_the_device_may_call(op: str) -> None:
+    # `scatter` begins with zeros, not with a kernel.
     x = randn(64, 256)
-    want = bc.swiglu(x)
+    index = torch.arange(64, device="cuda")[:, None].expand(64, 256)
+
+    def call() -> torch.Tensor:
+        return bc.swiglu(x) if op == "swiglu" else bc.scatter(x, index, x, axis=0)
+
+    want = call()
     torch.cuda.synchronize()
     got: list[torch.Tensor] = []
-    run_at_once([lambda: got.append(bc.swiglu(x))] * 8)
+    run_at_once([lambda: got.append(call())] * 8)
     torch.cuda.synchronize()
     assert len(got) == 8
     assert all(torch.equal(y, want) for y in got)

@@ -488,7 +488,8 @@ _CALLS = (
     ),
     mutant(
         "a launch that fails is an error", "backends/cuda/launch.py",
-        "            checked((status,))\n", "            pass\n",
+        "checked(in_context(self._ordinal, launch_kernel, *given))",
+        "in_context(self._ordinal, launch_kernel, *given)",
         "test_current_device.py::test_a_launch_that_fails",
     ),
     mutant(
@@ -533,8 +534,19 @@ _CALLS = (
     ),
     mutant(
         "a stream that is captured is not measured", "backends/cuda/tune.py",
-        "    if _captured(stream):", "    if False:",
+        "    if _captured(stream, facts.ordinal):", "    if False:",
         "test_autotune.py::test_a_captured_stream_is_not_measured",
+    ),
+    mutant(
+        "a thread without a context gets one", "backends/cuda/launch.py",
+        "    if found[0] in _NO_CONTEXT:", "    if False:",
+        "test_current_device.py::test_a_thread_that_has_no_context",
+    ),
+    mutant(
+        "zeros too", "backends/cuda/launch.py",
+        "in_context(self._ordinal, clear, words[0], 0, *self.parts, stream)",
+        "clear(words[0], 0, *self.parts, stream)",
+        "test_current_device.py::test_a_thread_that_has_no_context",
     ),
     mutant(
         "variants that need too much are not measured", "backends/cuda/tune.py",

@@ -24,7 +24,7 @@ from baracuda.backends.cuda.launch_plan import DeviceFacts, Step
 from baracuda.forks import Guard
 
 OK = driver.CUresult.CUDA_SUCCESS
-NO_CONTEXT = (
+_NO_CONTEXT = (
     driver.CUresult.CUDA_ERROR_INVALID_CONTEXT,
     driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
 )
@@ -124,6 +124,19 @@ def on_primary(ordinal: int) -> Iterator[None]:
         yield
 
 
+def in_context(ordinal: int, call: Callable[..., Any], *given: Any) -> tuple[Any, ...]:
+    """What a call of the driver gives, in a thread that may not have used its device yet.
+
+    Such a thread has no context. It gets the one of device `ordinal`, its current device, as after
+    any call of the CUDA runtime.
+    """
+    found = call(*given)
+    if found[0] in _NO_CONTEXT:
+        Device(ordinal).set_current()
+        found = call(*given)
+    return found  # type: ignore[no-any-return]
+
+
 _kernels: dict[tuple[Entry, str], tuple[Any, Any]] = {}
 _granted: dict[tuple[Entry, int], int] = {}
 _kernels_guard = Guard()
@@ -216,14 +229,8 @@ class Launch:
         free = self.free
         room = free.pop() if free else self.room()
         self.pack(room[0], 0, *words)
-        status = launch_kernel(self.function, *self.fixed, stream, room[1], 0)[0]
-        if status != OK:
-            if status in NO_CONTEXT:
-                # A thread that has not used its current device yet: now it has a context there, as
-                # after any call of the CUDA runtime.
-                Device(self._ordinal).set_current()
-                status = launch_kernel(self.function, *self.fixed, stream, room[1], 0)[0]
-            checked((status,))
+        given = self.function, *self.fixed, stream, room[1], 0
+        checked(in_context(self._ordinal, launch_kernel, *given))
         free.append(room)
 
 
@@ -245,13 +252,13 @@ def _packer(front: str) -> Callable[..., None]:
 class Clear:
     """Zeros into an array: `words` are its address, `parts` how many bytes."""
 
-    __slots__ = ("parts",)
+    __slots__ = ("_ordinal", "parts")
 
-    def __init__(self, nbytes: int) -> None:
-        self.parts = (nbytes,)
+    def __init__(self, nbytes: int, ordinal: int) -> None:
+        self.parts, self._ordinal = (nbytes,), ordinal
 
     def __call__(self, stream: Any, words: Sequence[Any]) -> None:
-        checked(clear(words[0], 0, *self.parts, stream))
+        checked(in_context(self._ordinal, clear, words[0], 0, *self.parts, stream))
 
 
 STREAMS: dict[int, Any] = {}

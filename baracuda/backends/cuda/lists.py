@@ -8,16 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from cuda.bindings import driver
-from cuda.core import Device
 from numpy.typing import NDArray
 
 from baracuda.backends.cuda import compiler
 from baracuda.backends.cuda.launch import (
-    NO_CONTEXT,
     Launch,
     Memory,
     as_before,
     checked,
+    in_context,
     stream_of,
     while_capturing,
 )
@@ -81,11 +80,7 @@ def at_once(words: NDArray[np.uint64]) -> Memory:
 
 def capturing(stream: Any, ordinal: int) -> bool:
     """Whether a graph is being captured from a stream; the thread has a context afterwards."""
-    found = driver.cuStreamIsCapturing(stream)
-    if found[0] in NO_CONTEXT:
-        Device(ordinal).set_current()
-        found = driver.cuStreamIsCapturing(stream)
-    return bool(checked(found) == _CAPTURING)
+    return bool(checked(in_context(ordinal, driver.cuStreamIsCapturing, stream)) == _CAPTURING)
 
 
 class Table:

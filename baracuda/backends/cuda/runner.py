@@ -238,7 +238,7 @@ class CudaRunner:
 
     def _launch(self, step: Any) -> _Launch:
         if not isinstance(step, Step):
-            return Clear(step.nbytes), ((step.slot, 0),), False
+            return Clear(step.nbytes, self.facts.ordinal), ((step.slot, 0),), False
         front = "<" + "Q" * len(step.front) + step.scalars
         launch = Launch(step, self.facts, front)
         return launch, tuple(step.front), bool(step.scalars)

@@ -15,6 +15,7 @@ from baracuda.backends.cuda.launch import (
     OK,
     as_before,
     checked,
+    in_context,
     on_primary,
     stream_of,
     while_capturing,
@@ -50,7 +51,7 @@ def fastest(
         with as_before(), arrays.on_device(facts.ordinal):
             return fastest(problem, facts, arrays, choices, given)
     stream = stream_of(arrays.current_stream(facts.ordinal))
-    if _captured(stream):
+    if _captured(stream, facts.ordinal):
         logger.info("%s: not measured while a stream is captured", problem.spec.name)
         return ""
     limit, runners = problem.choices.max_workspace_bytes, {}
@@ -114,7 +115,7 @@ def stopwatch(ordinal: int, arrays: Any, stream: Any) -> Iterator[Timer]:
                 driver.cuEventDestroy(event)
 
 
-def _captured(stream: Any) -> bool:
-    status, state = driver.cuStreamIsCapturing(stream)
+def _captured(stream: Any, ordinal: int) -> bool:
+    status, state = in_context(ordinal, driver.cuStreamIsCapturing, stream)
     none: bool = state == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     return status != OK or not none
