@@ -37,6 +37,7 @@ from baracuda.backends.torch.rows import (
     binary_cross_entropy,
     binary_cross_entropy_backward,
     binary_cross_entropy_with_logits,
+    binary_cross_entropy_with_logits_backward,
     countable,
     cross_entropy,
     cross_entropy_backward,
@@ -146,7 +147,7 @@ NAMESAKES: Mapping[str, Namesake] = {
     "sigmoid_backward": pointwise("sigmoid_backward", dtypes=(*WIDE, "bfloat16")),
     "log_sigmoid": pointwise("log_sigmoid"),
     "log_sigmoid_backward": pointwise(
-        "softplus_backward", lambda dy, x: (dy, x.neg(), 1, _beyond(40, x.dtype)), WIDE
+        "softplus_backward", lambda dy, x: (dy, x, -1, _beyond(40, x.dtype)), WIDE
     ),
     "tanh": pointwise("tanh"),
     "tanh_backward": pointwise("tanh_backward"),
@@ -162,6 +163,9 @@ NAMESAKES: Mapping[str, Namesake] = {
     "binary_cross_entropy": rows("lerp", binary_cross_entropy, WIDE),
     "binary_cross_entropy_with_logits": rows(
         "lerp", binary_cross_entropy_with_logits, WIDE, suits=unraised, corrected=True
+    ),
+    "binary_cross_entropy_with_logits_backward": rows(
+        "sigmoid", binary_cross_entropy_with_logits_backward, WIDE, suits=unraised
     ),
     "binary_cross_entropy_backward": rows(
         "binary_cross_entropy_backward", binary_cross_entropy_backward, WIDE

@@ -17,7 +17,9 @@ _layer_norm, _layer_norm_backward = (
 _group_norm, _group_norm_backward = (
     function("native_group_norm"), function("native_group_norm_backward")
 )  # fmt: skip
-_batch_norm = function("native_batch_norm")
+_batch_norm, _batch_norm_backward = (
+    function("native_batch_norm"), function("native_batch_norm_backward")
+)  # fmt: skip
 
 
 def _centred(x: Array) -> Array:
@@ -35,7 +37,11 @@ def _near(x: Array, mean: Array, rate: Array) -> bool:
 
 # Elements of a block of rows: its temporaries stay in a cache of 2 MiB and are not new memory.
 _BLOCK = 1 << 18
+# Of so many elements torch's norm loses no more than a sum does; it adds up in a few numbers.
 _SHORT = 1 << 13
+# Torch's gradients of parameters add up so many rows one by one, or so many elements of a plane in
+# vectors: of more a loss would show.
+_FEW, _PLANE = 1 << 11, 1 << 14
 
 
 def _in_blocks(count: int) -> Callable[[Serve], Serve]:
@@ -78,24 +84,40 @@ def _layer_norm_far(x: Array, weight: Any, bias: Any, /, *, eps: float) -> Any:
     return _layer_norm(_centred(x), x.shape[-1:], weight, bias, eps)[0]
 
 
+def _squares(x: Array) -> Array:
+    """Sums of squares of the last axis, which stays; where runs divide it, nothing is written."""
+    n = x.shape[-1]
+    run = n if n <= _SHORT else min(n & -n, _SHORT)
+    if run < min(n, 64):
+        return (x * x).sum(-1, keepdim=True)
+    lengths = torch.linalg.vector_norm(x.reshape(*x.shape[:-1], -1, run), dim=-1)
+    return lengths.mul_(lengths).sum(-1, keepdim=True)
+
+
+def _moments(x: Array, eps: float) -> tuple[Array, Array, Array]:
+    """Rows, their means and rates; rows that are far from 0 are centred before."""
+    centred = False
+    while True:
+        mean = x.mean(-1, keepdim=True)
+        variance = _squares(x).div_(x.shape[-1]).addcmul_(mean, mean, value=-1)
+        # Of elements that are all alike a rounding may be left, below 0.
+        rate = variance.clamp_(min=0).add_(eps).rsqrt_()
+        if centred or _near(x, mean, rate):
+            return x, mean, rate
+        x, centred = _centred(x), True
+
+
 @_in_blocks(2)
 def layer_norm_backward(dy: Array, x: Array, weight: Any = None, /, *, eps: float) -> Any:
     """Its gradient, from statistics that are made again."""
-    shape = x.shape[-1:]
-    normal, mean, rate = _layer_norm(x, shape, None, None, eps)
-    if not _near(x, mean, rate):
-        x = _centred(x)
-        normal, mean, rate = _layer_norm(x, shape, None, None, eps)
-    dx = _layer_norm_backward(dy, x, shape, mean, rate, weight, None, [True, False, False])[0]
-    return (dx, *_sums(dy, normal, [*range(x.ndim - 1)])) if weight is not None else dx
-
-
-def _sums(dy: Array, normal: Array, others: list[int]) -> tuple[Array, Array]:
-    """The gradients of parameters: torch adds up theirs one by one, which a long sum shows."""
-    shares = normal.mul_(dy)
-    if not others:
-        return shares, dy.clone()
-    return shares.sum(others), dy.sum(others)
+    x, mean, rate = _moments(x, eps)
+    own = weight is not None and mean.numel() <= _FEW
+    given = dy, x, x.shape[-1:], mean, rate, weight, weight
+    found = _layer_norm_backward(*given, [True, own, own])
+    if weight is None or own:
+        return found if own else found[0]
+    rows, normal = [*range(x.ndim - 1)], (x - mean).mul_(rate)
+    return found[0], normal.mul_(dy).sum(rows), dy.sum(rows)
 
 
 def wide_only(problem: Problem) -> bool:
@@ -160,50 +182,81 @@ def _along(parameter: Any) -> Any:
     return None if parameter is None else parameter.contiguous()
 
 
-def _grouped(x: Array, groups: int, eps: float, *affine: Any) -> tuple[Any, ...]:
-    """The norm of groups, what it is of in C order, means and rates, and extents."""
-    x = x.contiguous()
-    extents = (*x.shape[:2], x[0, 0].numel(), groups)
-    y, mean, rate = _group_norm(x, *affine, *extents, eps)
-    if not _near(x, mean, rate):
-        x = _centred(x.view(x.shape[0], groups, -1)).view(x.shape)
-        y, mean, rate = _group_norm(x, *affine, *extents, eps)
-    return y, x, mean, rate, extents
+def _planes(x: Array) -> bool:
+    """Whether each channel of an image lies together."""
+    return x.ndim > 2 and bool(x.is_contiguous())
+
+
+def _adds_up(x: Array) -> bool:
+    """Whether torch's gradients of parameters of channels lose no more than a sum does."""
+    if _planes(x):
+        return bool(x.shape[0] <= _FEW and x[0, 0].numel() <= _PLANE)
+    return bool(x.numel() // x.shape[1] <= _FEW)
+
+
+def _groups(x: Array, groups: int) -> tuple[Array, tuple[int, ...]]:
+    """Rows of the groups of `x`, which is in C order, and torch's extents."""
+    return x.view(x.shape[0], groups, -1), (*x.shape[:2], x[0, 0].numel(), groups)
 
 
 def group_norm(
     x: Array, weight: Any = None, bias: Any = None, /, *, eps: float, num_groups: int = 0
 ) -> Any:
     """The norm of groups of channels; of each channel where there is no number of groups."""
-    return _grouped(x, num_groups or x.shape[1], eps, _along(weight), _along(bias))[0]
+    x, affine = x.contiguous(), (_along(weight), _along(bias))
+    rows, extents = _groups(x, num_groups or x.shape[1])
+    y, mean, rate = _group_norm(x, *affine, *extents, eps)
+    if not _near(x, mean, rate):
+        y = _group_norm(_centred(rows).view(x.shape), *affine, *extents, eps)[0]
+    return y
 
 
 def group_norm_backward(
     dy: Array, x: Array, weight: Any = None, /, *, eps: float, num_groups: int = 0
 ) -> Any:
     """Its gradient, from statistics that are made again."""
-    normal, x, mean, rate, extents = _grouped(x, num_groups or x.shape[1], eps, None, None)
-    dy = dy.contiguous()
-    dx = _group_norm_backward(dy, x, mean, rate, _along(weight), *extents, [True, False, False])[0]
-    return (dx, *_sums(dy, normal, [0, *range(2, x.ndim)])) if weight is not None else dx
+    x = x.contiguous()
+    rows, extents = _groups(x, num_groups or x.shape[1])
+    rows, mean, rate = _moments(rows, eps)
+    dy, x = dy.contiguous(), rows.view(x.shape)
+    own = weight is not None and _adds_up(x)
+    found = _group_norm_backward(
+        dy, x, mean.squeeze(-1), rate.squeeze(-1), _along(weight), *extents, [True, own, own]
+    )
+    if weight is None or own:
+        return found if own else found[0]
+    normal, others = (rows - mean).mul_(rate).view(x.shape), [0, *range(2, x.ndim)]
+    return found[0], normal.mul_(dy).sum(others), dy.sum(others)
+
+
+def _products(a: Array, b: Array) -> Array:
+    """The sums of products of channels; blocks of products stay in a cache."""
+    channels, axes = a.shape[1], [0, *range(2, a.ndim)]
+    planes = _planes(a) and _planes(b)
+    if planes:
+        a, b, axes = a.view(-1, a[0, 0].numel()), b.view(-1, a[0, 0].numel()), [1]
+    few = max(_BLOCK // a[0].numel(), 1)
+    parts = [(p * q).sum(axes) for p, q in zip(a.split(few), b.split(few), strict=True)]
+    found = torch.cat(parts).view(-1, channels) if planes else torch.stack(parts)
+    return found.sum(0)
 
 
 def _deviations(x: Array) -> tuple[Array, ...]:
-    """What elements of channels differ from a number near the mean, and memory of that size.
+    """What elements of channels differ from a number near the mean.
 
     And that number, what is left of the mean, and the variances. The number is 0 where a mean is
     no larger than the deviation: then the squares lose no digits.
     """
-    others = [0, *range(2, x.ndim)]
-    mean, squares = x.mean(others), x * x
-    variance = squares.mean(others).addcmul_(mean, mean, value=-1)
+    others, count = [0, *range(2, x.ndim)], x.numel() // x.shape[1]
+    mean = x.mean(others)
+    variance = _products(x, x).div_(count).addcmul_(mean, mean, value=-1)
     if bool((mean * mean <= variance).all()):
-        return x, squares, torch.zeros_like(mean), mean, variance
+        return x, torch.zeros_like(mean), mean, variance
     d = x - _beside(mean, x)
     rest = d.mean(others)
-    variance = torch.mul(d, d, out=squares).mean(others).addcmul_(rest, rest, value=-1)
+    variance = _products(d, d).div_(count).addcmul_(rest, rest, value=-1)
     # Of elements that are all alike a rounding may be left, below 0.
-    return d, squares, mean, rest, variance.clamp_(min=0)
+    return d, mean, rest, variance.clamp_(min=0)
 
 
 def _beside(parameter: Array, x: Array) -> Array:
@@ -221,7 +274,7 @@ def batch_norm(
     x: Array, weight: Any = None, bias: Any = None, /, *, eps: float
 ) -> tuple[Array, Array, Array]:
     """The norm of channels, their means and variances."""
-    d, _, near, rest, variance = _deviations(x)
+    d, near, rest, variance = _deviations(x)
     rate = (variance + eps).rsqrt_()
     rate = rate if weight is None else rate.mul_(weight)
     start = rest.mul(rate).neg_()
@@ -234,14 +287,22 @@ def batch_norm_backward(
 ) -> Any:
     """Its gradients: that to x is a sum of three terms, with factors of the channels."""
     others, count = [0, *range(2, x.ndim)], x.numel() // x.shape[1]
-    d, room, _, rest, variance = _deviations(x)
+    d, _, rest, variance = _deviations(x)
     rate = (variance + eps).rsqrt_()
-    dbias = dy.sum(others)
-    dweight = torch.mul(dy, d, out=room).sum(others).addcmul_(rest, dbias, value=-1).mul_(rate)
-    scale = rate if weight is None else rate * weight
-    slope = (2 * dvar - scale * rate * dweight).div_(count)
-    start = (dmean - scale * dbias).div_(count).addcmul_(slope, rest, value=-1)
-    dx = _line(d, slope, start).addcmul_(dy, _beside(scale, x))
+    slope = 2 * dvar
+    if _adds_up(dy) and _adds_up(d):
+        given = dy, d, weight, None, None, rest, rate, True, eps, [True, True, True]
+        dx, dweight, dbias = _batch_norm_backward(*given)
+        if dmean.any() or dvar.any():
+            slope.div_(count)
+            dx.add_(_line(d, slope, (dmean / count).addcmul_(slope, rest, value=-1)))
+    else:
+        dbias = dy.sum(others)
+        dweight = _products(dy, d).addcmul_(rest, dbias, value=-1).mul_(rate)
+        scale = rate if weight is None else rate * weight
+        slope.sub_(scale * rate * dweight).div_(count)
+        start = (dmean - scale * dbias).div_(count).addcmul_(slope, rest, value=-1)
+        dx = _line(d, slope, start).addcmul_(dy, _beside(scale, x))
     return dx if weight is None else (dx, dweight, dbias)
 
 

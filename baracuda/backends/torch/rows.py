@@ -137,6 +137,15 @@ def binary_cross_entropy_with_logits(
     return None if has_nan(loss) else loss
 
 
+def binary_cross_entropy_with_logits_backward(
+    dloss: Array, x: Array, target: Array, weight: Any = None, pos_weight: None = None, /, *,
+    reduction: str,
+) -> Array:  # fmt: skip
+    """Its gradient, in the memory of the sigmoid."""
+    dx = torch.sigmoid(x).sub_(target)
+    return (dx if weight is None else dx.mul_(weight)).mul_(share(dloss, x, reduction))
+
+
 def l1_loss_backward(dloss: Array, x: Array, target: Array, /, *, reduction: str) -> Any:
     """By signs, of which torch gives NaN none."""
     d = x - target
