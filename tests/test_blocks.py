@@ -1,7 +1,7 @@
 """Bodies in blocks of a few elements give what whole ones give, in NumPy and in torch.
 
-Sums over blocks too, also into outputs that are given and added to. Blocks are as large as a cache
-otherwise, which no other test's arrays fill.
+Sums over blocks too, also into outputs that are given and added to, and norms by torch's functions.
+Blocks are as large as a cache otherwise, which no other test's arrays fill.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from holding import hold
 import baracuda as bc
 from baracuda.backends.numpy import blocks as numpy_blocks
 from baracuda.backends.torch import blocks as torch_blocks
+from baracuda.backends.torch import norms
 from baracuda.calls.op import registry
 from baracuda.testing.cases import Subject
 from baracuda.testing.laws import LAWS
@@ -28,6 +29,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(numpy_blocks, "BLOCK", FEW)
     monkeypatch.setattr(torch_blocks, "ROWS", FEW)
     monkeypatch.setattr(torch_blocks, "LARGE", 0)
+    monkeypatch.setattr(norms, "_BLOCK", FEW)
+    # Nor does torch add up gradients of parameters of so many rows.
+    for name in ("_LARGE", "_FEW", "_PLANE"):
+        monkeypatch.setattr(norms, name, 0)
     bc.plan_cache.clear()
     yield
     bc.plan_cache.clear()

@@ -300,6 +300,7 @@ def test_rows_in_blocks_are_rows_at_once(
     calls = list[str]()
     whole = every()
     monkeypatch.setattr(norms, "_BLOCK", 32)
+    monkeypatch.setattr(norms, "_LARGE", 256)
     for name in ("_layer_norm", "_layer_norm_backward"):
         serve = getattr(norms, name)
         counted = lambda *some, of=serve, name=name: calls.append(name) or of(*some)  # noqa: E731
@@ -356,3 +357,18 @@ def test_bodies_in_blocks_give_what_they_give_at_once(
             torch.testing.assert_close(outs[0].float(), twice, rtol=1e-2, atol=1e-2)
         monkeypatch.undo()
     bc.plan_cache.clear()
+
+
+MANY = {"layer_norm": (1 << 15, 4), "batch_norm": (1 << 15, 4), "instance_norm": (1, 2, 512, 512)}
+
+
+@pytest.mark.parametrize("op", MANY)
+def test_gradients_of_parameters_are_sums_of_many_numbers(op: str) -> None:
+    # Numbers of one sign, which lose digits where they are added up one by one.
+    torch.manual_seed(0)
+    dy, x = torch.rand(2, *MANY[op])
+    weight, zero = torch.ones(x.shape[1]), torch.zeros(x.shape[1])
+    zeros = (zero, zero) if op == "batch_norm" else ()
+    *_, dbias = bc.__dict__[f"{op}_backward"](dy, *zeros, x, weight)
+    want = dy.double().sum([0, *range(2, x.ndim)])
+    assert ((dbias - want).abs() <= 3e-7 * want).all()

@@ -431,7 +431,7 @@ def _batch_norms(x: Shape) -> list[Row]:
     label, c = f"{list(x)}", x[1:2]
     return [
         Row("batch_norm", label, (x, c, c), {}),
-        Row("batch_norm_backward", label, (x, c, c, x, c), {}),
+        Row("batch_norm_backward", label, (x, c, c, x, c), {}, zeros=("dmean", "dvar")),
         Row("batch_norm_inference", label, (x, c, c, c, c), {}),
         Row("batch_norm_inference_backward", label, (x, x, c, c), {}),
     ]

@@ -38,6 +38,8 @@ class Row:
     derived : bool
         Made from the declaration alone. Unless it is asked for by name, such a row is timed
         without what has to be compiled for it: there are many.
+    zeros : tuple of str
+        Inputs that are 0, as cotangents of results that a training step does not use.
     """
 
     op: str
@@ -47,6 +49,7 @@ class Row:
     indices: str = "uniform"
     deterministic: bool | None = None
     derived: bool = False
+    zeros: tuple[str, ...] = ()
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -99,7 +102,9 @@ class Row:
         out: list[Any] = []
         for name, shape in zip(spec.arrays, self.shapes, strict=False):
             role = spec.role(name)
-            if name in spec.integers and role.between:
+            if name in self.zeros:
+                out.append(np.zeros(shape, dtype))
+            elif name in spec.integers and role.between:
                 low, high = map(int, role.between)
                 out.append(rng.integers(low, high, shape, endpoint=True))
             elif name in spec.integers:

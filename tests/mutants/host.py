@@ -1232,6 +1232,23 @@ _NAMESAKES = (
         "test_torch_namesakes.py::test_rows_of_which_nothing_counts_are_those_of_the_definition",
     ),
     mutant(
+        "torch adds up parameters of few rows", "backends/torch/norms.py",
+        "weight is not None and mean.numel() <= _FEW", "weight is not None",
+        "test_torch_namesakes.py::test_gradients_of_parameters_are_sums_of_many_numbers[layer_norm]",
+    ),
+    mutant(
+        "and of small planes", "backends/torch/norms.py",
+        "x.shape[0] <= _FEW and x[0, 0].numel() <= _PLANE", "x.shape[0] <= _FEW",
+        "test_torch_namesakes.py::test_gradients_of_parameters_are_sums_of_many_numbers"
+        "[instance_norm]",
+    ),
+    mutant(
+        "torch's gradient of a batch norm knows no cotangents of statistics",
+        "backends/torch/norms.py",
+        "and not (dmean.any() or dvar.any())", "",
+        "test_laws.py::test_laws[batch_norm_backward-torch-torch-bf16]",
+    ),
+    mutant(
         "torch's norms are of rows near 0", "backends/torch/norms.py",
         "return x - x.mean(-1, keepdim=True)",
         "return x",

@@ -35,8 +35,9 @@ def _near(x: Array, mean: Array, rate: Array) -> bool:
     return x.itemsize == 2 or bool((mean * rate).abs_().max().item() <= 1)
 
 
-# Elements of a block of rows: its temporaries stay in a cache of 2 MiB and are not new memory.
-_BLOCK = 1 << 18
+# Elements of a block of rows, and of how many on: its temporaries stay in a cache of 2 MiB and are
+# not new memory.
+_BLOCK, _LARGE = 1 << 18, 1 << 21
 # Of so many elements torch's norm loses no more than a sum does; it adds up in a few numbers.
 _SHORT = 1 << 13
 # Torch's gradients of parameters add up so many rows one by one, or so many elements of a plane in
@@ -54,7 +55,7 @@ def _in_blocks(count: int) -> Callable[[Serve], Serve]:
         def served(*arrays: Any, **options: Any) -> Any:
             x = arrays[0]
             # Of 16 bits nothing is made that is as long as they are.
-            if x.numel() <= 8 * _BLOCK or x.itemsize == 2:
+            if x.numel() <= _LARGE or x.itemsize == 2:
                 return serve(*arrays, **options)
             n, y = x.shape[-1], x.new_empty(x.shape)
             few = max(_BLOCK // n, 1)
@@ -230,12 +231,12 @@ def group_norm_backward(
 
 
 def _products(a: Array, b: Array) -> Array:
-    """The sums of products of channels; blocks of products stay in a cache."""
+    """The sums of products of channels. Blocks of many products stay in a cache."""
     channels, axes = a.shape[1], [0, *range(2, a.ndim)]
     planes = _planes(a) and _planes(b)
     if planes:
         a, b, axes = a.view(-1, a[0, 0].numel()), b.view(-1, a[0, 0].numel()), [1]
-    few = max(_BLOCK // a[0].numel(), 1)
+    few = max(_BLOCK // a[0].numel(), 1) if a.numel() > _LARGE else len(a)
     parts = [(p * q).sum(axes) for p, q in zip(a.split(few), b.split(few), strict=True)]
     found = torch.cat(parts).view(-1, channels) if planes else torch.stack(parts)
     return found.sum(0)
@@ -289,20 +290,17 @@ def batch_norm_backward(
     others, count = [0, *range(2, x.ndim)], x.numel() // x.shape[1]
     d, _, rest, variance = _deviations(x)
     rate = (variance + eps).rsqrt_()
-    slope = 2 * dvar
-    if _adds_up(dy) and _adds_up(d):
+    # torch's own gradient is that of the norm alone.
+    if _adds_up(dy) and _adds_up(d) and not (dmean.any() or dvar.any()):
         given = dy, d, weight, None, None, rest, rate, True, eps, [True, True, True]
-        dx, dweight, dbias = _batch_norm_backward(*given)
-        if dmean.any() or dvar.any():
-            slope.div_(count)
-            dx.add_(_line(d, slope, (dmean / count).addcmul_(slope, rest, value=-1)))
-    else:
-        dbias = dy.sum(others)
-        dweight = _products(dy, d).addcmul_(rest, dbias, value=-1).mul_(rate)
-        scale = rate if weight is None else rate * weight
-        slope.sub_(scale * rate * dweight).div_(count)
-        start = (dmean - scale * dbias).div_(count).addcmul_(slope, rest, value=-1)
-        dx = _line(d, slope, start).addcmul_(dy, _beside(scale, x))
+        found = _batch_norm_backward(*given)
+        return found[0] if weight is None else found
+    dbias = dy.sum(others)
+    dweight = _products(dy, d).addcmul_(rest, dbias, value=-1).mul_(rate)
+    scale = rate if weight is None else rate * weight
+    slope = (2 * dvar - scale * rate * dweight).div_(count)
+    start = (dmean - scale * dbias).div_(count).addcmul_(slope, rest, value=-1)
+    dx = _line(d, slope, start).addcmul_(dy, _beside(scale, x))
     return dx if weight is None else (dx, dweight, dbias)
 
 
