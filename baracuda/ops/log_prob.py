@@ -47,10 +47,10 @@ class _Rows(NamedTuple):
     total: Array
 
     def entropic(self) -> tuple[Array, Array]:
-        """`shifted`, 0 where an exponential is 0; its mean under the softmax."""
+        """`shifted`, or some number where an exponential is 0; its mean under the softmax."""
         xp = library_of(self.powers).xp
         # Nothing of an infinite logit is nothing.
-        below = xp.where(self.powers > 0, self.shifted, 0)
+        below = xp.maximum(self.shifted, -1e3)
         return below, xp.sum(self.powers * below, axis=-1, keepdims=True) / self.total
 
 
