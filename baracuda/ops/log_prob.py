@@ -15,7 +15,7 @@ from baracuda.declaration.spec import Case, Kernel
 from baracuda.declaration.values import flag
 from baracuda.families.entropy import capped
 from baracuda.families.log_probs import COTANGENTS, OPTIONS, RESULTS, SCALARS, TARGET
-from baracuda.families.numerics import has_slopes, masked, scaled
+from baracuda.families.numerics import has_slopes, masked, scaled, traced
 from baracuda.families.reductions import classes, hits, largest, picked
 from baracuda.libraries import A, Array, library_of
 
@@ -72,8 +72,10 @@ def _rows(
         # Infinities in rows that do not count are not to meet a slope of 0.
         logits = xp.where(counts, logits, 0)
     x, slope = capped(logits, softcap)
-    # Divided behind the difference: a small temperature magnifies no rounding of large logits.
-    shifted = (x - largest(x, -1)) / temperature
+    shifted = x - largest(x, -1)
+    if traced(temperature) or temperature != 1:
+        # Behind the difference: a small temperature magnifies no rounding of large logits.
+        shifted = shifted / temperature
     powers = xp.exp(shifted)
     total = xp.sum(powers, axis=-1, keepdims=True)
     return _Rows(counts, at, shifted, slope, powers, total)
