@@ -131,9 +131,8 @@ def overlap(a: Memory, b: Memory) -> bool:
     """Whether any byte belongs to both arrays; True where that is too costly to decide."""
     if 0 in a[1] or 0 in b[1]:
         return False
-    low, high = _reach(*a[1:])
-    below, above = _reach(*b[1:])
-    if a[0] + high <= b[0] + below or b[0] + above <= a[0] + low:
+    (begin, end), (start, stop) = reached(a), reached(b)
+    if end <= start or stop <= begin:
         return False
     try:
         return bool(
@@ -145,6 +144,12 @@ def overlap(a: Memory, b: Memory) -> bool:
         )
     except np.exceptions.TooHardError:
         return True
+
+
+def reached(memory: Memory) -> tuple[int, int]:
+    """The addresses of the first byte of an array and of the first one behind it."""
+    low, high = _reach(*memory[1:])
+    return memory[0] + low, memory[0] + high
 
 
 @lru_cache(maxsize=4096)

@@ -202,6 +202,14 @@ def eager(this: Sharded, mesh: Mesh) -> None:
     near(got, this.want)
     assert not all(x.sharding.is_fully_replicated for x in got)
     assert not any(x.committed for x in this.function(*this.arrays))
+    # They go where the one is that somebody has put on a device.
+    other = mesh.devices.flat[1]
+    for at in (0, len(this.arrays) - 1):
+        some = [*this.arrays]
+        some[at] = jax.device_put(some[at], other)
+        got = this.function(*some)
+        near(got, this.want)
+        assert all(x.devices() == {other} for x in got)
 
 
 def placed(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:

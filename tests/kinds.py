@@ -12,7 +12,7 @@ from typing import Any
 
 import lanes
 
-from baracuda.calls import adjoint, lists
+from baracuda.calls import adjoint, sets
 from baracuda.calls.op import registry
 from baracuda.declaration.spec import OpSpec
 
@@ -50,7 +50,7 @@ def of_category() -> set[str]:
     """The first op of each category, and its gradient; a sum of all elements stands for none."""
     names: dict[Any, str] = {}
     for name, op in registry.items():
-        if lists.summed(op.spec):
+        if sets.summed(op.spec):
             continue
         names.setdefault((op.spec.category, op.spec.adjoint_of is None), name)
     return {*names.values()}

@@ -9,7 +9,7 @@ import lanes
 import numpy as np
 import pytest
 
-from baracuda.calls import lists
+from baracuda.calls import sets
 from baracuda.calls.cache import plan_cache
 from baracuda.calls.op import op, registry
 from baracuda.declaration.dispatch import Dispatch
@@ -87,7 +87,7 @@ CUT = [
     # Its rows are numbered among all ids.
     if name != "embedding_backward_rows"
     and not (all(map(registry[name].spec.numbers, registry[name].spec.signatures))
-            or lists.summed(registry[name].spec))
+            or sets.summed(registry[name].spec))
 ]  # fmt: skip
 
 

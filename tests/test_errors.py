@@ -1086,6 +1086,17 @@ def test_records_that_no_longer_fit_are_ignored_and_logged(saved, caplog, change
     assert caplog.messages[0].startswith(line)
 
 
+def test_arrays_of_another_form_say_what_they_are_for() -> None:
+    ids, weight, own = np.array([[0, 1]]), np.ones((2, 2)), np.ones((1, 2))
+    with pytest.raises(TypeError, match=r"\(ids, weight, per_sample_weight\) is for reduction=sum"):
+        bc.embedding_bag(ids, weight, None, own)
+
+
+def test_no_pair_turns_where_there_is_no_frequency() -> None:
+    x = np.ones((3, 4))
+    np.testing.assert_array_equal(bc.rope(x, frequencies=[]), x)
+
+
 def test_a_missing_file_is_the_errors_of_any_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         bc.plan_cache.load(tmp_path / "none.json")

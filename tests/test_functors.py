@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 import baracuda
 from baracuda.backends.cuda.schedules.window import _norm
-from baracuda.calls import lists
+from baracuda.calls import sets
 from baracuda.calls.op import registry
 from baracuda.declaration.shapes import Signature
 from baracuda.declaration.spec import OpSpec
@@ -87,7 +87,7 @@ ELEMENTWISE = [
     # What takes random words is tried in the emulator, where they are drawn.
     if op.spec.kernel and op.spec.kernel.schedule in ("elementwise", "reduce")
     # What is a sum of all elements has no element of its own.
-    if not lists.summed(op.spec)
+    if not sets.summed(op.spec)
     for options in plannable.functors(op.spec)
     for form in forms(op.spec)
     if not op.spec.numbers(form)
@@ -173,7 +173,7 @@ def normal(x: Any, kind: str) -> NDArray[Any]:
 def test_every_functor_is_tested(functors: ctypes.CDLL) -> None:
     for name, op in registry.items():
         random = all(map(op.spec.numbers, op.spec.signatures))
-        if op.spec.kernel is None or random or lists.summed(op.spec):
+        if op.spec.kernel is None or random or sets.summed(op.spec):
             continue
         functor, formula = op.spec.kernel.functor, op.spec.kernel.schedule in FORMULAS
         ends = [""] if op.spec.category != "pooling" else ["_1", "_2", "_REAL", "_INFINITE"]

@@ -37,7 +37,7 @@ FLOORS = [
     {"families/entropy", "families/frequencies", "families/indexing", "families/philox"},
     {"families/rotation"},
     {"calls/check", "calls/cotangents", "calls/partitioning", "calls/ranges"},
-    {"calls/body", "calls/cuts", "calls/outputs"},
+    {"calls/body", "calls/cuts", "calls/outputs", "calls/sets"},
     {"backends"},
     {"calls/plan"},
     {"calls/cache"},

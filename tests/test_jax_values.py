@@ -35,6 +35,24 @@ def wide() -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
+def test_a_traced_seed_is_the_seed(dtype: str) -> None:
+    # As every program that takes a seed gives it, and as words, the low one first.
+    x, at = jnp.ones((4, 16)), jax.jit(lambda x, seed: bc.dropout(x, p=0.5, seed=seed))
+    wide = 2 ** (36 if "64" in dtype else 3)
+    for seed in (5, wide + 1, -3)[: 2 if dtype[0] == "u" else 3]:
+        want = bc.dropout(x, p=0.5, seed=seed)
+        traced = jnp.asarray(seed, dtype)
+        words = jnp.asarray([seed % 2**32, (seed >> 32) % 2**32], jnp.uint32)
+        for given in (traced, words):
+            np.testing.assert_array_equal(at(x, given), want)
+        np.testing.assert_array_equal(bc.dropout(x, p=0.5, seed=traced), want)
+    seeds = jnp.arange(3, dtype=dtype)
+    many = jax.vmap(at, (None, 0))(x, seeds)
+    for seed in range(3):
+        np.testing.assert_array_equal(many[seed], bc.dropout(x, p=0.5, seed=seed))
+
+
 @pytest.mark.parametrize("op", lanes.cases(VALUED, kinds.USUAL.__contains__))
 def test_a_traced_value_is_the_value(op: str) -> None:
     subject = next(s for s in subjects([op], ["jax"]) if s.dtype == "float64")

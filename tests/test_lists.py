@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -92,6 +93,77 @@ def test_lists_in_jax() -> None:
             np.testing.assert_allclose(x, y, rtol=4e-6)
 
 
+def as_numpy(x: torch.Tensor) -> np.ndarray:
+    return x.numpy()
+
+
+@pytest.mark.parametrize("made", [as_numpy, torch.clone], ids=["numpy", "torch"])
+def test_what_one_set_writes_is_no_array_of_another(made: Any) -> None:
+    x, y = made(torch.randn(6)), made(torch.randn(6))
+    half, rest, shifted = x[:3], x[3:], x[2:5]
+    plan = bc.scale_by.plan([half, rest])
+    for arrays, out in (
+        ([half, half], [half, half]),
+        ([half, rest], [y[:3], y[2:5]]),
+        ([half, shifted], [half, y[:3]]),
+        ([half, rest], [shifted, y[:3]]),
+    ):
+        before = [made(torch.as_tensor(z)) + 0 for z in (x, y)]
+        with pytest.raises(ValueError, match="scale_by: out: expected memory of its own for each"):
+            plan(arrays, factor=0.5, out=out)
+        for z, was in zip((x, y), before, strict=True):
+            np.testing.assert_array_equal(z, was)
+    # Columns that interlock share no byte, and an array may be read twice.
+    columns = y.reshape(3, 2)
+    out = [columns[:, 0], columns[:, 1]]
+    for _ in range(2):
+        plan([half, half], factor=0.5, out=out)
+        np.testing.assert_array_equal(columns[:, 1], half * 0.5)
+    plan([half, rest], factor=2.0, out=[half, rest])
+
+
+def test_outputs_that_are_not_given_are_made() -> None:
+    p, g, m, v = drawn()
+    want = bc.adamw(p, g, m, v, **STEP)
+    plan, own = bc.adamw.plan(p, g, m, v), [torch.empty_like(x) for x in m]
+    for _ in range(2):
+        got = plan(
+            p, g, m, v, out=([*map(torch.empty_like, p[:1]), *[None] * 6], own, None), **STEP
+        )
+        for some, right in zip(got, want, strict=True):
+            for x, y in zip(some, right, strict=True):
+                torch.testing.assert_close(x, y)
+        assert all(x is y for x, y in zip(got[1], own, strict=True))
+    (y, z) = bc.silu.plan(p[:2])(p[:2], out=[None, torch.empty_like(p[1])])
+    torch.testing.assert_close(y, bc.silu(p[0]))
+    torch.testing.assert_close(z, bc.silu(p[1]))
+
+
+def test_a_pickled_plan_runs() -> None:
+    p, g, m, v = drawn()
+    plan = bc.adamw.plan(p, g, m, v)
+    again = pickle.loads(pickle.dumps(plan))
+    assert again.skus == plan.skus
+    for _ in range(2):
+        for x, y in zip(again(p, g, m, v, **STEP)[0], plan(p, g, m, v, **STEP)[0], strict=True):
+            assert torch.equal(x, y)
+    assert again.matches([*p, *g, *m, *v])
+
+
+def test_what_is_in_a_list_is_named() -> None:
+    x, plan = np.ones(2), bc.relu.plan([np.ones(2)])
+    with pytest.raises(TypeError, match="relu: x: expected a list of 1 arrays, got ndarray"):
+        plan(x)
+    for wrong in (1.0, [x], np.ma.array(x)):
+        with pytest.raises(TypeError, match="relu: x: expected an array, got "):
+            bc.relu([x, wrong])
+        with pytest.raises(TypeError, match="relu: x: expected an array, got "):
+            bc.relu([wrong, x])
+    for some in ([x, torch.ones(2)], [torch.ones(2), x]):
+        with pytest.raises(TypeError, match="relu: x: expected an array of library "):
+            bc.relu(some)
+
+
 def test_lists_that_do_not_fit_are_refused() -> None:
     p, g, m, v = drawn()
     plan = bc.adamw.plan(p, g, m, v)
@@ -106,7 +178,7 @@ def test_lists_that_do_not_fit_are_refused() -> None:
         plan(p[:1], g[:1], m[:1], v[:1], **STEP)
     with pytest.raises(ValueError, match=r"adamw: param: expected shape \(3, 40\) \(as planned\)"):
         plan([p[1], *p[1:]], g, m, v, **STEP)
-    with pytest.raises(ValueError, match="adamw: out: expected 3 lists of arrays, got "):
+    with pytest.raises(ValueError, match="adamw: out: expected a tuple of 3 lists, got list, list"):
         plan(p, g, m, v, out=(p, m), **STEP)
     with pytest.raises(TypeError, match=r"swiglu: x: .* got builtins\.list"):
         bc.swiglu(p)

@@ -15,7 +15,7 @@ import pytest
 from links import dead_in_site
 
 import baracuda as bc
-from baracuda.calls import lists
+from baracuda.calls import sets
 from baracuda.calls.op import registry
 from baracuda.testing import docstrings
 from baracuda.tools import pages
@@ -160,7 +160,7 @@ def test_a_page_has_all_that_its_op_declares(made: dict[str, str], name: str) ->
     if spec.adjoint_of:
         assert f"]({spec.adjoint_of}.md)" in page
     assert (f"`torch.{spec.namesake}` |" in page) == bool(spec.namesake)
-    listed = "yes" if lists.taken_by(spec) else "no"
+    listed = "yes" if sets.taken_by(spec) else "no"
     assert f"| takes [lists of arrays](../../plans.md#lists-of-arrays) | {listed} |" in page
     assert f"ops/{name}\n" in made["reference/index.md"]
     assert f"(ops/{name}.md)" in made["reference/support.md"]

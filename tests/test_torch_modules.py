@@ -256,6 +256,23 @@ def test_statistics_of_short_inputs_keep_their_digits() -> None:
     assert ours._computed(x) is None
 
 
+def test_running_variances_of_float16_are_torchs() -> None:
+    x = torch.tensor([[300.0], [-300.0], [300.0], [-300.0]]).half()
+    ours, theirs = bn.BatchNorm1d(1).half(), nn.BatchNorm1d(1).half()
+    for module in (ours, theirs):
+        module(x)
+    assert ours.running_var.isfinite().all()
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+
+
+@pytest.mark.parametrize("name", ["GLU", "LPPool1d", "LPPool2d"])
+def test_inputs_have_torchs_name(name: str) -> None:
+    given = () if name == "GLU" else (2, 2)
+    x = torch.rand(2, 4, 4, 4)[0 if name == "LPPool1d" else slice(None)]
+    ours, theirs = made(name, *given)
+    torch.testing.assert_close(ours(input=x), theirs(input=x))
+
+
 def test_batch_norms_become_synchronised_ones() -> None:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(bn.BatchNorm2d(4)))
     assert type(model[0]) is nn.SyncBatchNorm
@@ -369,21 +386,24 @@ def test_a_model_is_exported_with_its_operators() -> None:
 
 
 def test_modules_are_leaves_of_a_symbolic_trace() -> None:
-    model = nn.Sequential(bn.LayerNorm(4), bn.ReLU())
+    model = nn.Sequential(
+        bn.LayerNorm(16), bn.ReLU(), bn.GLU(), bn.SwiGLU(), bn.LPPool1d(2, 2), bn.RotaryEmbedding()
+    )
     traced = torch.fx.symbolic_trace(model)
-    assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == ["0", "1"]
-    x = torch.randn(2, 4)
+    assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == [*"012345"]
+    x = torch.randn(2, 3, 16)
     assert torch.equal(traced(x), model(x))
 
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.loss = bn.MSELoss()
+            self.loss, self.gated = bn.MSELoss(), bn.ReGLU()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.loss(input=x, target=2 * x)
+            return self.loss(input=self.gated(x, gate=x), target=0 * x)
 
-    torch.testing.assert_close(torch.fx.symbolic_trace(Named())(x), x.square().mean())
+    want = x.square().mul(x > 0).square().mean()
+    torch.testing.assert_close(torch.fx.symbolic_trace(Named())(x), want)
 
 
 def _losses() -> Iterator[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]]:

@@ -258,12 +258,75 @@ def test_float32_states_are_not_rounded_by_checkpoints(kind: str, options: Any) 
     back = getattr(bc.optim, kind)(others, **options, **WIDE[kind])
     back.load_state_dict(theirs.state_dict())
     before = [p.detach().clone() for p in others]
-    assert "master_param" not in back.state[others[0]]
+    without = copy.deepcopy(theirs.state_dict())
+    for row in without["state"].values():
+        row.pop("master_param", None)
+    fresh = [torch.nn.Parameter(p.clone()) for p in before]
+    new = getattr(bc.optim, kind)(fresh, **options, **WIDE[kind])
+    new.load_state_dict(without)
+    steps(new, fresh, 10)
     steps(back, others, 10)
+    same(others, fresh)
     for p, q in zip(others[:1], before, strict=False):
+        if "master_weights" in options:
+            assert torch.equal(p.detach(), back.state[p]["master_param"].to(p.dtype))
         torch.testing.assert_close(p.detach(), q, rtol=0.5, atol=0.5)
         assert not torch.equal(p.detach(), q)
         assert {x.dtype for x in back.state[p].values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_master_copies_come_back_whatever_is_loaded_first(flat: bool) -> None:
+    # torch's distributed checkpoints load the optimiser, then the model.
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_state_dict,
+        set_state_dict,
+    )
+
+    def made() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = torch.nn.Linear(3, 3).bfloat16()
+        return model, bc.optim.AdamW(model.parameters(), lr=1e-4, master_weights=True)
+
+    def steps(model: torch.nn.Module, own: torch.optim.Optimizer) -> list[torch.Tensor]:
+        for _ in range(3):
+            own.zero_grad()
+            model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+            own.step()
+        return [own.state[p]["master_param"].clone() for p in model.parameters()]
+
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    model, own = made()
+    saved = [x.clone() for x in steps(model, own)]
+    own.zero_grad()
+    of_model, of_own = copy.deepcopy(get_state_dict(model, own, options=options))
+    other, again = made()
+    set_state_dict(
+        other, again, model_state_dict=of_model, optim_state_dict=of_own, options=options
+    )
+    loaded = [again.state[p]["master_param"] for p in other.parameters()]
+    same(loaded, saved)
+    same(steps(other, again), steps(model, own))
+
+
+def test_what_is_of_the_whole_optimiser_is_in_no_group() -> None:
+    p, q, r = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+    groups = [{"params": [p], "lr": 0.5}, {"params": [q], "master_weights": True}]
+    own = bc.optim.AdamW(groups, lr=0.1, master_weights=True)
+    own.add_param_group({"params": [r]})
+    first, *others = own.param_groups
+    assert all(first.keys() == group.keys() for group in others)
+    assert "master_weights" not in first
+    for options in ({"master_weights": False}, {"state_dtype": torch.float32}, {"seed": 1}):
+        with pytest.raises(ValueError, match=f"AdamW: {next(iter(options))}: expected "):
+            own.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], **options})
+
+
+def test_a_rate_may_be_a_tensor_of_16_bits() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    p.grad = torch.ones(2)
+    bc.optim.SGD([p], lr=torch.tensor(0.5, dtype=torch.bfloat16)).step()
+    torch.testing.assert_close(p.detach(), torch.full((2,), 0.5))
 
 
 def test_what_steps_do_not_do_is_refused() -> None:

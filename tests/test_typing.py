@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import baracuda as bc
-from baracuda.calls import lists
+from baracuda.calls import sets
 from baracuda.calls.op import registry
 
 HERE = Path(__file__).parent / "typing"
@@ -131,7 +131,7 @@ def test_the_uses_run(tmp_path, monkeypatch):
 def test_every_signature_ties_its_results_to_its_primal(name):
     op = registry[name]
     parameters = inspect.signature(op).parameters
-    if lists.summed(op.spec):
+    if sets.summed(op.spec):
         # Of an array and of a list it is an array.
         assert inspect.signature(op).return_annotation == "Array"
         return

@@ -281,12 +281,19 @@ def _facts(spec: OpSpec, given: Mapping[str, Array]) -> tuple[Library, dict[str,
         if x is None or name == first:
             continue
         other, facts[name] = described(spec.name, name, x)
-        for what, own, want in (
-            ("an array of library", other.name, library.name),
-            ("device", facts[name].device, fact.device),
-        ):
-            if own != want and TRACED not in (own, want):
-                raise type_error(spec.name, name, f"{what} {want} (as {first})", own)
+        if other is not library:
+            expected = f"an array of library {library.name} (as {first})"
+            raise type_error(spec.name, name, expected, other.name)
+    place = first
+    if (free := library.follows) is not None:
+        place = next((n for n in facts if not free(given[n])), first)
+    want = facts[place].device
+    for name in [n for n in facts if facts[n].device != want]:
+        if free is not None and free(given[name]):
+            facts[name] = facts[name]._replace(device=want)
+        elif TRACED not in (facts[name].device, want):
+            expected = f"device {want} (as {place})"
+            raise type_error(spec.name, name, expected, facts[name].device)
     return library, facts
 
 
@@ -350,8 +357,11 @@ def _bind(
         some = dict.fromkeys(", ".join(map(str, s.conditions)) for s in spec.signatures)
         raise value_error(spec.name, " and ".join(names), " or ".join(some), given)
     if not forms:
-        takes = " or ".join(dict.fromkeys(f"({', '.join(s.names)})" for s in spec.signatures))
-        raise type_error(spec.name, "arrays", takes, f"({', '.join(shapes)})")
+        known, got = spec.forms(options), f"({', '.join(shapes)})"
+        takes = " or ".join(dict.fromkeys(f"({', '.join(s.names)})" for s in known))
+        others = [", ".join(map(str, s.conditions)) for s in spec.signatures if s.takes(shapes)]
+        hint = f"{got} is for {' or '.join(dict.fromkeys(others))}" if others else ""
+        raise type_error(spec.name, "arrays", takes, got, hint)
     failures: list[tuple[bool, ValueError]] = []
     for form in forms:
         trial = dict(options)

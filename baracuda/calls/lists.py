@@ -4,129 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from itertools import chain
-from operator import add, is_
-from typing import Any, Protocol
+from operator import is_
+from typing import Any
 
 from baracuda import backends
-from baracuda.calls import check
+from baracuda.calls import check, outputs, sets
 from baracuda.calls.cache import plan_cache
 from baracuda.calls.plan import Plan
+from baracuda.calls.sets import Lists, Owner
 from baracuda.declaration.backend import Refusal
 from baracuda.declaration.dispatch import current
 from baracuda.declaration.sku import KernelSku
-from baracuda.declaration.spec import OpSpec
 from baracuda.errors import ArgumentTypeError, type_error, value_error
 from baracuda.instruments import logger
 from baracuda.libraries import UNFIT, Array, facts_of, library_of
-
-Lists = Sequence[Sequence[Array] | None]
-"""For each array that the op takes a sequence of them, all of one length."""
-
-
-class Owner(Protocol):
-    """What a plan over lists asks of its op."""
-
-    spec: OpSpec
-
-    def __call__(self, *arrays: Any, **options: Any) -> Any:
-        """One call."""
-
-    def plan(self, *arrays: Any, **options: Any) -> Any:
-        """The plan of one call, or of lists."""
-
-
-def summed(spec: OpSpec) -> bool:
-    """Whether results are sums over all elements, of a list over those of all its arrays."""
-    return not any(p.terms for f in spec.signatures for p in f.outputs)
-
-
-def taken_by(spec: OpSpec) -> bool:
-    """Whether an op takes lists: elementwise ones of which all arrays have one shape, and sums."""
-    sides = [f.inputs if summed(spec) else (*f.inputs, *f.outputs) for f in spec.signatures]
-    every = [{p.terms for p in side} for side in sides]
-    alike = all(len(terms) == 1 and len(next(iter(terms))) == 1 for terms in every)
-    return spec.elementwise and alike
-
-
-def are(arrays: Sequence[Any]) -> bool:
-    """Whether these are sequences of arrays."""
-    # Not `bool`, which not every torch.compile reads of a tuple.
-    return len(arrays) > 0 and type(arrays[0]) in (list, tuple)
-
-
-def watched(arrays: Lists) -> bool:
-    """Whether a framework traces or differentiates what is done with some of the arrays."""
-    flat = joined(arrays)
-    if not flat:
-        return False
-    state = library_of(flat[0]).state(flat)
-    return bool(state and state[0])
-
-
-def joined(arrays: Lists) -> list[Array]:
-    """All arrays that are there, one operand after the other."""
-    return [*chain.from_iterable([some for some in arrays if some is not None])]
-
-
-def each(op: Owner, arrays: Lists, options: Mapping[str, Any]) -> Any:
-    """The op on each set of arrays: for frameworks that see every call."""
-    sets = enumerate(rows(op.spec, arrays))
-    results = [op(*row, **_own(op.spec, row[0], options, i)) for i, row in sets]
-    return _sum(op.spec, results) if summed(op.spec) else _columns(results)
-
-
-def rows(spec: OpSpec, arrays: Lists) -> list[tuple[Array, ...]]:
-    """The sets of arrays.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For what is no sequence, and for sequences of other lengths than the first.
-    """
-    count = len(arrays[0] or ())
-    for name, some in zip(spec.arrays, arrays, strict=False):
-        if some is None:
-            continue
-        if type(some) not in (list, tuple):
-            expected = f"a list of arrays (as {spec.arrays[0]})"
-            raise type_error(spec.name, name, expected, type(some).__name__)
-        if len(some) != count:
-            expected = f"{count} arrays (as {spec.arrays[0]})"
-            raise value_error(spec.name, name, expected, len(some))
-    return list(zip(*[(None,) * count if x is None else x for x in arrays], strict=True))
-
-
-def _own(spec: OpSpec, like: Array, values: Mapping[str, Any], i: int) -> Mapping[str, Any]:
-    """The values for the set of this number: where elements are numbered, random words of its own.
-
-    It is what kernels of lists do.
-    """
-    if not (spec.numbered and i):
-        return values
-    offset = values.get("offset", spec.defaults["offset"])
-    library = library_of(like)
-    if hasattr(offset, "dtype"):
-        return {**values, "offset": library.joined(offset, i)}
-    whole = (offset + (i << 32)) % 2**64
-    return {**values, "offset": whole}
-
-
-def _columns(results: Sequence[Any]) -> Any:
-    """The results of sets of arrays as a list of each result."""
-    if results and type(results[0]) is not tuple:
-        return list(results)
-    return tuple(map(list, zip(*results, strict=True)))
-
-
-def _sum(spec: OpSpec, results: Sequence[Array]) -> Array:
-    """The sum of the results of sets of arrays, in their order."""
-    if not results:
-        raise value_error(spec.name, spec.arrays[0], "at least one array", 0)
-    # NumPy makes scalars of sums of arrays without axes.
-    xp = library_of(results[0]).xp
-    return xp.reshape(reduce(add, [xp.reshape(x, (1,)) for x in results]), ())
 
 
 def in_force() -> tuple[Any, int]:
@@ -163,28 +55,24 @@ class ListPlan:
         ``(arrays) -> bool``: whether all arrays, one operand after the other, fit the plan.
     """
 
-    def __init__(self, op: Owner, arrays: Lists, options: Mapping[str, Any]) -> None:
-        self._op, self._options, spec = op, dict(options), op.spec
-        sets = rows(spec, arrays)
-        self._count, self._given = len(sets), tuple(x is not None for x in arrays)
-        found: dict[Any, Plan] = {}
-        plans = []
-        for row in sets:
-            try:
-                facts = facts_of(row)
-                plan = found.get(facts)
-                if plan is None:
-                    plan = found[facts] = op.plan(*row, **options)
-            except UNFIT:
-                plan = op.plan(*row, **options)
-            plans.append(plan)
-        self.plans: tuple[Plan, ...] = tuple(plans)
+    def __init__(
+        self,
+        op: Owner,
+        plans: Sequence[Plan],
+        given: tuple[bool, ...],
+        options: Mapping[str, Any],
+        matches: Callable[[Sequence[Array]], bool] = lambda arrays: False,
+    ) -> None:
+        self._op, self._options, self._given = op, dict(options), given
+        self.plans, self._count = tuple(plans), len(plans)
         self._kinds = {p.problem.compute_dtype: p for p in plans}
         self._in_place: set[tuple[int, ...]] = set()
         self._outs_match: Callable[[Sequence[Array]], bool] = lambda outs: False
-        flat = joined(arrays)
-        self.matches = _matcher(flat)
+        self.matches = matches
         self._prepare()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._op, self.plans, self._given, self._options)
 
     def _prepare(self) -> None:
         """Give to a backend the sets that it takes together; the others are `alone`."""
@@ -192,7 +80,7 @@ class ListPlan:
         for i, plan in enumerate(self.plans):
             if _takes(plan):
                 # One launch adds up sums of one dtype.
-                dtype = plan.problem.outputs[0].dtype if summed(self._op.spec) else ""
+                dtype = plan.problem.outputs[0].dtype if sets.summed(self._op.spec) else ""
                 together.setdefault((plan.sku.backend, dtype), []).append(i)
         most = max(together.items(), key=lambda x: len(x[1]), default=(("", ""), []))
         (name, _), taken = most
@@ -247,7 +135,11 @@ class ListPlan:
             For arrays or outputs that do not fit the plan; for arrays that overlap where one of
             them is written to.
         """
-        flat = joined(arrays)
+        if not sets.are(arrays):
+            first, kinds = self._op.spec.arrays[0], [type(x).__name__ for x in arrays]
+            expected = f"a list of {self._count} arrays"
+            raise type_error(self._op.spec.name, first, expected, ", ".join(kinds) or "none")
+        flat = sets.joined(arrays)
         plan = self if self.fits(arrays, flat) else self._sibling(arrays)
         return plan.run(arrays, flat, out, scalars)
 
@@ -266,12 +158,12 @@ class ListPlan:
         library = library_of(flat[0])
         if outs is not None:
             library.written([*chain.from_iterable(outs)])
-        sets = rows(self._op.spec, arrays) if self._alone else []
+        every = sets.rows(self._op.spec, arrays) if self._alone else []
         for i in self._alone:
             own = tuple([some[i] for some in made])
-            each_own = _own(self._op.spec, sets[i][0], scalars, i)
-            self.plans[i](*sets[i], out=own if len(own) > 1 else own[0], **each_own)
-        return out if out is not None else made if len(made) > 1 else made[0]
+            each_own = sets.own(self._op.spec, every[i][0], scalars, i)
+            self.plans[i](*every[i], out=own if len(own) > 1 else own[0], **each_own)
+        return made if len(made) > 1 else made[0]
 
     def _none(self) -> Any:
         """The results of no arrays."""
@@ -316,24 +208,33 @@ class ListPlan:
 
     def _outs(self, arrays: Lists, out: Any) -> tuple[Sequence[Array], ...]:
         """The outputs as lists, checked; those that are inputs only once."""
-        outputs = len(self.plans[0].problem.outputs)
-        outs = (out,) if outputs == 1 and not are(out) else tuple(out)
-        if len(outs) != outputs or not all(type(x) in (list, tuple) for x in outs):
-            got = f"{len(outs)}: {', '.join([type(x).__name__ for x in outs])}"
-            raise value_error(self._op.spec.name, "out", f"{outputs} lists of arrays", got)
+        results = len(self.plans[0].problem.outputs)
+        several = type(out) in (list, tuple) and (results > 1 or sets.are(out))
+        given = tuple(out) if several else (out,)
+        outs = tuple([[None] * self._count if x is None else x for x in given])
+        if len(outs) != results or not all(type(x) in (list, tuple) for x in outs):
+            expected = "a list of arrays" if results == 1 else f"a tuple of {results} lists"
+            got = ", ".join([type(x).__name__ for x in given])
+            raise value_error(self._op.spec.name, "out", expected, got)
         if any(len(x) != self._count for x in outs):
             lengths = [len(x) for x in outs]
             raise value_error(self._op.spec.name, "out", f"{self._count} arrays each", lengths)
         places = self._places([some for some in arrays if some is not None], outs)
         others = [*chain.from_iterable([x for x, k in zip(outs, places, strict=True) if k < 0])]
-        if places in self._in_place and (not others or self._outs_match(others)):
-            return outs
-        for i, row in enumerate(rows(self._op.spec, arrays)):
-            own = tuple([some[i] for some in outs])
-            self.plans[i].outs(row, own if len(own) > 1 else own[0], False)
-        self._in_place.add(places)
-        if others:
-            self._outs_match = library_of(others[0]).matcher(others)
+        missing = any(x is None for x in others)
+        known = places in self._in_place and not missing
+        each_set = sets.rows(self._op.spec, arrays) if self._alone or not known else []
+        if not (known and (not others or self._outs_match(others))):
+            every = zip(self.plans, each_set, zip(*outs, strict=True), strict=True)
+            checked = [plan.outs(row, own, False)[0] for plan, row, own in every]
+            if missing:
+                outs = tuple(map(list, zip(*checked, strict=True)))
+            else:
+                self._in_place.add(places)
+                self._outs_match = library_of((others or outs[0])[0]).matcher(others)
+        if self._alone:
+            # Backends look at those that they take together.
+            outputs.in_lists(self._op.spec.name, each_set, [*zip(*outs, strict=True)])
         return outs
 
     def _values(self, like: Array, scalars: Mapping[str, Any]) -> tuple[list[Any], tuple[str, ...]]:
@@ -354,24 +255,25 @@ class ListPlan:
         self, arrays: Lists, outs: tuple[Sequence[Array], ...] | None, scalars: Mapping[str, Any]
     ) -> Any:
         results = []
-        for i, row in enumerate(rows(self._op.spec, arrays)):
+        for i, row in enumerate(sets.rows(self._op.spec, arrays)):
             own = None if outs is None else tuple([some[i] for some in outs])
             own = own[0] if own is not None and len(own) == 1 else own
-            values = _own(self._op.spec, row[0], scalars, i)
+            values = sets.own(self._op.spec, row[0], scalars, i)
             results.append(self.plans[i](*row, out=own, **values))
         if outs is not None:
             return outs if len(outs) > 1 else outs[0]
-        return _columns(results)
+        return sets.columns(results)
 
     def _sibling(self, arrays: Lists) -> ListPlan:
         """The plan for the same shapes in another layout."""
-        spec, sets = self._op.spec, rows(self._op.spec, arrays)
-        if len(sets) != self._count:
-            raise value_error(spec.name, "plan", f"{self._count} arrays in a list", len(sets))
-        for plan, row in zip(self.plans, sets, strict=True):
+        spec, every = self._op.spec, sets.rows(self._op.spec, arrays)
+        if len(every) != self._count:
+            raise value_error(spec.name, "plan", f"{self._count} arrays in a list", len(every))
+        for plan, row in zip(self.plans, every, strict=True):
             plan.fitting(row)
         found = _planned(self._op, arrays, self._options)
-        self.matches = found.matches if found.plans == self.plans else self.matches
+        alike = all(p.problem == q.problem for p, q in zip(found.plans, self.plans, strict=True))
+        self.matches = found.matches if alike else self.matches
         return found
 
 
@@ -385,19 +287,33 @@ class SumPlan(ListPlan):
         spec = self._op.spec
         if out is not None:
             raise value_error(spec.name, "out", "None (a sum over a list)", type(out).__name__)
-        results, sets = [], rows(spec, arrays)
+        results, every = [], sets.rows(spec, arrays)
         if self._together is not None:
             first = self.plans[self._taken[0]].problem
             operand, values = first.outputs[0], self._values(flat[0], scalars)
             total = first.library.empty((), operand.dtype, flat[0], operand.strides)
             self._together(self._part(flat), (), *values, total)
             results.append(total)
-        results += [self.plans[i](*sets[i], **scalars) for i in self._alone]
-        return _sum(spec, results)
+        results += [self.plans[i](*every[i], **scalars) for i in self._alone]
+        return sets.total(spec, results)
 
 
 def _planned(op: Owner, arrays: Lists, options: Mapping[str, Any]) -> ListPlan:
-    return (SumPlan if summed(op.spec) else ListPlan)(op, arrays, options)
+    """The plan for these lists, whose sets of the same facts share one."""
+    sets.of_one_library(op.spec, arrays)
+    found, plans = dict[Any, Plan](), list[Plan]()
+    for row in sets.rows(op.spec, arrays):
+        try:
+            facts = facts_of(row)
+            plan = found.get(facts)
+            if plan is None:
+                plan = found[facts] = op.plan(*row, **options)
+        except UNFIT:
+            plan = op.plan(*row, **options)
+        plans.append(plan)
+    given = tuple(x is not None for x in arrays)
+    kind = SumPlan if sets.summed(op.spec) else ListPlan
+    return kind(op, plans, given, options, _matcher(sets.joined(arrays)))
 
 
 # So many plans over lists does an op remember.
@@ -408,16 +324,16 @@ class Recent:
     """The plans over lists that an op has made lately."""
 
     def __init__(self, op: Owner) -> None:
-        self._op, self._taken = op, taken_by(op.spec)
+        self._op, self._taken = op, sets.taken_by(op.spec)
         self._known: tuple[tuple[Any, ListPlan], ...] = ()
 
     def takes(self, arrays: Sequence[Any]) -> bool:
         """Whether these are lists, and the op takes such."""
-        return self._taken and are(arrays)
+        return self._taken and sets.are(arrays)
 
     def find(self, arrays: Lists, options: Mapping[str, Any]) -> ListPlan:
         """The plan for these lists and structural options."""
-        return self._find(arrays, joined(arrays), options)
+        return self._find(arrays, sets.joined(arrays), options)
 
     def _find(self, arrays: Lists, flat: Sequence[Array], options: Mapping[str, Any]) -> ListPlan:
         key = repr(sorted(options.items())), *in_force()
@@ -430,10 +346,10 @@ class Recent:
 
     def run(self, arrays: Lists, options: Mapping[str, Any], scalars: Mapping[str, Any]) -> Any:
         """A call of the op with lists."""
-        rows(self._op.spec, arrays)
-        if watched(arrays):
-            return each(self._op, arrays, {**options, **scalars})
-        flat = joined(arrays)
+        sets.rows(self._op.spec, arrays)
+        if sets.watched(arrays):
+            return sets.each(self._op, arrays, {**options, **scalars})
+        flat = sets.joined(arrays)
         return self._find(arrays, flat, options).run(arrays, flat, None, scalars)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from baracuda.calls import check, cotangents, lists, records
+from baracuda.calls import check, cotangents, lists, records, sets
 from baracuda.calls.cache import plan_cache
 from baracuda.calls.plan import Plan, make
 from baracuda.calls.recent import Recent, written
@@ -193,7 +193,7 @@ class Op(Generic[P, R]):
     def as_operator(self, torch: Any, arrays: Sequence[Any], options: dict[str, Any]) -> Any:
         """The call as torch's graphs, modes and subclasses see it: one operator."""
         if self._lists.takes(arrays):
-            return lists.each(self, arrays, options)
+            return sets.each(self, arrays, options)
         return in_graph(torch, self, self.completed(arrays, torch), options, self._in_graphs)
 
     def plan(self, *arrays: P.args, **options: P.kwargs) -> Plan[R]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from baracuda import layouts
@@ -11,7 +12,7 @@ from baracuda.declaration.backend import Adds, each
 from baracuda.declaration.dtypes import name_of, named
 from baracuda.declaration.spec import Operand, Problem
 from baracuda.errors import UnsupportedError, type_error, value_error
-from baracuda.libraries import UNFIT, Array, Library
+from baracuda.libraries import UNFIT, Array, Library, library_of
 
 
 class _Passed(NamedTuple):
@@ -175,6 +176,32 @@ def given(
         _apart(problem, own, others, _may_be(problem, operand))
         others.append(("another output", own))
     return outs
+
+
+def in_lists(op: str, sets: Sequence[Sequence[Array]], outs: Sequence[Sequence[Array]]) -> None:
+    """Refuse an array of lists that is written to and shares memory with one of another set.
+
+    Raises
+    ------
+    ValueError
+        Where there is one.
+    """
+    places = list[tuple[int, int, int, bool, layouts.Memory]]()
+    for number, (given, own) in enumerate(zip(sets, outs, strict=True)):
+        for written, some in ((False, given), (True, own)):
+            for x in some:
+                memory = None if x is None else _memory(library_of(x), x)
+                if memory is not None and 0 not in memory[1]:
+                    places.append((*layouts.reached(memory), number, written, memory))
+    near = list[tuple[int, int, int, bool, layouts.Memory]]()
+    for place in sorted(places, key=itemgetter(0)):
+        begin, _, number, written, memory = place
+        near = [other for other in near if other[1] > begin]
+        for _, _, another, read, beside in near:
+            if number != another and (written or read) and layouts.overlap(memory, beside):
+                expected = "memory of its own for each array that is written to"
+                raise value_error(op, "out", expected, "an overlap")
+        near.append(place)
 
 
 def _completed(

@@ -50,7 +50,7 @@ def _turns(base: float, given: tuple[float, ...] | None, count: int, bits: int) 
     before = (
         [-exact.adjusted()] if given is None else [decimal.Decimal(f).adjusted() for f in given]
     )
-    digits = 70 + max(0, *before)
+    digits = 70 + max([0, *before])
     with decimal.localcontext(decimal.Context(prec=digits)):
         circle = decimal.Decimal(2 * _pi(digits)).scaleb(-digits)
         if given is None:

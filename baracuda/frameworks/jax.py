@@ -207,8 +207,10 @@ def _number(op: Op[Any, Any], name: str, x: Array) -> Array:
     """A run-time value of which only the program will know what it is."""
     takes, got = op.spec.scalars[name], f"{x.dtype} of shape {x.shape}"
     if isinstance(takes, Whole) and takes.code == "Q":
+        if not x.shape and jnp.issubdtype(x.dtype, jnp.integer):
+            return _words(x)
         if x.shape != (2,) or x.dtype != jnp.uint32:
-            expected = "two words of uint32, the low one first"
+            expected = "an integer of no axes, or two words of uint32, the low one first"
             raise type_error(op.spec.name, name, expected, got)
         return x
     if isinstance(takes, Whole) and not x.shape and jnp.issubdtype(x.dtype, jnp.integer):
@@ -218,6 +220,13 @@ def _number(op: Op[Any, Any], name: str, x: Array) -> Array:
     if not isinstance(takes, Number):
         raise type_error(op.spec.name, name, "a Python value", "an array that JAX traces")
     return x
+
+
+def _words(x: Array) -> Array:
+    """The 64 bits of an integer, a negative one's too, as two words: the low one first."""
+    wide = x.dtype.itemsize == 8
+    high = x >> 32 if wide else jnp.where(x < 0, -1, 0)
+    return jnp.stack([word.astype(jnp.uint32) for word in (x, high)])
 
 
 def _by_body(plan: Plan, scalars: Mapping[str, Any], traced: Sequence[str]) -> Function:

@@ -77,6 +77,7 @@ class Library:
     hosted: Any = None  # of an array on a host NumPy's view, and what takes such memory over
     plus: Any = None  # of x, y and a number a method that gives x + number*y in one pass
     masked: Any = None  # one that gives x where it is to be kept, else 0
+    follows: Any = None  # one that says whether x goes to the device of what it meets
 
     def takes(self, x: Array) -> bool:
         """Whether `x`, of a class that derives from one of this library, is an array of it.
@@ -397,10 +398,7 @@ def adopt(kind: type, adapter: Library) -> None:
 
 
 def unwrapped(arrays: Sequence[Array]) -> Sequence[Array]:
-    """The arrays, with what is none but has ``__jax_array__`` as the array that this gives.
-
-    `arrays` itself where there is no such thing.
-    """
+    """The arrays themselves, or with the arrays of what is none but has ``__jax_array__``."""
     if not any(map(_wraps, arrays)):
         return arrays
     return [x.__jax_array__() if _wraps(x) else x for x in arrays]

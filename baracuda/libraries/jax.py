@@ -28,13 +28,17 @@ class Jax(Library):
         return isinstance(x, (jax.Array, jax.ShapeDtypeStruct))
 
     def facts(self, x: Array) -> Hashable:
-        place = None if isinstance(x, jax.core.Tracer) else _sharding(x)
-        return ("jax", x.dtype, x.shape, place)
+        traced = isinstance(x, jax.core.Tracer)
+        return ("jax", x.dtype, x.shape, None if traced else (_sharding(x), self.follows(x)))
 
     def device_of(self, x: Array) -> Any:
         """None unless `x` has been put on one device: constants follow what they meet."""
         place = _place(x)
         return place if isinstance(place, jax.Device) and x.committed else None
+
+    def follows(self, x: Array) -> bool:
+        """Whether JAX moves `x` to what it meets: nobody has put it on a device."""
+        return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and not x.committed
 
     def state(self, arrays: Sequence[Array]) -> State | None:
         if any(isinstance(x, jax.core.Tracer) for x in arrays):

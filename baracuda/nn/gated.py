@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from baracuda.calls.op import Op
-from baracuda.nn.namesakes import listed
+from baracuda.nn.namesakes import leaf, listed
 from baracuda.ops.gated import geglu, glu, reglu, swiglu
 
 __all__ = ["GEGLU", "GLU", "ReGLU", "SwiGLU"]
@@ -26,9 +26,11 @@ class _Gated(torch.nn.Module):
     def _options(self) -> dict[str, Any]:
         return {"axis": self.dim, "gate_first": self.gate_first}
 
-    def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
-        """Run the op on a packed `x`, or on `x` and a `gate` of the same shape."""
-        return self._op(x, gate, **self._options())  # type: ignore[no-any-return]
+    def forward(self, input: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        """Run the op on a packed `input`, or on `input` and a `gate` of the same shape."""
+        if (node := leaf(self, *([input] if gate is None else [input, gate]))) is not None:
+            return node  # type: ignore[no-any-return]
+        return self._op(input, gate, **self._options())  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         return listed({"dim": self.dim}, {"gate_first": (self.gate_first, False)})

@@ -49,6 +49,15 @@ def taken(
     return shared in (None, own) or (own in _SHORT and shared is torch.float32)
 
 
+def leaf(module: torch.nn.Module, *inputs: Any, **named: Any) -> Any:
+    """The call as a leaf of what `torch.fx` traces, as of torch's modules; None elsewhere."""
+    for x in (*inputs, *named.values()):
+        if isinstance(x, torch.fx.Proxy):
+            path = x.tracer.path_of_module(module)  # type: ignore[attr-defined]
+            return x.tracer.create_proxy("call_module", path, inputs, named)
+    return None
+
+
 class Namesake(torch.nn.Module):
     """Stands before torch's class among the bases of a module that has its name.
 
@@ -66,10 +75,7 @@ class Namesake(torch.nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the op, or torch's own forward where the op does not take the inputs."""
-        for x in (*inputs, *named.values()):
-            # As torch's modules are, it is a leaf of what `torch.fx` traces.
-            if isinstance(x, torch.fx.Proxy):
-                path = x.tracer.path_of_module(self)  # type: ignore[attr-defined]
-                return x.tracer.create_proxy("call_module", path, inputs, named)
+        if (node := leaf(self, *inputs, **named)) is not None:
+            return node
         y = None if self._kept() else self._computed(*inputs, **named)
         return super().forward(*inputs, **named) if y is None else y

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from baracuda.calls.op import Op
+from baracuda.nn.namesakes import leaf
 from baracuda.ops.pooling import lp_pool1d, lp_pool2d
 
 __all__ = ["LPPool1d", "LPPool2d"]
@@ -26,10 +27,12 @@ class _LPPool(torch.nn.Module):
             return ""
         return "the results differ from torch's unless norm_type is even and ceil_mode False"
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Run the op."""
+        if (node := leaf(self, input)) is not None:
+            return node  # type: ignore[no-any-return]
         return self._op(  # type: ignore[no-any-return]
-            x,
+            input,
             norm_type=self.norm_type,
             kernel_size=self.kernel_size,
             stride=self.stride,

@@ -125,9 +125,9 @@ def embedding_bag(
         An id out of range under ``mode="raise"``; names the first and its position.
     TypeError
         `ids` or `offsets` neither int32 nor int64, `weight` not floating; mixed libraries, devices
-        or dtypes; arrays that do not go together.
+        or dtypes; arrays that do not go together, as weights beside a mean or maximum.
     ValueError
-        Shapes that do not fit, `padding_idx` not a row, weights beside a mean or maximum.
+        Shapes that do not fit, `padding_idx` not a row.
 
     Notes
     -----

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from baracuda.calls.lists import ListPlan, in_force, joined
+from baracuda.calls.lists import ListPlan, in_force
+from baracuda.calls.sets import joined
 
 Group = dict[str, Any]
 Columns = list[Sequence[Any]]
@@ -46,7 +47,9 @@ def value(x: Any, device: torch.device) -> Any:
     """A number: on this device it stays there, else it is read."""
     if not isinstance(x, Tensor):
         return x
-    return x.reshape(()) if x.device == device else x.item()
+    if x.device != device:
+        return x.item()
+    return (x.float() if is_short(x) else x).reshape(())
 
 
 def on_device(group: Group) -> bool:
@@ -77,6 +80,20 @@ def is_short(p: Tensor) -> bool:
 def has_master(optimizer: Optimizer, p: Tensor) -> bool:
     """Whether a parameter has a master copy."""
     return bool(optimizer.defaults.get("master_weights")) and is_short(p)
+
+
+def loaded(optimizer: Optimizer) -> set[Tensor]:
+    """The parameters whose master copies are from a checkpoint, and have made no step yet."""
+    found: set[Tensor] = optimizer.__dict__.setdefault("_loaded", set())
+    return found
+
+
+def _fits(optimizer: Optimizer, p: Tensor, master: Tensor | None) -> bool:
+    """Whether there is a master copy, which the parameter has not left behind in other steps."""
+    if master is None or p not in loaded(optimizer):
+        return master is not None
+    loaded(optimizer).discard(p)
+    return torch.equal(local(master).to(p.dtype), local(p.detach()))
 
 
 def _way(optimizer: Optimizer, p: Tensor) -> str:
@@ -168,7 +185,7 @@ class Kept:
                     )
                     self.new.add(at)
             way = _way(optimizer, p)
-            if way == "copy" and row.get(MASTER) is None:
+            if way == "copy" and not _fits(optimizer, p, row.get(MASTER)):
                 row[MASTER] = p.detach().to(torch.float32)
             self._rows.append(row)
             if numbers is not None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from baracuda.declaration.values import seed as bits
 from baracuda.errors import value_error
 from baracuda.ops.optimisers import adamw, lion, sgd
-from baracuda.optim.kept import MASTER, Group, Keeper, has_master, is_short, local, state_dtype
+from baracuda.optim.kept import MASTER, Group, Keeper, has_master, is_short, loaded, state_dtype
 
 
 def _refuse(optimizer: Optimizer, group: Group) -> None:
@@ -37,6 +37,9 @@ def at_random(optimizer: Optimizer) -> bool:
     return bool(optimizer.defaults.get("stochastic_rounding"))
 
 
+_WHOLE = ("state_dtype", "master_weights", "stochastic_rounding", "seed")
+
+
 class Wide(Optimizer):
     """An optimiser that may keep more of a parameter of 16 bits than its own dtype holds."""
 
@@ -51,12 +54,25 @@ class Wide(Optimizer):
             raise value_error(name, "stochastic_rounding", expected, stochastic_rounding)
         if state_dtype not in (None, torch.float32):
             raise value_error(name, "state_dtype", "torch.float32 or None", state_dtype)
-        super().__init__(*arguments, **options)
         # Of the whole optimiser: groups are replaced by those of the checkpoint that is loaded.
-        self.defaults.update(
-            state_dtype=state_dtype, master_weights=bool(master_weights),
-            stochastic_rounding=bool(stochastic_rounding), seed=bits(name, "seed", seed),
-        )  # fmt: skip
+        self._whole = {
+            "state_dtype": state_dtype, "master_weights": bool(master_weights),
+            "stochastic_rounding": bool(stochastic_rounding), "seed": bits(name, "seed", seed),
+        }  # fmt: skip
+        super().__init__(*arguments, **options)
+        self.defaults.update(self._whole)
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group, as torch's does; what is of the whole optimiser it may only repeat."""
+        whole = self.__dict__.get("_whole") or {name: self.defaults[name] for name in _WHOLE}
+        for name in _WHOLE if isinstance(param_group, dict) else ():
+            given = param_group.get(name, whole[name])
+            if given != whole[name]:
+                expected = f"{whole[name]} as of the whole optimiser, or none in a group"
+                raise value_error(type(self).__name__, name, expected, given)
+        super().add_param_group(param_group)
+        for name in _WHOLE:
+            self.param_groups[-1].pop(name, None)
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Take states, as torch's does; those of float32 are not rounded to their parameter."""
@@ -81,12 +97,11 @@ class Wide(Optimizer):
                 if name not in ("step", MASTER) and isinstance(x, Tensor) and x.is_floating_point():
                     self.state[p][name] = x.to(p.device, state_dtype(self, p))
             if MASTER in row:
-                # One that the parameter has left behind, in steps of others, is made again.
-                master = row[MASTER].to(p.device, torch.float32)
-                fits = torch.equal(local(master).to(p.dtype), local(p.detach()))
                 del self.state[p][MASTER]
-                if fits and has_master(self, p):
-                    self.state[p][MASTER] = master
+                if has_master(self, p):
+                    self.state[p][MASTER] = row[MASTER].to(p.device, torch.float32)
+                    # The weights may be loaded later: the next step looks whether it is theirs.
+                    loaded(self).add(p)
 
 
 class AdamW(Wide, torch.optim.AdamW):
@@ -175,7 +190,9 @@ class SGD(Wide, torch.optim.SGD):
 
     Notes
     -----
-    Takes DTensors and `torch.amp.GradScaler` as `AdamW` does. Deterministic: as `baracuda.sgd`.
+    Takes DTensors and `torch.amp.GradScaler` as `AdamW` does. As with torch's ``fused=True``, a
+    first step that the scaler skips begins the momentum at 0, so that `dampening` counts in the
+    next one. Deterministic: as `baracuda.sgd`.
 
     Examples
     --------

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from baracuda import backends
-from baracuda.calls import adjoint, lists
+from baracuda.calls import adjoint, sets
 from baracuda.calls.op import Op, registry
 from baracuda.calls.partitioning import Shares, placed
 from baracuda.declaration.dtypes import ANY, FLOATS, named
@@ -248,7 +248,7 @@ def op_page(op: Op[Any, Any]) -> str:
         ["`out=` may be an input", "yes" if spec.inplace else "no"],
         ["`accumulate=True`", "yes" if spec.accumulates else totals or "no"],
         ["takes [lists of arrays](../../plans.md#lists-of-arrays)",
-         "yes" if lists.taken_by(spec) else "no"],
+         "yes" if sets.taken_by(spec) else "no"],
     ]  # fmt: skip
     facts += [["may be float32 beside 16 bits, as `out=`", totals]] * bool(totals)
     if spec.kernel:
