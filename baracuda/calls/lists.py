@@ -38,6 +38,10 @@ def _matcher(flat: Sequence[Array]) -> Callable[[Sequence[Array]], bool]:
     return lambda others: facts_of(others) == want
 
 
+def _none_fits(arrays: Sequence[Array]) -> bool:
+    return False
+
+
 class ListPlan:
     """A choice made once for sequences of arrays: which launches, for arrays of these shapes.
 
@@ -61,14 +65,14 @@ class ListPlan:
         plans: Sequence[Plan],
         given: tuple[bool, ...],
         options: Mapping[str, Any],
-        matches: Callable[[Sequence[Array]], bool] = lambda arrays: False,
+        matches: Callable[[Sequence[Array]], bool] | None = None,
     ) -> None:
         self._op, self._options, self._given = op, dict(options), given
         self.plans, self._count = tuple(plans), len(plans)
         self._kinds = {p.problem.compute_dtype: p for p in plans}
         self._in_place: set[tuple[int, ...]] = set()
-        self._outs_match: Callable[[Sequence[Array]], bool] = lambda outs: False
-        self.matches = matches
+        self._outs_match: Callable[[Sequence[Array]], bool] = _none_fits
+        self.matches = matches or _none_fits
         self._prepare()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -231,7 +235,7 @@ class ListPlan:
                 outs = tuple(map(list, zip(*checked, strict=True)))
             else:
                 self._in_place.add(places)
-                self._outs_match = library_of((others or outs[0])[0]).matcher(others)
+                self._outs_match = library_of(others[0]).matcher(others) if others else _none_fits
         if self._alone:
             # Backends look at those that they take together.
             outputs.in_lists(self._op.spec.name, each_set, [*zip(*outs, strict=True)])

@@ -188,11 +188,13 @@ def in_lists(op: str, sets: Sequence[Sequence[Array]], outs: Sequence[Sequence[A
     """
     places = list[tuple[int, int, int, bool, layouts.Memory]]()
     for number, (given, own) in enumerate(zip(sets, outs, strict=True)):
-        for written, some in ((False, given), (True, own)):
-            for x in some:
-                memory = None if x is None else _memory(library_of(x), x)
-                if memory is not None and 0 not in memory[1]:
-                    places.append((*layouts.reached(memory), number, written, memory))
+        # Each once: what is written in place is an input.
+        every = {id(x): (x, False) for x in given if x is not None}
+        every |= {id(x): (x, True) for x in own}
+        for x, written in every.values():
+            memory = _memory(library_of(x), x)
+            if memory is not None and 0 not in memory[1]:
+                places.append((*layouts.reached(memory), number, written, memory))
     near = list[tuple[int, int, int, bool, layouts.Memory]]()
     for place in sorted(places, key=itemgetter(0)):
         begin, _, number, written, memory = place
