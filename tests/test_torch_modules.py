@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch_lists import torchs
 
+import baracuda as bc
 import baracuda.nn as bn
 from baracuda.nn.namesakes import Namesake
 from baracuda.nn.replacement import NAMESAKES
@@ -387,10 +388,12 @@ def test_a_model_is_exported_with_its_operators() -> None:
 
 def test_modules_are_leaves_of_a_symbolic_trace() -> None:
     model = nn.Sequential(
-        bn.LayerNorm(16), bn.ReLU(), bn.GLU(), bn.SwiGLU(), bn.LPPool1d(2, 2), bn.RotaryEmbedding()
+        bn.LayerNorm(16), bn.ReLU(), bn.GLU(), bn.LPPool1d(2, 2), bn.SwiGLU(), bn.RotaryEmbedding()
     )
     traced = torch.fx.symbolic_trace(model)
-    assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == [*"012345"]
+    assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == [*"0123"]
+    # Modules that torch does not have are traced through.
+    assert [n.target for n in traced.graph.nodes if n.op == "call_function"] == [bc.swiglu, bc.rope]
     x = torch.randn(2, 3, 16)
     assert torch.equal(traced(x), model(x))
 

@@ -28,8 +28,8 @@ class Jax(Library):
         return isinstance(x, (jax.Array, jax.ShapeDtypeStruct))
 
     def facts(self, x: Array) -> Hashable:
-        traced = isinstance(x, jax.core.Tracer)
-        return ("jax", x.dtype, x.shape, None if traced else (_sharding(x), self.follows(x)))
+        place = None if isinstance(x, jax.core.Tracer) else _sharding(x)
+        return ("jax", x.dtype, x.shape, place)
 
     def device_of(self, x: Array) -> Any:
         """None unless `x` has been put on one device: constants follow what they meet."""

@@ -28,8 +28,6 @@ class _Gated(torch.nn.Module):
 
     def forward(self, input: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
         """Run the op on a packed `input`, or on `input` and a `gate` of the same shape."""
-        if (node := leaf(self, *([input] if gate is None else [input, gate]))) is not None:
-            return node  # type: ignore[no-any-return]
         return self._op(input, gate, **self._options())  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
@@ -64,6 +62,12 @@ class GLU(_Gated, torch.nn.GLU):
     """
 
     _op = glu
+
+    def forward(self, input: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        """Run the op, as the other modules here do; it is a leaf of what `torch.fx` traces."""
+        if (node := leaf(self, *([input] if gate is None else [input, gate]))) is not None:
+            return node  # type: ignore[no-any-return]
+        return super().forward(input, gate)
 
 
 class ReGLU(_Gated):

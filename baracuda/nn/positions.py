@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from baracuda.calls.op import Op
-from baracuda.nn.namesakes import leaf, listed
+from baracuda.nn.namesakes import listed
 from baracuda.ops.rope import rope
 
 __all__ = ["RotaryEmbedding"]
@@ -64,8 +64,6 @@ class RotaryEmbedding(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Rotate `x`."""
-        if (node := leaf(self, *([x] if positions is None else [x, positions]))) is not None:
-            return node  # type: ignore[no-any-return]
         return self._op(  # type: ignore[no-any-return]
             x,
             positions,
