@@ -209,7 +209,9 @@ def eager(this: Sharded, mesh: Mesh) -> None:
         some[at] = jax.device_put(some[at], other)
         got = this.function(*some)
         near(got, this.want)
-        assert all(x.devices() == {other} for x in got)
+        # A result that no such array has a part in is on none in particular.
+        assert all(x.devices() == {other} or not x.committed for x in got)
+        assert any(x.devices() == {other} for x in got)
 
 
 def placed(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:
