@@ -191,8 +191,8 @@ class _BatchNorm(Namesake):
             return batch_norm_inference(input, mean, var, *affine, eps=self.eps)
         tracked = self.training and self.track_running_stats and mean is not None
         number = input.numel() // max(input.shape[1], 1)
-        # The op rounds statistics to the dtype of its input, where float16 has no large variance,
-        # and torch refuses a channel of one.
+        # The op rounds statistics to the dtype of its input, and float16 has no large variance.
+        # torch refuses a channel of one element.
         fits = mean is None or (mean.dtype is input.dtype and mean.dtype is not torch.float16)
         if tracked and (self.momentum is None or not fits):
             return None
@@ -212,8 +212,9 @@ class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
     """`torch.nn.BatchNorm1d` by `baracuda.batch_norm`, or `baracuda.batch_norm_inference` in eval.
 
     Running statistics are updated in place as torch's are: by `momentum`, with the unbiased
-    variance. Training runs torch's own forward where these have another dtype than the input or
-    are float16, as the op rounds statistics to the former, and where ``momentum=None``.
+    variance. The op rounds statistics to the dtype of its input, and float16 has no large variance.
+    So training runs torch's own forward where running statistics have another dtype than the input
+    or are float16, and where ``momentum=None``.
     """
 
 

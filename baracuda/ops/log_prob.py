@@ -47,9 +47,9 @@ class _Rows(NamedTuple):
     total: Array
 
     def entropic(self) -> tuple[Array, Array]:
-        """`shifted`, or some number where an exponential is 0; its mean under the softmax."""
+        """`shifted`, at least -1000; its mean under the softmax."""
         xp = library_of(self.powers).xp
-        # Nothing of an infinite logit is nothing.
+        # Below that an exponential is 0, and 0 times an infinite logit is to be 0.
         below = xp.maximum(self.shifted, -1e3)
         return below, xp.sum(self.powers * below, axis=-1, keepdims=True) / self.total
 
