@@ -62,6 +62,11 @@ class Watched:
         roles = [self.spec.role(p.name) for p in self.form.outputs]
         return tuple([y for y, role in zip(out, roles, strict=True) if role.flows])
 
+    def along(self, factor: float) -> tuple[torch.Tensor, ...]:
+        """Cotangents of all results."""
+        with torch.no_grad():
+            return tuple(factor * torch.cos(y * 3 + 1) for y in self(*self.floats))
+
 
 def close(got: Any, want: Any, dtype: torch.dtype) -> None:
     eps = torch.finfo(dtype).eps
@@ -222,6 +227,28 @@ def test_what_is_saved_must_stay_as_it_is() -> None:
     with torch.no_grad():
         x.mul_(2)
     z.sum().backward()
+
+
+@pytest.mark.parametrize("op", DIFFERENTIABLE)
+def test_results_are_the_callers_to_write_to(op: str) -> None:
+    """No memory of an input is in them, and autograd takes what is done to them in place."""
+    forms = {call.form: call for call in calls(op, "float32")}
+    partner: Any = adjoint.partner(registry[op].spec)[0]
+    for call in forms.values():
+        watched = Watched(call)
+        want = torch.autograd.grad(watched(*watched.floats), watched.floats, watched.along(2.0))
+        out = watched(*watched.floats)
+        storages = [x.untyped_storage().data_ptr() for x in watched.arrays if x is not None]
+        for y in out:
+            assert not y.numel() or y.untyped_storage().data_ptr() not in storages
+            y.mul_(2)
+        # A gradient that is made from a result takes it as it was.
+        if {p.name for p in call.form.outputs} & {*partner.arrays}:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                torch.autograd.grad(out, watched.floats, watched.along(1.0))
+        else:
+            got = torch.autograd.grad(out, watched.floats, watched.along(1.0))
+            close(got, want, torch.float32)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

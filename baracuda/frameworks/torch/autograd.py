@@ -190,6 +190,13 @@ class Link:
         return [None if i is None else results[i] for i in self.places]
 
 
+def _owned(result: Any) -> Any:
+    """Results that may be written to in place: autograd forbids it of views made in a function."""
+    if type(result) is tuple:
+        return tuple(map(_owned, result))
+    return result.data if result._is_view() else result
+
+
 class Fused(torch.autograd.Function):
     """``Fused.apply(link, scalars, *arrays)``: the op, with its adjoint as the gradient.
 
@@ -199,7 +206,7 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, link: Link, scalars: Mapping[str, Any], *arrays: Array) -> Any:
-        result = link.run(arrays, None, False, scalars)
+        result = _owned(link.run(arrays, None, False, scalars))
         ctx.call = link, scalars
         kept = arrays if link.keeps_all else [arrays[i] for i in link.inputs]
         if link.outputs:
@@ -275,10 +282,11 @@ class FusedEarly(torch.autograd.Function):
         # Not among what is saved: they are handed out, and may be written to, once.
         ctx.call, ctx.made = (early, scalars), found[results:]
         ctx.save_for_backward(*arrays)
+        found = _owned(found[:results])
         if results == 1:
             return found[0]
         ctx.mark_non_differentiable(*[found[i] for i in early.link.metrics])
-        return found[:results]
+        return found
 
     @staticmethod
     def backward(ctx: Any, dloss: Array, *metrics: Array) -> Any:
