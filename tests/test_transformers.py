@@ -20,6 +20,7 @@ import torch
 from lanes import cases
 from torch import distributed, nn
 from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -29,6 +30,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     transformers = pytest.importorskip("transformers")
 
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
@@ -228,6 +230,14 @@ def test_logits_are_there_where_they_are_asked_for(ask: str) -> None:
     assert apart(logits, others) < 1e-5
 
 
+def test_a_head_may_be_asked_for_its_dtype() -> None:
+    plain, patched = model_of(), model_of()
+    for model in (plain, patched):
+        model.__class__ = changed(llama.LlamaForCausalLM, forward=forward_in_the_dtype_of_the_head)
+    assert "loss" in patch(patched).patched[""]
+    assert_same_step(step(patched), step(plain))
+
+
 def test_scores_keep_the_labels_that_they_are_of() -> None:
     plain, patched = twins()
     inputs = {"labels": LABELS[:, -4:], "logits_to_keep": 4}
@@ -351,6 +361,24 @@ def step_named(model: Any) -> Any:
     """A step, with the names that a compiled module gives to parameters."""
     loss, grads = step(model, use_cache=False)
     return loss, {f"_orig_mod.{name}": grad for name, grad in grads.items()}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+def test_the_attentions_of_all_layers_may_be_compiled_by_themselves(family: str) -> None:
+    """Each frame of theirs, also behind a graph break, once for all layers, as of a plain model."""
+    found, graphs = [], []
+    torch.compiler.reset()
+    for model in twins(family):
+        for layer in model.model.layers:
+            attention = layer.self_attn
+            attention.v_proj.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+            attention.compile(backend="eager")
+        before = counters["stats"]["unique_graphs"]
+        found.append(step(model, use_cache=False))
+        graphs.append(counters["stats"]["unique_graphs"] - before)
+    assert 0 < graphs[1] <= graphs[0]
+    assert_same_step(*found)
 
 
 class Adapted(nn.Module):
@@ -625,12 +653,34 @@ def norm_without_mean(self: Any, x: torch.Tensor) -> torch.Tensor:
     )
 
 
+def norm_of_groups(self: Any, x: torch.Tensor) -> torch.Tensor:
+    groups = x.float().unflatten(-1, (-1, modules.WIDTH))
+    y = groups * torch.rsqrt(groups.pow(2).mean(-1, True) + self.variance_epsilon)
+    return self.weight * y.flatten(-2).to(x.dtype)
+
+
+def norm_and_its_input(self: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return llama.LlamaRMSNorm.forward(self, x), x
+
+
+def norm_with_a_gate(self: Any, x: torch.Tensor, gate: Any = None) -> torch.Tensor:
+    y = llama.LlamaRMSNorm.forward(self, x)
+    return y if gate is None else y * torch.sigmoid(gate)
+
+
 def mlp_times_twice(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x) * 2)
 
 
 def mlp_of_two_inputs(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(-x))
+
+
+def forward_in_the_dtype_of_the_head(self: Any, input_ids: Any, labels: Any = None) -> Any:
+    hidden_states = self.model(input_ids).last_hidden_state
+    logits = self.lm_head(hidden_states.to(self.lm_head.weight.dtype))
+    loss = self.loss_function(logits, labels, self.config.vocab_size)
+    return CausalLMOutputWithPast(loss=loss, logits=logits)
 
 
 def layer_of_scaled_branch(self: Any, hidden_states: torch.Tensor, **keywords: Any) -> Any:
@@ -687,6 +737,8 @@ def test_norms_of_heads_are_those_that_a_rotation_follows(
     ("find", "kind", "arguments", "code"),
     [
         (norm_of, llama.LlamaRMSNorm, (8,), norm_without_mean),
+        (norm_of, llama.LlamaRMSNorm, (2 * modules.WIDTH,), norm_of_groups),
+        (norm_of, llama.LlamaRMSNorm, (8,), norm_and_its_input),
         (mlp_of, llama.LlamaMLP, None, mlp_times_twice),
         (mlp_of, llama.LlamaMLP, None, mlp_of_two_inputs),
         (layer_of, llama.LlamaDecoderLayer, None, layer_of_scaled_branch),
@@ -697,6 +749,16 @@ def test_other_code_is_no_match(find: Any, kind: Any, arguments: Any, code: Any)
     given = arguments or ((config, 0) if kind is llama.LlamaDecoderLayer else (config,))
     assert not isinstance(find(kind(*given)), Mismatch)
     assert isinstance(find(changed(kind, forward=code)(*given)), Mismatch)
+
+
+def test_a_norm_that_is_given_more_than_its_input_is_its_own() -> None:
+    norm = changed(llama.LlamaRMSNorm, forward=norm_with_a_gate)(8)
+    model = nn.ModuleList([norm])
+    x, gate = torch.randn(3, 8), torch.randn(3, 8)
+    want = norm(x), norm(x, gate), norm(x, gate=gate)
+    assert patch(model).patched == {"0": "norm"}
+    for ours, theirs in zip((norm(x), norm(x, gate), norm(x, gate=gate)), want, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_the_examples_run() -> None:

@@ -832,6 +832,11 @@ _FRAMEWORKS = (
         "test_torch.py::test_a_choice_holds_for_the_gradient_too",
     ),
     mutant(
+        "results under autograd are written to in place", "frameworks/torch/autograd.py",
+        "return result.data if result._is_view() else result", "return result",
+        "test_torch.py::test_results_are_the_callers_to_write_to[linear_cross_entropy]",
+    ),
+    mutant(
         "gradients that were made forward are handed out once", "frameworks/torch/autograd.py",
         "made, ctx.made = ctx.call, ctx.made, None", "made = ctx.call, ctx.made",
         "test_ahead.py::test_gradients_are_scaled_backward_and_may_be_asked_for_twice[-2.5-None-plain]",
@@ -1367,6 +1372,32 @@ _EXAMPLES = (
         "where there is no bag no entry has a gradient", "ops/embedding_bag.py",
         " & (dy.shape[0] > 0)", "",
         "test_edges.py::test_entries_of_no_bag_have_no_gradient_whatever_the_table_holds[numpy]",
+    ),
+    mutant(
+        "what stands for a head has its dtype", "integrations/transformers/forwards.py",
+        "found.head: _Through(head)", "found.head: lambda x: x",
+        "test_transformers.py::test_a_head_may_be_asked_for_its_dtype",
+    ),
+    mutant(
+        "a norm that is given a gate is its own", "integrations/transformers/forwards.py",
+        "if len(inputs) == 1 and not keywords:", "if True:",
+        "test_transformers.py::test_a_norm_that_is_given_more_than_its_input_is_its_own",
+    ),
+    mutant(
+        "a norm is of whole rows", "integrations/transformers/modules.py",
+        " or not _of_rows(module, name, vectors[0].numel(), options)", "",
+        "test_transformers.py::test_other_code_is_no_match",
+    ),
+    mutant(
+        "a rotation with other names has its own code", "integrations/transformers/forwards.py",
+        "function.__code__.replace()", "function.__code__",
+        "test_transformers.py::test_the_attentions_of_all_layers_may_be_compiled_by_themselves",
+    ),
+    mutant(
+        "layers share what a compiler makes of their rotation",
+        "integrations/transformers/forwards.py",
+        "@cache\ndef attention(", "def attention(",
+        "test_transformers.py::test_the_attentions_of_all_layers_may_be_compiled_by_themselves[Llama]",
     ),
     mutant(
         "an MLP is recomputed where it is asked for", "integrations/transformers/forwards.py",

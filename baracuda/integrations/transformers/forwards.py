@@ -7,6 +7,7 @@ wrapped projections, modules with hooks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -43,6 +44,17 @@ class Sum(NamedTuple):
     stream: torch.Tensor
 
 
+def _of_one(was: Forward, forward: Forward) -> Forward:
+    """A forward of one input; the class's own runs where more is given, such as a gate."""
+
+    def either(self: Any, *inputs: Any, **keywords: Any) -> Any:
+        if len(inputs) == 1 and not keywords:
+            return forward(self, *inputs)
+        return was(self, *inputs, **keywords)
+
+    return either
+
+
 # -- norms and residuals -------------------------------------------------------------------------
 
 
@@ -71,7 +83,7 @@ def norm(was: Forward, found: Norm, alone: bool) -> Forward:
             return found.op(x, *found.parameters(self), **found.options)
         return was(self, x)
 
-    return forward
+    return _of_one(was, forward)
 
 
 def layer(was: Forward, found: Layer) -> Forward:
@@ -162,11 +174,15 @@ def mlp(was: Forward, found: Mlp, recompute: bool) -> Forward:
             return checkpoint(end, *parts, use_reentrant=False, preserve_rng_state=False)
         return end(*parts)
 
-    return forward
+    return _of_one(was, forward)
 
 
+@cache
 def attention(was: Forward, found: Rope) -> Forward:
-    """An attention that rotates q and k by one op and its model's tables, in their layouts."""
+    """An attention that rotates q and k by one op and its model's tables, in their layouts.
+
+    All layers have the same function: a compiler compiles it once.
+    """
     rotate = found.inner.__globals__[found.function]
 
     def rotated(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
@@ -199,6 +215,7 @@ def rotation(
     return y.transpose(heads, 2), z.transpose(heads, 2)
 
 
+@cache
 def heads(was: Forward, found: Heads) -> Forward:
     """An attention whose norms of q and k are made with their rotation, by the model's tables."""
     rotate = found.inner.__globals__[found.function]
@@ -236,12 +253,14 @@ def heads(was: Forward, found: Heads) -> Forward:
 
 
 def _with_globals(function: FunctionType, **instead: Any) -> FunctionType:
-    """A function's code with other global names, which no other function sees."""
+    """A function with other global names, which no other function sees."""
     names = {**function.__globals__, **instead}
     # By this name torch.compile would look the others up in the module itself.
     del names["__name__"]
+    # What torch.compile makes of a code object has names in the globals of one function.
+    code = function.__code__.replace()
     other = FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+        code, names, function.__name__, function.__defaults__, function.__closure__
     )
     other.__kwdefaults__ = function.__kwdefaults__
     return other
@@ -261,7 +280,7 @@ def embedding(was: Forward, found: Embedding) -> Forward:
         # A scale on a device is no number that a kernel takes, and a graph may not look at it.
         return rows * getattr(self, found.scale).to(weight.dtype) if found.scale else rows
 
-    return forward
+    return _of_one(was, forward)
 
 
 class _View:
@@ -274,6 +293,13 @@ class _View:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._seen, name)
+
+
+class _Through(_View):
+    """A module that hands on what it is given, with the attributes of another one."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x
 
 
 def _loss(
@@ -323,7 +349,7 @@ def causal(was: Forward, found: Head, grad_dtype: str) -> Forward:
             options = {"softcap": softcap or 0.0, "grad_dtype": grad_dtype}
             return _loss(head, options, logits, labels, vocab_size, **more)
 
-        instead: dict[str, Any] = {found.head: lambda x: x, "loss_function": loss_function}
+        instead: dict[str, Any] = {found.head: _Through(head), "loss_function": loss_function}
         if found.softcap:
             instead["config"] = _View(self.config, **{found.softcap: None})
         output = was(_View(self, **instead), *inputs, **keywords)

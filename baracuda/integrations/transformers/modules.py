@@ -9,7 +9,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ GATES: tuple[tuple[Any, dict[str, Any]], ...] = (
     (glu, {}),
 )
 WIDTH = 64
+SUMMED = 1e-5
+"""How far float32 results may be apart: a sum in another order."""
 MISROUNDED = 0.02
 """Share of 16-bit results that may differ: a float32 sum in another order rarely rounds apart.
 The wrong order of casting differs in a quarter of them."""
@@ -61,7 +63,7 @@ class Norm:
     """The op that adds a residual first."""
     added: Any
     """The op that adds one to the result, where there is one."""
-    options: dict[str, Any]
+    options: dict[str, Any] = field(hash=False)
 
     @staticmethod
     def parameters(module: Any) -> tuple[torch.Tensor, ...]:
@@ -147,8 +149,9 @@ def norm_of(module: torch.nn.Module) -> Norm | Mismatch:
     numbers = {value for value in vars(module).values() if isinstance(value, float)}
     if len(numbers) != 1:
         return Mismatch(f"no single number for an eps: {sorted(numbers)}")
-    options = _casting(module, next(iter(parameters)), *numbers)
-    if options is None:
+    (name,) = parameters
+    options = _casting(module, name, *numbers)
+    if options is None or not _of_rows(module, name, vectors[0].numel(), options):
         return Mismatch("its results are not those of rms_norm")
     return Norm(kind, rms_norm, add_rms_norm, rms_norm_add, options)
 
@@ -164,19 +167,36 @@ def _casting(module: torch.nn.Module, name: str, eps: float) -> dict[str, Any] |
                 options: dict[str, Any] = {"eps": eps, "offset": offset, "casting": casting}
                 apart = []
                 for dtype in (torch.float32, torch.bfloat16):
-                    rows, w = x.to(dtype), weight[0].to(dtype)
-                    stub: Any = _with(module, **{name: w})
-                    try:
-                        theirs = type(module).forward(stub, rows)
-                    except Exception:  # whatever another module's own code raises
+                    found = _apart(module, name, x.to(dtype), weight[0].to(dtype), options)
+                    if found is None:
                         return None
-                    ours: Any = rms_norm(rows, w, **options)
-                    if theirs.dtype is not dtype or theirs.shape != rows.shape:
-                        return None
-                    apart.append((theirs.float() - ours.float()).abs() / ours.float().abs())
-                if apart[0].max() < 1e-5 and (apart[1] > 0).float().mean() < MISROUNDED:
+                    apart.append(found)
+                if apart[0].max() < SUMMED and (apart[1] > 0).float().mean() < MISROUNDED:
                     return options
     return None
+
+
+def _of_rows(module: torch.nn.Module, name: str, width: int, options: dict[str, Any]) -> bool:
+    """Whether a norm is one of whole rows as wide as its weight, not of groups within them."""
+    with probing() as numbers:
+        x, weight = (torch.randn(n, width, generator=numbers) for n in (2, 1))
+        apart = _apart(module, name, x, weight[0], options)
+    return apart is not None and bool(apart.max() < SUMMED)
+
+
+def _apart(
+    module: torch.nn.Module, name: str, x: torch.Tensor, weight: torch.Tensor,
+    options: dict[str, Any],
+) -> torch.Tensor | None:  # fmt: skip
+    """How far a norm is from `rms_norm`, relative; None where it has no such result."""
+    try:
+        theirs = type(module).forward(_with(module, **{name: weight}), x)
+    except Exception:  # whatever another module's own code raises
+        return None
+    if not isinstance(theirs, torch.Tensor) or (theirs.dtype, theirs.shape) != (x.dtype, x.shape):
+        return None
+    ours: torch.Tensor = rms_norm(x, weight, **options)
+    return (theirs.float() - ours.float()).abs() / ours.float().abs()
 
 
 def embedding_of(module: torch.nn.Module) -> Embedding | Mismatch:
