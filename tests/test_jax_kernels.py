@@ -225,6 +225,16 @@ def test_second_derivatives_are_those_of_the_body(launched: list[str]) -> None:
         same(got, want, op)
 
 
+@pytest.mark.parametrize("op", ["rope", "dropout", "index_select"])
+def test_a_program_of_nothing_but_what_is_linear_is_lowered(op: str, launched: list[str]) -> None:
+    g = next(given(op, "float32"))
+    f = g.of_floats(g.op)
+    along = jax.linearize(f, *g.inputs)[1]
+    launched.clear()
+    same(along(*g.inputs), f(*g.inputs), op)
+    assert op in launched
+
+
 def test_run_time_values_keep_their_precision(launched: list[str]) -> None:
     with jax.enable_x64(True):
         a, b = jnp.zeros(3, jnp.float64), jnp.ones(3, jnp.float64)

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax._src import dispatch
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
@@ -135,6 +136,9 @@ ad.primitive_jvps[linear_p] = _jvp
 ad.primitive_transposes[linear_p] = _transpose
 batching.primitive_batchers[linear_p] = _batch
 mlir.register_lowering(linear_p, mlir.lower_fun(_forward, multiple_results=True))
+# A kernel is spread over the devices when it is lowered. JAX looks for what needs them in programs
+# alone, and sees none within a `Linear`.
+getattr(dispatch, "prim_requires_devices_during_lowering", set()).add(linear_p)
 
 
 @dataclass(frozen=True, slots=True)
