@@ -289,6 +289,26 @@ def test_a_program_without_derivatives_masks_no_logits_for_them() -> None:
     assert jnp.isfinite(jax.hessian(lambda x: bc.cross_entropy(x, target))(x)).all()
 
 
+@pytest.mark.parametrize(
+    ("op", "others"),
+    [
+        ("softmax", []), ("log_softmax", []), ("logsumexp", []), ("cross_entropy", ["target"]),
+        ("log_prob", ["target"]), ("soft_target_cross_entropy", ["shares"]),
+    ],
+)  # fmt: skip
+def test_no_derivative_asks_which_element_is_the_largest(op: str, others: list[str]) -> None:
+    """A program may compute an element twice, in other bits: then it is as large as none."""
+    x = jnp.linspace(-1, 1, 15).reshape(3, 5)
+    given = {"target": jnp.asarray([1, 0, 2]), "shares": jnp.full((3, 5), 0.2)}
+
+    def along(x: jax.Array, t: jax.Array) -> Any:
+        return jax.jvp(lambda x: registry[op](x, *map(given.get, others)), (x,), (t,))[1]
+
+    text = jax.jit(along).lower(x, x).as_text()
+    assert "stablehlo.maximum" in text
+    assert not re.search(r"compare +EQ.*tensor<3x5xf32>", text)
+
+
 def test_programs_of_values_that_are_equal_but_not_the_same_are_apart() -> None:
     x = jnp.full((3,), -1.0)
     for value in (0.0, -0.0):

@@ -35,10 +35,15 @@ def picked(x: Array, at: Array, axis: int) -> Array:
 
 
 def largest(x: Array, axis: int) -> Array:
-    """The largest along an axis, which stays; 0 where there is nothing along it."""
-    xp = library_of(x).xp
+    """The largest along an axis, which stays; 0 where there is nothing along it.
+
+    A constant to derivatives: what is relative to it does not depend on it. A compiler may compute
+    `x` twice, in other bits, and then finds none as large, of which a derivative is the mean.
+    """
+    library = library_of(x)
     # Namespaces have no largest of nothing, but its sum.
-    return (xp.max if x.shape[axis] else xp.sum)(x, axis=axis, keepdims=True)
+    most = library.xp.max if x.shape[axis] else library.xp.sum
+    return most(library.constant(x), axis=axis, keepdims=True)
 
 
 def hits(at: Array, axis: int, v: int) -> Array:

@@ -191,7 +191,7 @@ class Library:
         """`x` less the largest along an axis; as it is where that is -inf."""
         if x.shape[axis] == 0:
             return x
-        most = self.xp.max(x, axis=axis, keepdims=True)
+        most = self.xp.max(self.constant(x), axis=axis, keepdims=True)
         return x - self.xp.where(most == -self.xp.inf, 0, most)
 
     def softmax(self, x: Array, axis: int, keep: Array | None) -> Array:

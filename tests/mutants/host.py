@@ -1048,6 +1048,21 @@ _FRAMEWORKS = (
         "test_jax.py::test_gradients_batch_and_nest[add_rms_norm]",
     ),
     mutant(
+        "what is linear has its devices when it is lowered", "frameworks/jax.py",
+        "set()).add(linear_p)", "set())",
+        "test_jax_kernels.py::test_a_program_of_nothing_but_what_is_linear_is_lowered[rope]",
+    ),
+    mutant(
+        "the largest logit is a constant to derivatives", "families/reductions.py",
+        "return most(library.constant(x), ", "return most(x, ",
+        "test_jax.py::test_no_derivative_asks_which_element_is_the_largest",
+    ),
+    mutant(
+        "the largest of a softmax is a constant to derivatives", "libraries/__init__.py",
+        "self.xp.max(self.constant(x), ", "self.xp.max(x, ",
+        "test_jax.py::test_no_derivative_asks_which_element_is_the_largest[softmax-others0]",
+    ),
+    mutant(
         "what JAX's gradients need has a name", "frameworks/jax.py",
         'checkpoint_name(x, f"{spec.name}.{name}")', "x",
         "test_jax.py::test_policies_of_checkpoint_save_by_name",
