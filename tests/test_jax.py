@@ -297,7 +297,7 @@ def test_a_program_without_derivatives_masks_no_logits_for_them() -> None:
     ],
 )  # fmt: skip
 def test_no_derivative_asks_which_element_is_the_largest(op: str, others: list[str]) -> None:
-    """A program may compute an element twice, in other bits: then it is as large as none."""
+    """A program may compute elements twice, in other bits: then none equals the largest."""
     x = jnp.linspace(-1, 1, 15).reshape(3, 5)
     given = {"target": jnp.asarray([1, 0, 2]), "shares": jnp.full((3, 5), 0.2)}
 

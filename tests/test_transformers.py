@@ -366,7 +366,7 @@ def step_named(model: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 def test_the_attentions_of_all_layers_may_be_compiled_by_themselves(family: str) -> None:
-    """Each frame of theirs, also behind a graph break, once for all layers, as of a plain model."""
+    """Also behind a graph break. All layers share what is compiled, as in a plain model."""
     found, graphs = [], []
     torch.compiler.reset()
     for model in twins(family):

@@ -37,8 +37,9 @@ def picked(x: Array, at: Array, axis: int) -> Array:
 def largest(x: Array, axis: int) -> Array:
     """The largest along an axis, which stays; 0 where there is nothing along it.
 
-    A constant to derivatives: what is relative to it does not depend on it. A compiler may compute
-    `x` twice, in other bits, and then finds none as large, of which a derivative is the mean.
+    Derivatives take it for a constant: results relative to it do not depend on it. The derivative
+    of a maximum divides by the number of elements that equal it. A compiler that computes `x`
+    twice, in other bits, finds none.
     """
     library = library_of(x)
     # Namespaces have no largest of nothing, but its sum.

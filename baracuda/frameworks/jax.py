@@ -136,8 +136,8 @@ ad.primitive_jvps[linear_p] = _jvp
 ad.primitive_transposes[linear_p] = _transpose
 batching.primitive_batchers[linear_p] = _batch
 mlir.register_lowering(linear_p, mlir.lower_fun(_forward, multiple_results=True))
-# A kernel is spread over the devices when it is lowered. JAX looks for what needs them in programs
-# alone, and sees none within a `Linear`.
+# The lowering of a kernel needs to know the devices. JAX looks for such operations in the programs
+# among the parameters of others, and a `Linear` is not one.
 getattr(dispatch, "prim_requires_devices_during_lowering", set()).add(linear_p)
 
 

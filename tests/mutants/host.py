@@ -1410,8 +1410,8 @@ _EXAMPLES = (
     ),
     mutant(
         "layers share what a compiler makes of their rotation",
-        "integrations/transformers/forwards.py",
-        "@cache\ndef attention(", "def attention(",
+        "integrations/transformers/patching.py",
+        "cache(forwards.attention)", "forwards.attention",
         "test_transformers.py::test_the_attentions_of_all_layers_may_be_compiled_by_themselves[Llama]",
     ),
     mutant(

@@ -7,7 +7,6 @@ wrapped projections, modules with hooks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -177,12 +176,8 @@ def mlp(was: Forward, found: Mlp, recompute: bool) -> Forward:
     return _of_one(was, forward)
 
 
-@cache
 def attention(was: Forward, found: Rope) -> Forward:
-    """An attention that rotates q and k by one op and its model's tables, in their layouts.
-
-    All layers have the same function: a compiler compiles it once.
-    """
+    """An attention that rotates q and k by one op and its model's tables, in their layouts."""
     rotate = found.inner.__globals__[found.function]
 
     def rotated(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
@@ -215,7 +210,6 @@ def rotation(
     return y.transpose(heads, 2), z.transpose(heads, 2)
 
 
-@cache
 def heads(was: Forward, found: Heads) -> Forward:
     """An attention whose norms of q and k are made with their rotation, by the model's tables."""
     rotate = found.inner.__globals__[found.function]
@@ -257,7 +251,7 @@ def _with_globals(function: FunctionType, **instead: Any) -> FunctionType:
     names = {**function.__globals__, **instead}
     # By this name torch.compile would look the others up in the module itself.
     del names["__name__"]
-    # What torch.compile makes of a code object has names in the globals of one function.
+    # torch.compile keeps its results with a code object, and their names in one function's globals.
     code = function.__code__.replace()
     other = FunctionType(
         code, names, function.__name__, function.__defaults__, function.__closure__

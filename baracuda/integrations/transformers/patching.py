@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
 from importlib.metadata import version
 from types import MethodType
 from typing import Any, Literal
@@ -96,6 +96,8 @@ class _Patching:
         self.wanted = asked.wanted
         self.names = {module: name for name, module in model.named_modules()}
         self.made: dict[torch.nn.Module, dict[str, Callable[..., Any]]] = {}
+        # All layers of a model share a function, which a compiler then compiles once.
+        self.rope, self.qk_norm = cache(forwards.attention), cache(forwards.heads)
 
     def set(self, module: torch.nn.Module, kind: str, make: Any, *found: Any) -> bool:
         """Take `make`'s forward for a module, or report why not."""
@@ -140,11 +142,11 @@ class _Patching:
     def attention(self, module: torch.nn.Module) -> None:
         """Take a forward for the rotation of q and k, and for the norms before it where it can."""
         heads = code.heads_of(module) if "qk_norm" in self.wanted else code.NO_NORMS
-        if heads != code.NO_NORMS and self.set(module, "qk_norm", forwards.heads, heads):
+        if heads != code.NO_NORMS and self.set(module, "qk_norm", self.qk_norm, heads):
             return
         rope = code.rope_of(module) if "rope" in self.wanted else code.NO_ROTATION
         if rope != code.NO_ROTATION:
-            self.set(module, "rope", forwards.attention, rope)
+            self.set(module, "rope", self.rope, rope)
 
     def residuals(self, module: torch.nn.Module) -> None:
         """Take forwards for the layers of a decoder, and for what joins them."""
